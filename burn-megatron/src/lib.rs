@@ -1,1 +1,4 @@
-//! placeholder
+//! Megatron-LM in Rust on Burn.
+
+pub mod console;
+pub mod metrics;
