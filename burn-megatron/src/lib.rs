@@ -1,4 +1,6 @@
 //! Megatron-LM in Rust on Burn.
 
 pub mod console;
+pub mod learner;
 pub mod metrics;
+pub mod prelude;

@@ -12,7 +12,7 @@ use burn::train::renderer::{
 
 use super::format::{duration, quantity};
 
-/// Unit of a split's progress that makes the renderer count steps over all epochs.
+/// Unit of the progress of a split that is measured in optimizer steps.
 pub const STEPS: &str = "steps";
 
 /// Writes `step 3/400 | Loss 5.1234 | …` once per training step and `valid …` once per validation.
@@ -25,6 +25,8 @@ pub struct LogRenderer {
     printed: Option<usize>,
     last_step: String,
     started: std::time::Instant,
+    /// Steps done and steps of the whole run, if they are counted.
+    steps: Option<(usize, usize)>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -58,7 +60,14 @@ impl LogRenderer {
             printed: None,
             last_step: String::new(),
             started: std::time::Instant::now(),
+            steps: None,
         }
+    }
+
+    /// Counts steps over the whole run of `total` steps, instead of items in their epoch.
+    pub fn counting_steps(mut self, total: usize) -> Self {
+        self.steps = Some((0, total));
+        self
     }
 
     /// A closed pipe must not end a training, so a failed write is dropped.
@@ -87,16 +96,13 @@ impl LogRenderer {
         self.metrics.iter().filter_map(show).collect()
     }
 
-    /// `step 62/400` when the unit is [`STEPS`] and the length of an epoch is known, else `epoch 2/8, items 12/50`.
+    /// `step 62/400` where steps are counted, else `epoch 2/8, items 12/50`.
     fn position(&self, progress: &Progress) -> String {
-        match (progress.unit.as_deref(), progress.total) {
-            (Some(STEPS), Some(total)) if self.epochs > 0 => {
-                let width = (self.epochs * total).to_string().len();
-                let step = (self.epoch - 1) * total + progress.items_processed;
-                format!("step {step:>width$}/{}", self.epochs * total)
-            }
-            (unit, _) => {
-                format!("epoch {}/{}, {} {progress}", self.epoch, self.epochs, unit.unwrap_or("items"))
+        match self.steps {
+            Some((step, total)) => format!("step {step:>width$}/{total}", width = total.to_string().len()),
+            None => {
+                let unit = progress.unit.as_deref().unwrap_or("items");
+                format!("epoch {}/{}, {unit} {progress}", self.epoch, self.epochs)
             }
         }
     }
@@ -142,6 +148,7 @@ impl TrainingProgressLogger for LogRenderer {
         // Several ranks may report the same step: the first report is its line.
         if self.split == Split::Train && self.printed != Some(progress.items_processed) {
             self.printed = Some(progress.items_processed);
+            self.steps = self.steps.map(|(step, total)| (step + 1, total));
             self.last_step = self.position(progress);
             let line = format!("{}{}", self.last_step, self.values(Split::Train));
             self.line(&line);
@@ -257,23 +264,29 @@ mod tests {
     #[test]
     fn a_step_is_one_line_and_steps_count_over_epochs() {
         let page = Page::default();
-        let mut renderer = renderer(&page);
-        renderer.start(4, 1, None, None);
-        renderer.update_epoch(1);
-        renderer.start_split("train", &steps(0, 25));
-        for loss in [2.5, 2.75] {
-            renderer.update_train(numeric("Loss", loss));
-            renderer.update_train(numeric("Memory", 512.0));
-            renderer.update_split(&steps(7, 25));
+        let mut renderer = renderer(&page).counting_steps(100);
+        renderer.start(2, 1, None, None);
+        for (epoch, loss) in [(1, 3.0), (2, 2.5)] {
+            renderer.start_split("train", &steps(0, 1));
+            for reported_twice in [loss, loss + 0.25] {
+                renderer.update_train(numeric("Loss", reported_twice));
+                renderer.update_train(numeric("Memory", 512.0));
+                renderer.update_split(&steps(1, 1));
+            }
+            renderer.end_split(&steps(1, 1));
+            renderer.update_epoch(epoch);
         }
-        renderer.end_split(&steps(25, 25));
         renderer.start_split("valid", &steps(0, 2));
         renderer.update_valid(numeric("Loss", 2.25));
         renderer.update_split(&steps(2, 2));
         renderer.end_split(&steps(2, 2));
         assert_eq!(
             page.lines(),
-            ["step  32/100 | loss 2.5000 | memory 512 MiB", "validation after step  32/100 | loss 2.2500"]
+            [
+                "step   1/100 | loss 3.0000 | memory 512 MiB",
+                "step   2/100 | loss 2.5000 | memory 512 MiB",
+                "validation after step   2/100 | loss 2.2500"
+            ]
         );
     }
 

@@ -8,7 +8,7 @@ use std::io::IsTerminal;
 use burn::train::Interrupter;
 use burn::train::renderer::{MetricsRenderer, default_renderer};
 
-pub use log_renderer::LogRenderer;
+pub use log_renderer::{LogRenderer, STEPS};
 
 /// burn-train's dashboard when stdout is a terminal that can draw it, else a [`LogRenderer`].
 ///

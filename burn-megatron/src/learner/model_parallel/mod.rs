@@ -1,0 +1,12 @@
+//! Training of this crate's own models in any layout, under burn-train's `SupervisedTraining`.
+//!
+//! burn-train sees a [`Megatron`] facade and plain numbers; the model lives in slices on the rank threads.
+
+mod batches;
+mod facade;
+mod fit;
+mod pretraining;
+
+pub use batches::{BatchStream, GlobalBatch};
+pub use facade::Megatron;
+pub use pretraining::Pretraining;
