@@ -1,1 +1,3 @@
-//! placeholder
+//! Device meshes, ranks, collectives and sharded tensors for Burn.
+
+pub mod mesh;
