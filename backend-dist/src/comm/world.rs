@@ -117,18 +117,17 @@ impl World {
             (sequence, g.ranks[member], g.ranks.len(), record)
         };
         state.ranks[rank].last = Some(record.clone());
+        let first = state.groups[group.0].meetings.get(&sequence).map(|meeting| meeting.first.clone());
+        if let Some((peer, expected)) = first.filter(|(_, expected)| *expected != record) {
+            self.stop(&mut state, rank, FailureCause::Mismatch { issued: record, peer, expected });
+        }
         let meeting = state.groups[group.0].meetings.entry(sequence).or_insert_with(|| Meeting {
-            first: (rank, record.clone()),
+            first: (rank, record),
             inputs: (0..size).map(|_| None).collect(),
             arrived: 0,
             output: None,
             left: 0,
         });
-        let (peer, expected) = meeting.first.clone();
-        if expected != record {
-            self.fail_locked(&mut state, rank, FailureCause::Mismatch { issued: record, peer, expected });
-            self.leave_if_failed(&state);
-        }
         meeting.inputs[member] = Some(Arc::new(input));
         meeting.arrived += 1;
         if meeting.arrived == size {
@@ -216,9 +215,7 @@ impl World {
             .and_then(VecDeque::pop_front)
             .expect("waited until there was a message");
         if sent.payload != issued.payload {
-            let cause = FailureCause::Mismatch { issued, peer: sender, expected: sent };
-            self.fail_locked(&mut state, receiver, cause);
-            self.leave_if_failed(&state);
+            self.stop(&mut state, receiver, FailureCause::Mismatch { issued, peer: sender, expected: sent });
         }
         drop(state);
         unwrap_shared(message)
@@ -254,6 +251,11 @@ impl World {
         }
     }
 
+    fn stop(&self, state: &mut State, rank: usize, cause: FailureCause) -> ! {
+        self.fail_locked(state, rank, cause);
+        resume_unwind(Box::new(Aborted))
+    }
+
     fn wait<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -277,7 +279,7 @@ impl World {
             state = next;
             if timeout.timed_out() && !ready(&state) {
                 let waiting_in = state.ranks[rank].last.clone().expect("a waiting rank has issued something");
-                self.fail_locked(&mut state, rank, FailureCause::Timeout { waiting_in, seconds: PATIENCE.as_secs() });
+                self.stop(&mut state, rank, FailureCause::Timeout { waiting_in, seconds: PATIENCE.as_secs() });
             }
         }
     }
