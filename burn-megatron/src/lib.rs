@@ -1,1 +1,6 @@
-//! placeholder
+//! Megatron-LM in Rust on Burn: any parallel layout, equal to one device.
+
+pub mod batch;
+pub mod flops;
+pub mod lr;
+pub mod optim;
