@@ -1,1 +1,9 @@
-//! placeholder
+#![warn(missing_docs)]
+//! Device meshes, ranks, collectives and sharded-tensor operations with autodiff for Burn.
+
+pub mod collective;
+pub mod comm;
+pub mod exchange;
+pub mod launch;
+pub mod mesh;
+pub mod ops;

@@ -1,0 +1,100 @@
+//! What a run says when a rank fails.
+
+use std::fmt;
+
+/// One operation that a rank issued, as the flight recorder keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpRecord {
+    /// Name of the operation, for example `all-reduce(sum)`.
+    pub name: String,
+    /// Element type and shape of what this rank brought, empty for operations without a tensor.
+    pub payload: String,
+    /// Name and members of the group, for example `tp[0, 1]`.
+    pub group: String,
+    /// How many operations this rank had issued on the group before this one.
+    pub sequence: u64,
+}
+
+impl fmt::Display for OpRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.name)?;
+        if !self.payload.is_empty() {
+            write!(f, " {}", self.payload)?;
+        }
+        write!(f, " on {} (operation {} of the group)", self.group, self.sequence)
+    }
+}
+
+/// Why a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FailureCause {
+    /// The rank's code panicked; message and place.
+    Panic(String),
+    /// The rank's code returned an error.
+    Error(String),
+    /// The rank issued another operation than a peer of its group had issued at the same position.
+    Mismatch {
+        /// What this rank issued.
+        issued: OpRecord,
+        /// The global rank it disagrees with.
+        peer: usize,
+        /// What that rank issued.
+        expected: OpRecord,
+    },
+    /// Every rank waits or has finished, so nobody can ever make progress.
+    Deadlock,
+    /// A peer did not arrive in time.
+    Timeout {
+        /// What this rank waited in.
+        waiting_in: OpRecord,
+        /// How long, in seconds.
+        seconds: u64,
+    },
+}
+
+/// The first failure of a run: which rank, why, and what every rank was doing at that moment.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct RunError {
+    /// Global rank that failed.
+    pub rank: usize,
+    /// Coordinates of that rank in the mesh, for example `tp 1, dp 0`.
+    pub place: String,
+    /// Why.
+    pub cause: FailureCause,
+    /// One line per rank: what it was doing.
+    pub ranks: Vec<String>,
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = if self.place.is_empty() {
+            format!("rank {}", self.rank)
+        } else {
+            format!("rank {} ({})", self.rank, self.place)
+        };
+        match &self.cause {
+            FailureCause::Panic(message) => write!(f, "{who} panicked: {message}")?,
+            FailureCause::Error(message) => write!(f, "{who} failed: {message}")?,
+            FailureCause::Mismatch { issued, peer, expected } => write!(
+                f,
+                "{who} issued {issued}, but rank {peer} issued {expected}: all ranks of a group must issue the same \
+                 operations in the same order with the same shapes"
+            )?,
+            FailureCause::Deadlock => {
+                write!(f, "deadlock, seen by {who}: every rank waits for another one or has finished")?
+            }
+            FailureCause::Timeout { waiting_in, seconds } => {
+                write!(f, "{who} waited {seconds} s in {waiting_in}; the ranks that did not arrive are listed below")?
+            }
+        }
+        if self.ranks.len() > 1 {
+            for line in &self.ranks {
+                write!(f, "\n  {line}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Panic payload of a rank that stops because the run has already failed; never shown to a user.
+pub(crate) struct Aborted;

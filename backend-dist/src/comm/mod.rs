@@ -1,0 +1,207 @@
+//! Groups of ranks and what they exchange.
+//!
+//! A [`Group`] is one rank's handle on one communicator. Every member must issue the same operations in the same order;
+//! whoever does not is named at once (see [`RunError`]). Operations that can fail do not return errors, because they also
+//! run inside a backward pass: they stop the rank, and [`launch`](crate::launch::launch) returns the first failure.
+
+mod failure;
+mod reduce;
+mod world;
+
+pub(crate) use failure::Aborted;
+pub use failure::{FailureCause, OpRecord, RunError};
+pub(crate) use world::World;
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
+use reduce::{concat, reduce};
+use std::fmt;
+use std::sync::Arc;
+use world::GroupId;
+
+/// How values of several ranks become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReduceOp {
+    /// Sum over the group.
+    Sum,
+    /// Maximum over the group.
+    Max,
+    /// Minimum over the group.
+    Min,
+}
+
+impl ReduceOp {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Max => "max",
+            Self::Min => "min",
+        }
+    }
+}
+
+/// One rank's handle on one group of ranks. Cheap to clone.
+#[derive(Clone)]
+pub struct Group {
+    name: Arc<str>,
+    ranks: Arc<[usize]>,
+    member: usize,
+    /// Nothing to meet in for a group of one.
+    world: Option<(Arc<World>, GroupId)>,
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?} as member {}", self.name, self.ranks, self.member)
+    }
+}
+
+impl Group {
+    /// The handle of global rank `rank` on the group `ranks` of `world`.
+    pub(crate) fn new(world: &Arc<World>, name: &str, ranks: &[usize], rank: usize) -> Self {
+        let member = ranks.iter().position(|&r| r == rank).expect("a rank only joins its own groups");
+        let world = (ranks.len() > 1).then(|| (world.clone(), world.group(name, ranks)));
+        Self { name: name.into(), ranks: ranks.into(), member, world }
+    }
+
+    /// A group of one rank: every operation is the identity.
+    pub fn single() -> Self {
+        Self { name: "single".into(), ranks: [0].into(), member: 0, world: None }
+    }
+
+    /// This rank's position in the group, `0..size`.
+    pub fn rank(&self) -> usize {
+        self.member
+    }
+
+    /// Number of ranks in the group.
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// Global ranks of the members, in group order.
+    pub fn ranks(&self) -> &[usize] {
+        &self.ranks
+    }
+
+    /// Name of the group's axis, for example `tp`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits until every member has arrived.
+    pub fn barrier(&self) {
+        self.meet("barrier".into(), String::new(), (), |_| ());
+    }
+
+    /// Every member's value, in group order.
+    pub fn all_gather_host<T: Clone + Send + Sync + 'static>(&self, value: T) -> Vec<T> {
+        let payload = std::any::type_name::<T>().to_string();
+        Arc::unwrap_or_clone(self.meet("all-gather of host values".into(), payload, value, |values| values))
+    }
+
+    /// One `f64` per member reduced in group order: the same bits on every member.
+    pub fn all_reduce_scalar(&self, value: f64, op: ReduceOp) -> f64 {
+        let fold = |values: Vec<f64>| {
+            values.into_iter().reduce(|a, b| match op {
+                ReduceOp::Sum => a + b,
+                // Unlike `f64::max`, a NaN of any rank reaches every rank.
+                ReduceOp::Max => if a.is_nan() || a > b { a } else { b },
+                ReduceOp::Min => if a.is_nan() || a < b { a } else { b },
+            })
+        };
+        self.meet(format!("all-reduce({})", op.name()), "f64 scalar".into(), value, fold).expect("a group has members")
+    }
+
+    /// The value of member `root`; the others pass `None`.
+    pub fn broadcast_host<T: Clone + Send + Sync + 'static>(&self, value: Option<T>, root: usize) -> T {
+        let payload = std::any::type_name::<T>().to_string();
+        let pick = |mut values: Vec<Option<T>>| values.swap_remove(root);
+        let value = self.meet(format!("broadcast of a host value from member {root}"), payload, value, pick);
+        Arc::unwrap_or_clone(value).unwrap_or_else(|| panic!("member {root} of {self:?} broadcasts but has no value"))
+    }
+
+    pub(crate) fn all_reduce(&self, x: FlexTensor, op: ReduceOp) -> FlexTensor {
+        let name = format!("all-reduce({})", op.name());
+        Arc::unwrap_or_clone(self.meet(name, describe_tensor(&x), x, |inputs| reduce(inputs, op)))
+    }
+
+    pub(crate) fn all_gather(&self, x: FlexTensor, dim: usize) -> FlexTensor {
+        Arc::unwrap_or_clone(self.meet(format!("all-gather(dim {dim})"), describe_tensor(&x), x, |inputs| concat(&inputs, dim)))
+    }
+
+    pub(crate) fn reduce_scatter(&self, x: FlexTensor, dim: usize) -> FlexTensor {
+        let length = x.layout().shape()[dim];
+        let size = self.size();
+        assert!(
+            length.is_multiple_of(size),
+            "reduce-scatter on {self:?}: dimension {dim} has {length} elements, not a multiple of {size}"
+        );
+        let inputs = self.meet(format!("reduce-scatter(dim {dim})"), describe_tensor(&x), x, |inputs| inputs);
+        let part = length / size;
+        reduce(inputs.iter().map(|x| x.narrow(dim, self.member * part, part)).collect(), ReduceOp::Sum)
+    }
+
+    /// Rows `send[j]` of dimension 0 go to member `j`; the result holds the rows of member 0, 1, … for this one.
+    pub(crate) fn all_to_all(&self, x: FlexTensor, send: &[usize], receive: &[usize]) -> FlexTensor {
+        let rows = x.layout().shape()[0];
+        assert!(
+            send.len() == self.size() && send.iter().sum::<usize>() == rows,
+            "all-to-all on {self:?}: send splits {send:?} do not divide {rows} rows among {} members",
+            self.size()
+        );
+        let mut tail = x.layout().shape().to_vec();
+        tail[0] = 0;
+        let payload = format!("{:?} rows of {tail:?}", x.dtype());
+        let inputs = self.meet("all-to-all".into(), payload, (x, send.to_vec()), |inputs| inputs);
+        let parts: Vec<FlexTensor> = inputs
+            .iter()
+            .enumerate()
+            .map(|(from, (x, splits))| {
+                let expected = receive.get(from).copied();
+                assert!(
+                    expected == Some(splits[self.member]),
+                    "all-to-all on {self:?}: member {from} sends {} rows, receive splits are {receive:?}",
+                    splits[self.member]
+                );
+                x.narrow(0, splits[..self.member].iter().sum(), splits[self.member])
+            })
+            .collect();
+        concat(&parts, 0)
+    }
+
+    pub(crate) fn broadcast(&self, x: FlexTensor, root: usize) -> FlexTensor {
+        let pick = |mut inputs: Vec<FlexTensor>| inputs.swap_remove(root);
+        Arc::unwrap_or_clone(self.meet(format!("broadcast from member {root}"), describe_tensor(&x), x, pick))
+    }
+
+    pub(crate) fn send(&self, x: FlexTensor, to: usize) {
+        let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("send to member {to} of {self:?}"));
+        world.post(*id, (self.member, to), describe_tensor(&x), x);
+    }
+
+    pub(crate) fn receive(&self, payload: String, from: usize) -> FlexTensor {
+        let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("receive from member {from} of {self:?}"));
+        world.take(*id, (from, self.member), payload)
+    }
+
+    fn meet<I, O>(&self, name: String, payload: String, input: I, combine: impl FnOnce(Vec<I>) -> O) -> Arc<O>
+    where
+        I: Send + Sync + 'static,
+        O: Send + Sync + 'static,
+    {
+        match &self.world {
+            None => Arc::new(combine(vec![input])),
+            Some((world, id)) => world.meet(*id, self.member, (name, payload), input, combine),
+        }
+    }
+}
+
+/// Element type and shape, as both ends of an exchange must agree on them.
+pub(crate) fn describe(dtype: DType, shape: &[usize]) -> String {
+    format!("{dtype:?} {shape:?}")
+}
+
+fn describe_tensor(x: &FlexTensor) -> String {
+    describe(x.dtype(), &x.layout().shape().to_vec())
+}

@@ -1,0 +1,171 @@
+//! Runs one closure on every rank of a mesh, a thread per rank, and turns the first failure into an error.
+
+use crate::comm::{Aborted, FailureCause, Group, RunError, World};
+use crate::mesh::{Axis, Coords, Mesh, ParallelLayout};
+use burn::tensor::Device;
+use std::any::Any;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
+use std::sync::{Arc, Once};
+
+/// Any error a rank may return.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a rank knows of itself: its place in the mesh, its device and its groups.
+#[derive(Clone)]
+pub struct Rank {
+    /// Global rank, `0..world`.
+    pub rank: usize,
+    /// Position on every axis.
+    pub coords: Coords,
+    /// The mesh all ranks share.
+    pub mesh: Arc<Mesh>,
+    /// The device this rank owns, without autodiff.
+    pub device: Device,
+    world: Arc<World>,
+}
+
+impl Rank {
+    /// The only rank of a world of one, on the calling thread.
+    pub fn single(device: Device) -> Self {
+        let mesh = Arc::new(Mesh::new(ParallelLayout::default()).expect("the layout of one device is legal"));
+        Self { rank: 0, coords: mesh.coords(0), mesh, device, world: World::new(vec![String::new()]) }
+    }
+
+    /// This rank's handle on its group along `axis`.
+    pub fn group(&self, axis: Axis) -> Group {
+        Group::new(&self.world, axis.name(), &self.mesh.group_of(axis, self.rank), self.rank)
+    }
+
+    /// This rank's handle on the block of `size` neighbours that it belongs to within its group along `axis`.
+    ///
+    /// # Panics
+    /// If `size` does not divide the group's size.
+    pub fn subgroup(&self, axis: Axis, size: usize) -> Group {
+        let ranks = self.mesh.group_of(axis, self.rank);
+        assert!(
+            size > 0 && ranks.len().is_multiple_of(size),
+            "subgroups of {size} do not divide the {} ranks of axis {}",
+            ranks.len(),
+            axis.name()
+        );
+        let block = ranks.chunks(size).find(|block| block.contains(&self.rank)).expect("a rank is in its own group");
+        Group::new(&self.world, &format!("{}/{size}", axis.name()), block, self.rank)
+    }
+}
+
+/// Runs `f` once per rank of `mesh`, each on its own thread, and returns the results in rank order.
+///
+/// Rank `r` owns `devices[r % devices.len()]`; CPU ranks share one device value.
+///
+/// # Errors
+/// The first failure: a rank that panics, returns an error, issues another operation than its peers, waits for a rank
+/// that has finished, or waits in a circle. All other ranks stop at their next operation.
+pub fn launch<T: Send>(
+    mesh: &Mesh,
+    devices: &[Device],
+    f: impl Fn(Rank) -> Result<T, BoxError> + Sync,
+) -> Result<Vec<T>, RunError> {
+    assert!(!devices.is_empty(), "a launch needs at least one device");
+    static HOOK: Once = Once::new();
+    HOOK.call_once(keep_panics_of_ranks);
+
+    let mesh = Arc::new(mesh.clone());
+    let size = mesh.world_size();
+    let world = World::new((0..size).map(|rank| place(&mesh, rank)).collect());
+    let run = |rank: usize| {
+        let device = devices[rank % devices.len()].clone();
+        let context = Rank { rank, coords: mesh.coords(rank), mesh: mesh.clone(), device, world: world.clone() };
+        IS_RANK.with_borrow_mut(|last| *last = Some(String::new()));
+        let result = catch_unwind(AssertUnwindSafe(|| f(context)));
+        match result {
+            Ok(Ok(value)) => {
+                world.finish(rank);
+                Some(value)
+            }
+            Ok(Err(error)) => {
+                world.fail(rank, FailureCause::Error(chain(error.as_ref())));
+                None
+            }
+            Err(payload) => {
+                if !payload.is::<Aborted>() {
+                    world.fail(rank, FailureCause::Panic(panic_message(payload.as_ref())));
+                }
+                None
+            }
+        }
+    };
+    let results: Vec<Option<T>> = std::thread::scope(|scope| {
+        let run = &run;
+        let threads: Vec<_> = (0..size)
+            .map(|rank| {
+                let builder = std::thread::Builder::new().name(format!("rank {rank}"));
+                builder.spawn_scoped(scope, move || run(rank)).expect("the system can start a thread per rank")
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or(None)).collect()
+    });
+    match world.failure() {
+        Some(failure) => Err(failure),
+        None => Ok(results.into_iter().map(|value| value.expect("no failure means a value from every rank")).collect()),
+    }
+}
+
+thread_local! {
+    /// `Some` on rank threads: the message and place of the last panic.
+    static IS_RANK: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// A rank's panic is reported once, by `launch`, with the rank's name; printing it from the thread as well would tear
+/// the dashboard and lacks the rank.
+fn keep_panics_of_ranks() {
+    let default_hook = take_hook();
+    set_hook(Box::new(move |info: &PanicHookInfo<'_>| {
+        let kept = IS_RANK.with_borrow_mut(|last| {
+            last.as_mut().map(|last| {
+                let message = info.payload_as_str().unwrap_or("no message");
+                *last = match info.location() {
+                    Some(location) => format!("{message} (at {}:{})", location.file(), location.line()),
+                    None => message.to_string(),
+                };
+            })
+        });
+        if kept.is_none() {
+            default_hook(info);
+        }
+    }));
+}
+
+fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let kept = IS_RANK.with_borrow_mut(|last| last.as_mut().map(std::mem::take)).unwrap_or_default();
+    if !kept.is_empty() {
+        return kept;
+    }
+    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+}
+
+/// The error and its sources in one line.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// The coordinates that tell ranks of this mesh apart, for example `tp 1, dp 0`.
+fn place(mesh: &Mesh, rank: usize) -> String {
+    let (layout, at) = (mesh.layout(), mesh.coords(rank));
+    [("pp", layout.pp, at.pp), ("dp", layout.dp, at.dp), ("cp", layout.cp, at.cp), ("tp", layout.tp, at.tp)]
+        .iter()
+        .filter(|(_, size, _)| *size > 1)
+        .map(|(name, _, index)| format!("{name} {index}"))
+        .collect::<Vec<_>>()
+        .join(", ")
+}

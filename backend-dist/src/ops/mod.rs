@@ -1,0 +1,3 @@
+//! Operations with autodiff for parallel layers.
+
+pub mod conjugate;
