@@ -1,4 +1,23 @@
 //! The optimizer: AdamW with Megatron's rules, gradient buffers, and the global-norm clip.
 
-pub mod clip;
-pub mod decay;
+mod adamw;
+mod clip;
+mod decay;
+mod device;
+mod host;
+mod optimizer;
+mod plan;
+mod real;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use adamw::{AdamWConfig, Coefficients, update};
+pub use clip::clip_factor;
+pub use decay::decays;
+pub use device::DeviceStore;
+pub use host::HostStore;
+pub use optimizer::{OptimError, Optimizer};
+pub use plan::{BucketPlan, Slot};
+pub use real::Real;
+pub use store::GradStore;
