@@ -7,3 +7,4 @@ pub mod exchange;
 pub mod launch;
 pub mod mesh;
 pub mod ops;
+pub mod shard;

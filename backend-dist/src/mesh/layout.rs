@@ -1,0 +1,252 @@
+//! How many ranks each kind of parallelism gets, written by the user.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The size of every kind of parallelism. All sizes are counts of ranks, at least 1.
+///
+/// World size is `tp * cp * dp * pp`. The experts of a mixture are laid over the same ranks by `ep` and `etp`; what
+/// remains, `world / (etp * ep * pp)`, replicates the experts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ParallelLayout {
+    /// Tensor parallel: every layer's matrices are cut over these ranks.
+    pub tp: usize,
+    /// Context parallel: the sequence is cut over these ranks for the whole model.
+    pub cp: usize,
+    /// Expert parallel: the experts of a layer are divided over these ranks.
+    pub ep: usize,
+    /// Tensor parallel inside an expert; `None` means the same as `tp`, Megatron's default.
+    pub etp: Option<usize>,
+    /// Pipeline parallel: the layers are divided over these stages.
+    pub pp: usize,
+    /// Virtual pipeline: model chunks per pipeline stage.
+    pub vpp: usize,
+    /// Data parallel: replicas of the model, each with its own samples.
+    pub dp: usize,
+    /// Sequence parallel: activations between tensor parallel regions are cut along the sequence over the `tp` ranks.
+    pub sp: bool,
+    /// ZeRO stage 0 to 3: what is sharded over the data parallel ranks (1 optimizer, 2 and gradients, 3 and weights).
+    pub zero: u8,
+}
+
+impl Default for ParallelLayout {
+    fn default() -> Self {
+        Self { tp: 1, cp: 1, ep: 1, etp: None, pp: 1, vpp: 1, dp: 1, sp: false, zero: 0 }
+    }
+}
+
+impl ParallelLayout {
+    /// Number of ranks the layout needs.
+    pub fn world_size(&self) -> usize {
+        self.tp * self.cp * self.dp * self.pp
+    }
+
+    /// Tensor parallel size inside an expert.
+    pub fn expert_tp(&self) -> usize {
+        self.etp.unwrap_or(self.tp)
+    }
+
+    /// Whether activations really are cut along the sequence: `sp` changes nothing on one tensor parallel rank.
+    pub fn sequence_parallel(&self) -> bool {
+        self.sp && self.tp > 1
+    }
+
+    /// The same layout with the data parallel size that fills `world` ranks.
+    ///
+    /// # Errors
+    /// Names the first size that does not divide what is left of the world, and the nearest ones that do.
+    pub fn fill_world(mut self, world: usize) -> Result<Self, LayoutError> {
+        self.check_sizes()?;
+        let mut left = world;
+        let mut of = format!("world size {world}");
+        for (key, value) in
+            [("tensor-parallel", self.tp), ("context-parallel", self.cp), ("pipeline-parallel", self.pp)]
+        {
+            divides(key, value, left, &of)?;
+            left /= value;
+            of = format!("{left} (world size {world} / {key} and those before it)");
+        }
+        self.dp = left;
+        self.check()?;
+        Ok(self)
+    }
+
+    /// Checks what can be checked without a model.
+    ///
+    /// # Errors
+    /// See [`LayoutError`].
+    pub fn check(&self) -> Result<(), LayoutError> {
+        self.check_sizes()?;
+        let per_stage = self.tp * self.cp * self.dp;
+        let etp = self.expert_tp();
+        divides("expert-tensor-parallel", etp, per_stage, &format!("{per_stage} (ranks of a pipeline stage)"))?;
+        let left = per_stage / etp;
+        let of = format!("{left} (ranks of a pipeline stage / expert-tensor-parallel {etp})");
+        divides("expert-parallel", self.ep, left, &of)
+    }
+
+    fn check_sizes(&self) -> Result<(), LayoutError> {
+        let sizes = [
+            ("tensor-parallel", self.tp),
+            ("context-parallel", self.cp),
+            ("expert-parallel", self.ep),
+            ("expert-tensor-parallel", self.expert_tp()),
+            ("pipeline-parallel", self.pp),
+            ("virtual-pipeline", self.vpp),
+            ("data-parallel", self.dp),
+        ];
+        if let Some((key, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            return Err(LayoutError::Zero { key });
+        }
+        if self.vpp > 1 && self.pp == 1 {
+            return Err(LayoutError::VirtualWithoutPipeline { vpp: self.vpp });
+        }
+        if self.zero > 3 {
+            return Err(LayoutError::ZeroStage { zero: self.zero });
+        }
+        Ok(())
+    }
+}
+
+fn divides(key: &'static str, value: usize, total: usize, of: &str) -> Result<(), LayoutError> {
+    if total.is_multiple_of(value) {
+        return Ok(());
+    }
+    Err(LayoutError::NotADivisor { key, value, of: of.to_string(), nearest: Nearest::divisors(value, total) })
+}
+
+/// The closest legal values below and above one that was refused; shown as `2, 4`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nearest(pub Vec<usize>);
+
+impl Nearest {
+    /// The closest divisors of `total` below and above `value`.
+    pub fn divisors(value: usize, total: usize) -> Self {
+        Self::where_legal(value, total, |x| total.is_multiple_of(x))
+    }
+
+    /// The closest values in `1..=max` below and above `value` that satisfy `legal`.
+    pub fn where_legal(value: usize, max: usize, legal: impl Fn(usize) -> bool) -> Self {
+        let below = (1..value.min(max + 1)).rev().find(|&x| legal(x));
+        let above = (value + 1..=max).find(|&x| legal(x));
+        Self(below.into_iter().chain(above).collect())
+    }
+}
+
+impl fmt::Display for Nearest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_slice() {
+            [] => f.write_str("none"),
+            values => f.write_str(&values.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+        }
+    }
+}
+
+/// Why a layout cannot be laid over the ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum LayoutError {
+    /// A size is zero.
+    #[error("{key} 0 is not a number of ranks; nearest legal: 1")]
+    Zero {
+        /// Name of the size, as its flag is spelled.
+        key: &'static str,
+    },
+    /// A size does not divide the ranks that are there for it.
+    #[error("{key} {value} does not divide {of}; nearest legal: {nearest}")]
+    NotADivisor {
+        /// Name of the size, as its flag is spelled.
+        key: &'static str,
+        /// The refused size.
+        value: usize,
+        /// What it should divide, with the number.
+        of: String,
+        /// The closest sizes that would do.
+        nearest: Nearest,
+    },
+    /// Model chunks per stage without stages.
+    #[error("virtual-pipeline {vpp} needs pipeline-parallel 2 or more; with pipeline-parallel 1 the nearest legal: 1")]
+    VirtualWithoutPipeline {
+        /// The refused number of chunks.
+        vpp: usize,
+    },
+    /// An unknown ZeRO stage.
+    #[error("zero {zero} is not a stage; nearest legal: 3")]
+    ZeroStage {
+        /// The refused stage.
+        zero: u8,
+    },
+    /// A layout in words, such as `TP2 SP DP2`, has a word that is none of them.
+    #[error("`{word}` is not a part of a layout; use TP, CP, EP, ETP, PP, VPP, DP with a size, SP, or ZeRO1 to ZeRO3")]
+    Word {
+        /// The word that was not understood.
+        word: String,
+    },
+}
+
+/// Shows what differs from one rank, for example `TP2 SP DP2`; one rank is `TP1`.
+impl fmt::Display for ParallelLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sizes = [
+            ("TP", self.tp),
+            ("SP", usize::from(self.sp)),
+            ("CP", self.cp),
+            ("EP", self.ep),
+            ("ETP", self.etp.unwrap_or(1)),
+            ("PP", self.pp),
+            ("VPP", self.vpp),
+            ("DP", self.dp),
+            ("ZeRO", usize::from(self.zero)),
+        ];
+        let mut words: Vec<String> = Vec::new();
+        for (name, size) in sizes {
+            match (name, size) {
+                ("SP", 1) => words.push("SP".into()),
+                ("SP", _) | ("ZeRO", 0) => {}
+                ("ETP", size) if self.etp.is_some() => words.push(format!("ETP{size}")),
+                ("ZeRO", size) => words.push(format!("ZeRO{size}")),
+                (_, 1) => {}
+                (name, size) => words.push(format!("{name}{size}")),
+            }
+        }
+        if words.is_empty() {
+            words.push("TP1".into());
+        }
+        f.write_str(&words.join(" "))
+    }
+}
+
+/// Reads what `Display` writes; `+`, `,`, `x` between words and any letter case are accepted too (`tp2+sp,dp2`).
+impl FromStr for ParallelLayout {
+    type Err = LayoutError;
+
+    fn from_str(text: &str) -> Result<Self, LayoutError> {
+        let mut layout = Self::default();
+        for word in text.split(|c: char| c.is_whitespace() || "+,x×".contains(c)).filter(|word| !word.is_empty()) {
+            let wrong = || LayoutError::Word { word: word.to_string() };
+            let upper = word.to_ascii_uppercase();
+            if upper == "SP" {
+                layout.sp = true;
+                continue;
+            }
+            let digits = upper.find(|c: char| c.is_ascii_digit()).ok_or_else(wrong)?;
+            let size: usize = upper[digits..].parse().map_err(|_| wrong())?;
+            match &upper[..digits] {
+                "TP" => layout.tp = size,
+                "CP" => layout.cp = size,
+                "EP" => layout.ep = size,
+                "ETP" => layout.etp = Some(size),
+                "PP" => layout.pp = size,
+                "VPP" => layout.vpp = size,
+                "DP" => layout.dp = size,
+                "ZERO" => layout.zero = u8::try_from(size).map_err(|_| wrong())?,
+                _ => return Err(wrong()),
+            }
+        }
+        layout.check()?;
+        Ok(layout)
+    }
+}

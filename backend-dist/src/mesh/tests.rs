@@ -1,0 +1,133 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn mesh(text: &str) -> Mesh {
+    Mesh::new(text.parse().unwrap()).unwrap()
+}
+
+/// The example that was checked against Megatron-LM's own `RankGenerator`: 16 ranks, TP2 CP2 DP2 PP2.
+#[test]
+fn dense_groups_are_megatrons() {
+    let mesh = mesh("TP2 CP2 DP2 PP2");
+    let starts = |axis, expected: &[&[usize]]| assert_eq!(mesh.groups(axis)[..expected.len()], *expected, "{axis}");
+    assert_eq!(mesh.world_size(), 16);
+    starts(Axis::Tp, &[&[0, 1], &[2, 3]]);
+    starts(Axis::Cp, &[&[0, 2], &[1, 3], &[4, 6]]);
+    starts(Axis::Dp, &[&[0, 4], &[1, 5]]);
+    starts(Axis::DpCp, &[&[0, 2, 4, 6], &[1, 3, 5, 7], &[8, 10, 12, 14]]);
+    starts(Axis::Pp, &[&[0, 8]]);
+    starts(Axis::TpPp, &[&[0, 1, 8, 9]]);
+    starts(Axis::TpCp, &[&[0, 1, 2, 3], &[4, 5, 6, 7]]);
+    starts(Axis::TpDpCp, &[&[0, 1, 2, 3, 4, 5, 6, 7]]);
+}
+
+/// The same machine with ETP1 EP4: EDP is 2 and the expert groups span tp and cp ("parallel folding").
+#[test]
+fn expert_groups_are_megatrons() {
+    let mesh = mesh("TP2 CP2 DP2 PP2 ETP1 EP4");
+    assert_eq!(mesh.axis_size(Axis::Edp), 2);
+    assert_eq!(mesh.groups(Axis::Ep)[0], [0, 1, 2, 3]);
+    assert_eq!(mesh.groups(Axis::Edp)[..2], [[0, 4], [1, 5]]);
+}
+
+#[test]
+fn expert_tp_follows_tp() {
+    let mesh = mesh("TP2 DP4 EP2");
+    assert_eq!(mesh.groups(Axis::Etp), mesh.groups(Axis::Tp));
+    assert_eq!(mesh.groups(Axis::Ep)[0], [0, 2]);
+    assert_eq!(mesh.groups(Axis::Edp)[0], [0, 4]);
+}
+
+#[test]
+fn refusals_name_the_nearest_legal_values() {
+    let refuse = |layout: ParallelLayout, world| Mesh::with_world(layout, world).unwrap_err().to_string();
+    let layout = ParallelLayout::default;
+    assert_eq!(
+        refuse(ParallelLayout { tp: 3, ..layout() }, 8),
+        "tensor-parallel 3 does not divide world size 8; nearest legal: 2, 4"
+    );
+    assert_eq!(
+        refuse(ParallelLayout { tp: 2, pp: 8, ..layout() }, 8),
+        "pipeline-parallel 8 does not divide 4 (world size 8 / context-parallel and those before it); nearest legal: 4"
+    );
+    assert_eq!(
+        refuse(ParallelLayout { dp: 4, ep: 3, ..layout() }, 4),
+        "expert-parallel 3 does not divide 4 (ranks of a pipeline stage / expert-tensor-parallel 1); nearest legal: 2, 4"
+    );
+    assert_eq!(
+        refuse(ParallelLayout { cp: 0, ..layout() }, 4),
+        "context-parallel 0 is not a number of ranks; nearest legal: 1"
+    );
+    assert!(refuse(ParallelLayout { vpp: 2, ..layout() }, 4).contains("pipeline-parallel 2 or more"));
+    assert!("TP2 QP2".parse::<ParallelLayout>().unwrap_err().to_string().starts_with("`QP2` is not"));
+}
+
+#[test]
+fn with_world_fills_the_data_parallel_size() {
+    let mesh = Mesh::with_world(ParallelLayout { tp: 2, sp: true, ..Default::default() }, 8).unwrap();
+    assert_eq!(mesh.layout().to_string(), "TP2 SP DP4");
+    assert_eq!(ParallelLayout::default().to_string(), "TP1");
+    assert_eq!("tp2+sp×DP4".parse::<ParallelLayout>().unwrap(), *mesh.layout());
+}
+
+/// Any legal layout of at most 256 ranks.
+fn layouts() -> impl Strategy<Value = ParallelLayout> {
+    let size = || 1usize..=4;
+    (size(), size(), size(), size(), any::<prop::sample::Index>(), any::<prop::sample::Index>()).prop_map(
+        |(tp, cp, dp, pp, etp, ep)| {
+            let divisors = |n: usize| (1..=n).filter(|x| n % x == 0).collect::<Vec<_>>();
+            let per_stage = tp * cp * dp;
+            let etp = *etp.get(&divisors(per_stage));
+            let ep = *ep.get(&divisors(per_stage / etp));
+            ParallelLayout { tp, cp, dp, pp, etp: Some(etp), ep, ..Default::default() }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn groups_partition_the_world(layout in layouts()) {
+        let mesh = Mesh::new(layout).unwrap();
+        for axis in Axis::ALL {
+            let groups = mesh.groups(axis);
+            prop_assert!(groups.iter().all(|group| group.len() == mesh.axis_size(axis) && group.is_sorted()));
+            let mut members: Vec<usize> = groups.concat();
+            members.sort_unstable();
+            prop_assert_eq!(members, (0..mesh.world_size()).collect::<Vec<_>>());
+            for group in &groups {
+                prop_assert!(group.iter().all(|&rank| mesh.group_of(axis, rank) == *group));
+            }
+        }
+    }
+
+    #[test]
+    fn both_grids_have_the_same_stages(layout in layouts()) {
+        let mesh = Mesh::new(layout).unwrap();
+        for rank in 0..mesh.world_size() {
+            prop_assert_eq!(mesh.dense.position(rank)[3], mesh.expert.position(rank)[3]);
+        }
+        let pp = [false, false, false, true];
+        for rank in 0..mesh.world_size() {
+            prop_assert_eq!(mesh.dense.group(rank, pp), mesh.expert.group(rank, pp));
+        }
+    }
+
+    #[test]
+    fn coordinates_round_trip(layout in layouts()) {
+        let mesh = Mesh::new(layout).unwrap();
+        for rank in 0..mesh.world_size() {
+            prop_assert_eq!(mesh.rank_of(mesh.coords(rank)), rank);
+            // A rank's place inside its group of an axis is its coordinate along that axis.
+            let coords = mesh.coords(rank);
+            for (axis, index) in [(Axis::Tp, coords.tp), (Axis::Dp, coords.dp), (Axis::Ep, coords.ep), (Axis::Edp, coords.edp)] {
+                prop_assert_eq!(mesh.group_of(axis, rank)[index], rank);
+            }
+        }
+    }
+
+    #[test]
+    fn layouts_read_what_they_write(layout in layouts()) {
+        prop_assert_eq!(layout.to_string().parse::<ParallelLayout>().unwrap(), layout);
+    }
+}

@@ -1,0 +1,35 @@
+//! Which slice of which global tensor a rank holds. Pure descriptions and host arithmetic, no tensors and no threads.
+//!
+//! A *global tensor* has a name, a shape and values that do not depend on any layout. A rank's *parameter* is one local
+//! array made of [`Section`]s along its first dimension, each a slice of one global tensor: a fused query-key-value
+//! matrix has three. Everything that must not depend on the layout (initial values, checkpoints, gradient norms,
+//! comparisons between layouts) works on sections.
+
+mod init;
+mod philox;
+mod registry;
+mod section;
+mod spec;
+#[cfg(test)]
+mod tests;
+
+pub use init::Init;
+pub use philox::philox4x32;
+pub use registry::{Registry, RegistryError};
+pub use section::{Place, Section, Split};
+pub use spec::{GradientSum, ParamSpec};
+
+/// A hash of a name that is the same on every machine and in every version: 64-bit FNV-1a
+/// (Fowler, Noll, Vo; <http://www.isthe.com/chongo/tech/comp/fnv/>).
+pub fn stable_hash(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// A global tensor on the host: row-major values, wide enough for every float type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostTensor {
+    /// Size of every dimension.
+    pub shape: Vec<usize>,
+    /// `shape.iter().product()` values, last dimension fastest.
+    pub data: Vec<f64>,
+}
