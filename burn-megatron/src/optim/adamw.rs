@@ -78,9 +78,8 @@ pub fn update<E: Real>(param: &mut [E], grad: &[E], first: &mut [E], second: &mu
 mod tests {
     use super::*;
 
-    // Computed with torch 2 (torch.optim.AdamW, float64): parameters [1, -2], gradients [0.5, -0.1] then [-0.25, 0.4],
-    // lr 0.01, betas (0.9, 0.95), eps 1e-8, weight decay 0.1. By hand: the first step moves each by lr in the direction
-    // of -sign(g), after the decay by 1 - 0.001.
+    // The formulas of torch.optim.AdamW written out: the first step moves each parameter by lr against the sign of its
+    // gradient, after the decay by 1 - lr * 0.1; the second is checked against the moments in closed form.
     #[test]
     fn follows_torch() {
         let config = AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };

@@ -33,7 +33,7 @@ fn host(tensor: Tensor<1>) -> FlexTensor {
 fn reduce<E: Real>(values: Vec<E>, group: &Group) -> Vec<E> {
     let len = values.len();
     let tensor = Tensor::<1>::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(values, [len])));
-    all_reduce(tensor, ReduceOp::Sum, group).into_data().into_vec().expect("a reduction keeps the type")
+    all_reduce(tensor, ReduceOp::Sum, group).into_data().try_into_vec().expect("a reduction keeps the type")
 }
 
 impl<E: Real> GradStore for HostStore<E> {

@@ -2,7 +2,6 @@
 
 mod adamw;
 mod clip;
-mod decay;
 mod device;
 mod host;
 mod optimizer;
@@ -14,7 +13,6 @@ mod tests;
 
 pub use adamw::{AdamWConfig, Coefficients, update};
 pub use clip::clip_factor;
-pub use decay::decays;
 pub use device::DeviceStore;
 pub use host::HostStore;
 pub use optimizer::{OptimError, Optimizer};
