@@ -19,6 +19,8 @@ pub use registry::{Registry, RegistryError};
 pub use section::{Place, Section, Split};
 pub use spec::{GradientSum, ParamSpec};
 
+use std::ops::Range;
+
 /// A hash of a name that is the same on every machine and in every version: 64-bit FNV-1a
 /// (Fowler, Noll, Vo; <http://www.isthe.com/chongo/tech/comp/fnv/>).
 pub fn stable_hash(name: &str) -> u64 {
@@ -32,4 +34,21 @@ pub struct HostTensor {
     pub shape: Vec<usize>,
     /// `shape.iter().product()` values, last dimension fastest.
     pub data: Vec<f64>,
+}
+
+impl HostTensor {
+    /// The values inside `ranges`, one range per dimension, row-major.
+    ///
+    /// # Panics
+    /// If there are more or fewer ranges than dimensions, or one reaches beyond its dimension.
+    pub fn read_box(&self, ranges: &[Range<usize>]) -> Vec<f64> {
+        assert_eq!(ranges.len(), self.shape.len(), "one range per dimension of {:?}", self.shape);
+        let Some((last, outer)) = ranges.split_last() else { return self.data.clone() };
+        let mut starts = vec![0];
+        for (range, size) in outer.iter().zip(&self.shape) {
+            starts = starts.iter().flat_map(|start| range.clone().map(move |index| start * size + index)).collect();
+        }
+        let row = self.shape[self.shape.len() - 1];
+        starts.iter().flat_map(|start| &self.data[start * row + last.start..start * row + last.end]).copied().collect()
+    }
 }
