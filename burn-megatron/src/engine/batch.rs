@@ -81,7 +81,10 @@ mod tests {
     #[test]
     fn rows_labels_and_masks_stay_together() {
         let mut batch = TokenBatch::from_sequences(&[1, 2, 3, 4, 5, 6], 2);
-        assert_eq!((batch.tokens.as_slice(), batch.labels.as_slice()), ([1, 2, 4, 5].as_slice(), [2, 3, 5, 6].as_slice()));
+        assert_eq!(
+            (batch.tokens.as_slice(), batch.labels.as_slice()),
+            ([1, 2, 4, 5].as_slice(), [2, 3, 5, 6].as_slice())
+        );
         assert_eq!(batch.counted(), 4);
         batch.mask = Some(vec![true, false, false, true]);
         let last = batch.slice(1..2);

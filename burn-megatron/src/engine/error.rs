@@ -9,7 +9,9 @@ use backend_dist::mesh::Coords;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum EngineError {
     /// The loss of a micro-batch is NaN or infinite.
-    #[error("loss {loss} in step {step}, micro-batch {micro_batch}, on rank {rank} ({coords}); parameters are those of the last finished step")]
+    #[error(
+        "loss {loss} in step {step}, micro-batch {micro_batch}, on rank {rank} ({coords}); parameters are those of the last finished step"
+    )]
     NonFiniteLoss {
         /// The loss, mean over the micro-batch's tokens.
         loss: f64,

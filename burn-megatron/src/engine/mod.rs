@@ -5,6 +5,8 @@ mod config;
 mod error;
 mod rank_engine;
 mod report;
+#[cfg(test)]
+mod tests;
 
 pub use batch::TokenBatch;
 pub use config::{EngineConfig, LossMean};

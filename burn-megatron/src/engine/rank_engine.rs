@@ -146,7 +146,13 @@ impl<M: CausalLm> RankEngine<M> {
         let sum = loss_sum(&losses, batch);
         if !sum.loss.is_finite() {
             let Rank { rank, coords, .. } = self.rank;
-            return Err(EngineError::NonFiniteLoss { loss: sum.mean(), step: self.step, micro_batch: index, rank, coords });
+            return Err(EngineError::NonFiniteLoss {
+                loss: sum.mean(),
+                step: self.step,
+                micro_batch: index,
+                rank,
+                coords,
+            });
         }
         // The root is a matrix: backward starts from ones, which makes it the sum.
         let factor = match self.config.loss {

@@ -41,10 +41,9 @@ impl LossSum {
     /// The sum over the group in group order, so that all members get the same bits.
     pub fn total(self, group: &backend_dist::comm::Group) -> Self {
         let parts = group.all_gather_host((self.loss, self.tokens));
-        parts.into_iter().fold(Self::default(), |sum, (loss, tokens)| Self {
-            loss: sum.loss + loss,
-            tokens: sum.tokens + tokens,
-        })
+        parts
+            .into_iter()
+            .fold(Self::default(), |sum, (loss, tokens)| Self { loss: sum.loss + loss, tokens: sum.tokens + tokens })
     }
 
     /// The mean; 0 where nothing counts.

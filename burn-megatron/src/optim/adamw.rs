@@ -60,7 +60,10 @@ impl AdamWConfig {
 /// If the slices differ in length.
 pub fn update<E: Real>(param: &mut [E], grad: &[E], first: &mut [E], second: &mut [E], decays: bool, k: &Coefficients) {
     let n = param.len();
-    assert!(grad.len() == n && first.len() == n && second.len() == n, "parameter, gradient and moments differ in length");
+    assert!(
+        grad.len() == n && first.len() == n && second.len() == n,
+        "parameter, gradient and moments differ in length"
+    );
     let keep = E::of(if decays { k.keep } else { 1.0 });
     let scale = E::of(k.grad_scale);
     let (beta1, rest1) = (E::of(k.config.beta1), E::of(1.0 - k.config.beta1));

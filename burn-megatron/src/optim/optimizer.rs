@@ -12,7 +12,9 @@ use burn::tensor::{Gradients, Tensor};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptimError {
     /// The module holds a float parameter that the registry does not know.
-    #[error("parameter {id:#x} of shape {shape:?} is in the module but not in the registry: build it with `ParamBuilder`")]
+    #[error(
+        "parameter {id:#x} of shape {shape:?} is in the module but not in the registry: build it with `ParamBuilder`"
+    )]
     Unregistered {
         /// Burn's parameter id.
         id: u64,
@@ -30,7 +32,9 @@ pub enum OptimError {
         registered: usize,
     },
     /// The module holds a registered parameter never or more than once.
-    #[error("parameter `{name}` is in the module {times} times, it must be once: a tied weight is used twice, not held twice")]
+    #[error(
+        "parameter `{name}` is in the module {times} times, it must be once: a tied weight is used twice, not held twice"
+    )]
     Times {
         /// Name of the parameter.
         name: String,

@@ -86,10 +86,10 @@ mod tests {
         };
         let (first, second) = (plan(0), plan(1));
         assert_eq!(first.len(), 12);
-        assert_eq!(first.slots.iter().map(|s| (s.range.clone(), s.weight_decay)).collect::<Vec<_>>(), [
-            (0..9, true),
-            (9..12, false)
-        ]);
+        assert_eq!(
+            first.slots.iter().map(|s| (s.range.clone(), s.weight_decay)).collect::<Vec<_>>(),
+            [(0..9, true), (9..12, false)]
+        );
         assert_eq!(first.owned, [0..6, 6..9, 9..12]);
         assert_eq!(second.owned, [0..6]);
         assert_eq!(first.partial, BTreeMap::from([(2, vec![6..9]), (4, vec![9..12])]));
