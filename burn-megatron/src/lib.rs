@@ -1,8 +1,12 @@
-//! Megatron-LM in Rust on Burn.
+//! Megatron-LM in Rust on Burn: any parallel layout, equal to one device.
 
+pub mod batch;
 pub mod cli;
 pub mod console;
 pub mod data;
+pub mod flops;
 pub mod learner;
+pub mod lr;
 pub mod metrics;
+pub mod optim;
 pub mod prelude;
