@@ -99,7 +99,7 @@ struct Restore {
 impl ModuleVisitor for Restore {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(mean) = self.averaged.remove(&param.id) {
-            self.grads.register(param.id, mean.reshape(param.shape()));
+            self.grads.register::<D>(param.id, mean.reshape(param.shape()));
         }
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Mutex;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use burn::data::dataloader::DataLoader;
-use burn::module::Module;
 use burn::tensor::Device;
 use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
 use std::sync::Arc;

@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex};
 
 use backend_dist::comm::RunError;
 use burn::train::renderer::CliMetricsRenderer;
+use burn::train::train::WorkerFailure;
 use burn::train::{
     Interruption, Learner, LearnerModel, LearningResult, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
-    TrainLoader, TrainingComponents, TrainingError, ValidLoader, WorkerFailure,
+    TrainLoader, TrainingComponents, TrainingError, ValidLoader,
 };
 
 use super::stop::on_ctrl_c;

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use backend_dist::comm::Group;
 use backend_dist::launch::BoxError;
 use burn::data::dataloader::{DataLoaderIterator, Progress};
-use burn::module::Module;
 use burn::optim::GradientsAccumulator;
 use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
