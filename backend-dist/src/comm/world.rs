@@ -294,22 +294,22 @@ impl World {
 
     fn fail_locked(&self, state: &mut State, rank: usize, cause: FailureCause) {
         if state.failure.is_none() {
-            let ranks = state.ranks.iter().enumerate().map(|(r, s)| self.describe(r, s, rank)).collect();
+            let ranks = state.ranks.iter().enumerate().map(|(r, s)| self.describe(r, s)).collect();
             state.failure = Some(RunError { rank, place: self.places[rank].clone(), cause, ranks });
         }
         self.changed.notify_all();
     }
 
-    fn describe(&self, rank: usize, state: &RankState, failed: usize) -> String {
+    fn describe(&self, rank: usize, state: &RankState) -> String {
         let place = &self.places[rank];
         let last = state.last.as_ref().map(OpRecord::to_string);
         let doing = match (&state.activity, last) {
-            _ if rank == failed && state.last.is_none() => "failed before its first operation".to_string(),
             (Activity::Waiting, Some(op)) => format!("waiting in {op}"),
             (Activity::Finished, Some(op)) => format!("finished; its last operation was {op}"),
             (Activity::Finished, None) => "finished without any operation".to_string(),
-            (_, Some(op)) => format!("running; its last operation was {op}"),
-            (_, None) => "running; no operation yet".to_string(),
+            (Activity::Running, Some(op)) => format!("running; its last operation was {op}"),
+            (Activity::Running, None) => "running; no operation yet".to_string(),
+            (Activity::Waiting, None) => unreachable!("a waiting rank has issued something"),
         };
         if place.is_empty() { format!("rank {rank}: {doing}") } else { format!("rank {rank} ({place}): {doing}") }
     }
