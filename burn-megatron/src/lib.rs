@@ -1,1 +1,4 @@
-//! placeholder
+//! Megatron-LM in Rust on Burn.
+
+pub mod cli;
+pub mod data;
