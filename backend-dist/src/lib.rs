@@ -6,3 +6,4 @@ pub mod exchange;
 pub mod launch;
 pub mod mesh;
 pub mod ops;
+pub mod shard;

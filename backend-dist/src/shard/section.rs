@@ -1,0 +1,179 @@
+//! One slice of one global tensor.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::Init;
+
+/// A rank's place among the ranks that share the layers: its tensor parallel group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Position in the group.
+    pub rank: usize,
+    /// Size of the group.
+    pub size: usize,
+}
+
+/// How a global tensor is cut: into `parts` equal pieces along `dim`, of which this is number `part`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Split {
+    /// The dimension that is cut.
+    pub dim: usize,
+    /// Number of pieces.
+    pub parts: usize,
+    /// Which piece this is.
+    pub part: usize,
+    /// Size of the dimension as it is cut: the global size plus the padding that makes it divisible. Padding follows
+    /// the last global index, is zero and exists in no global tensor.
+    pub padded: usize,
+}
+
+/// The slice of a global tensor that a rank holds, and how many ranks of its tensor parallel group hold the same one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Section {
+    /// Name of the global tensor.
+    pub name: String,
+    /// Shape of the global tensor, without padding.
+    pub global_shape: Vec<usize>,
+    /// The cut; `None` is the whole tensor.
+    pub split: Option<Split>,
+    /// How many neighbouring ranks of the tensor parallel group hold this very slice.
+    pub copies: usize,
+    /// Which of the copies this is; copy 0 owns the slice, that is, counts it in norms and writes it to disk.
+    pub copy: usize,
+}
+
+impl Section {
+    /// The whole tensor on every rank of the group.
+    pub fn replicated(name: impl Into<String>, global_shape: &[usize], at: Place) -> Self {
+        Self { name: name.into(), global_shape: global_shape.to_vec(), split: None, copies: at.size, copy: at.rank }
+    }
+
+    /// The tensor cut along `dim` into `parts` pieces. With fewer parts than ranks, neighbours hold the same piece.
+    ///
+    /// # Panics
+    /// If `parts` does not divide the group's size or the dimension; layers check their configuration before.
+    pub fn split(name: impl Into<String>, global_shape: &[usize], dim: usize, parts: usize, at: Place) -> Self {
+        Self::split_padded(name, global_shape, dim, parts, global_shape[dim], at)
+    }
+
+    /// Like [`Section::split`], after zeros were appended to `dim` until it has `padded` indices.
+    ///
+    /// # Panics
+    /// If `parts` does not divide the group's size or `padded`, or `padded` is smaller than the dimension.
+    pub fn split_padded(
+        name: impl Into<String>,
+        global_shape: &[usize],
+        dim: usize,
+        parts: usize,
+        padded: usize,
+        at: Place,
+    ) -> Self {
+        let name = name.into();
+        assert!(padded >= global_shape[dim], "{name}: padded size {padded} of dim {dim} is below {global_shape:?}");
+        assert!(padded.is_multiple_of(parts), "{name}: {parts} parts do not divide {padded} in dim {dim}");
+        assert!(at.size.is_multiple_of(parts), "{name}: {parts} parts do not divide {} ranks", at.size);
+        let copies = at.size / parts;
+        let split = Split { dim, parts, part: at.rank / copies, padded };
+        Self { name, global_shape: global_shape.to_vec(), split: Some(split), copies, copy: at.rank % copies }
+    }
+
+    /// Shape of the slice, padding included.
+    pub fn local_shape(&self) -> Vec<usize> {
+        let mut shape = self.global_shape.clone();
+        if let Some(split) = &self.split {
+            shape[split.dim] = split.padded / split.parts;
+        }
+        shape
+    }
+
+    /// Number of elements of the slice, padding included.
+    pub fn local_len(&self) -> usize {
+        self.local_shape().iter().product()
+    }
+
+    /// Whether this rank counts the slice in norms and writes it to disk: true for one of the copies.
+    pub fn is_owned(&self) -> bool {
+        self.copy == 0
+    }
+
+    /// The global indices that the slice covers, one range per dimension. Padding is not covered, so the range of the
+    /// cut dimension may be shorter than the local one, or empty.
+    pub fn ranges(&self) -> Vec<Range<usize>> {
+        let mut ranges: Vec<Range<usize>> = self.global_shape.iter().map(|&size| 0..size).collect();
+        if let Some(split) = &self.split {
+            let (size, step) = (self.global_shape[split.dim], split.padded / split.parts);
+            ranges[split.dim] = (split.part * step).min(size)..((split.part + 1) * step).min(size);
+        }
+        ranges
+    }
+
+    /// The runs of elements that are contiguous both globally and locally: `(global start, local start, length)`.
+    fn runs(&self) -> Vec<(usize, usize, usize)> {
+        let (dim, range, local_dim) = match &self.split {
+            None => {
+                (0, 0..self.global_shape.first().copied().unwrap_or(1), self.global_shape.first().copied().unwrap_or(1))
+            }
+            Some(split) => (split.dim, self.ranges()[split.dim].clone(), split.padded / split.parts),
+        };
+        let global_dim = self.global_shape.get(dim).copied().unwrap_or(1);
+        let outer: usize = self.global_shape[..dim].iter().product();
+        let inner: usize = self.global_shape.get(dim + 1..).unwrap_or_default().iter().product();
+        let length = range.len() * inner;
+        let starts = (0..outer).map(|row| ((row * global_dim + range.start) * inner, row * local_dim * inner, length));
+        starts.filter(|(_, _, length)| *length > 0).collect()
+    }
+
+    /// The slice of a global tensor; padding is `T::default()`.
+    ///
+    /// # Panics
+    /// If `global` does not have the global shape's number of elements.
+    pub fn slice<T: Copy + Default>(&self, global: &[T]) -> Vec<T> {
+        assert_eq!(global.len(), self.global_shape.iter().product::<usize>(), "{}: {:?}", self.name, self.global_shape);
+        let mut local = vec![T::default(); self.local_len()];
+        for (from, to, length) in self.runs() {
+            local[to..to + length].copy_from_slice(&global[from..from + length]);
+        }
+        local
+    }
+
+    /// The reverse of [`Section::slice`]: writes the slice into a global tensor and drops the padding.
+    ///
+    /// # Panics
+    /// If either does not have its shape's number of elements.
+    pub fn write_to<T: Copy>(&self, local: &[T], global: &mut [T]) {
+        assert_eq!(global.len(), self.global_shape.iter().product::<usize>(), "{}: {:?}", self.name, self.global_shape);
+        assert_eq!(local.len(), self.local_len(), "{}: local {:?}", self.name, self.local_shape());
+        for (to, from, length) in self.runs() {
+            global[to..to + length].copy_from_slice(&local[from..from + length]);
+        }
+    }
+
+    /// Places values of the box [`Section::ranges`], in row-major order, into a local array with zero padding.
+    ///
+    /// # Panics
+    /// If `values` does not have the box's number of elements.
+    pub fn pad<T: Copy + Default>(&self, values: &[T]) -> Vec<T> {
+        let mut local = vec![T::default(); self.local_len()];
+        let mut taken = 0;
+        for (_, to, length) in self.runs() {
+            local[to..to + length].copy_from_slice(&values[taken..taken + length]);
+            taken += length;
+        }
+        assert_eq!(taken, values.len(), "{}: values of the slice {:?}", self.name, self.ranges());
+        local
+    }
+
+    /// The slice of a freshly initialised global tensor, bit-identical in every layout; padding is zero.
+    pub fn initial(&self, init: Init, seed: u64) -> Vec<f64> {
+        let stream = super::stable_hash(&self.name);
+        let mut local = vec![0.0; self.local_len()];
+        for (from, to, length) in self.runs() {
+            for (offset, value) in local[to..to + length].iter_mut().enumerate() {
+                *value = init.at(seed, stream, (from + offset) as u64);
+            }
+        }
+        local
+    }
+}

@@ -1,0 +1,98 @@
+//! One local parameter: its sections, and what the optimizer and the gradient reduction must know of it.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Section, stable_hash};
+
+/// A local parameter, described: sections laid one after the other along its first dimension.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParamSpec {
+    /// Identity of the parameter: [`stable_hash`] of the first section's name, the same on all ranks and in all
+    /// layouts. It is also the Burn `ParamId`.
+    pub id: u64,
+    /// The slices of global tensors that the parameter is made of, in order.
+    pub sections: Vec<Section>,
+    /// The parameter is applied to a part of the sequence on each tensor parallel rank (norm weights, biases after a
+    /// row-parallel layer, positions, all under sequence parallelism): its gradient is a sum over that group.
+    pub sequence_parallel: bool,
+    /// Weight decay applies; false for one-dimensional parameters, as in Megatron-LM
+    /// (`megatron/core/optimizer/__init__.py`).
+    pub weight_decay: bool,
+}
+
+/// Rows of a parameter whose gradient is a partial sum on each of some neighbouring tensor parallel ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GradientSum {
+    /// Flat local elements, row-major.
+    pub elements: Range<usize>,
+    /// Number of neighbouring ranks of the tensor parallel group to sum over.
+    pub ranks: usize,
+}
+
+impl ParamSpec {
+    /// A parameter of some sections. Weight decay follows from the number of dimensions.
+    ///
+    /// # Panics
+    /// If there is no section, or sections differ in a dimension other than the first.
+    pub fn new(sections: Vec<Section>, sequence_parallel: bool) -> Self {
+        let first = sections.first().expect("a parameter has at least one section");
+        let tail = first.local_shape()[1..].to_vec();
+        for section in &sections {
+            assert_eq!(section.local_shape()[1..], tail, "{} does not fit under {}", section.name, first.name);
+        }
+        let weight_decay = first.global_shape.len() > 1;
+        Self { id: stable_hash(&first.name), sections, sequence_parallel, weight_decay }
+    }
+
+    /// Name of the first section, which names the parameter in messages.
+    pub fn name(&self) -> &str {
+        &self.sections[0].name
+    }
+
+    /// Shape of the local parameter, padding included.
+    pub fn local_shape(&self) -> Vec<usize> {
+        let mut shape = self.sections[0].local_shape();
+        shape[0] = self.sections.iter().map(|section| section.local_shape()[0]).sum();
+        shape
+    }
+
+    /// Number of local elements, padding included.
+    pub fn local_len(&self) -> usize {
+        self.sections.iter().map(Section::local_len).sum()
+    }
+
+    /// The flat local elements of each section; sections follow each other along the first dimension, so each is one
+    /// contiguous range.
+    pub fn elements(&self) -> Vec<Range<usize>> {
+        let mut start = 0;
+        let lengths = self.sections.iter().map(Section::local_len);
+        lengths
+            .map(|length| {
+                start += length;
+                start - length..start
+            })
+            .collect()
+    }
+
+    /// Each section with its part of the local values.
+    ///
+    /// # Panics
+    /// If `local` does not have [`ParamSpec::local_len`] elements.
+    pub fn sections_of<'a, T>(&'a self, local: &'a [T]) -> impl Iterator<Item = (&'a Section, &'a [T])> {
+        assert_eq!(local.len(), self.local_len(), "{}: local {:?}", self.name(), self.local_shape());
+        self.sections.iter().zip(self.elements()).map(|(section, range)| (section, &local[range]))
+    }
+
+    /// What the gradient of this parameter still misses after backward: sums over neighbouring tensor parallel ranks.
+    ///
+    /// A slice that several ranks hold because there are fewer parts than ranks is used by each with its own heads,
+    /// so every copy has a part of the gradient. A replicated parameter has the whole gradient on every rank, unless
+    /// the rank saw only a part of the sequence.
+    pub fn gradient_sums(&self) -> Vec<GradientSum> {
+        let sections = self.sections.iter().zip(self.elements());
+        let partial = sections.filter(|(s, _)| s.copies > 1 && (s.split.is_some() || self.sequence_parallel));
+        partial.map(|(section, elements)| GradientSum { elements, ranks: section.copies }).collect()
+    }
+}

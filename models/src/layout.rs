@@ -1,0 +1,171 @@
+//! Which layouts a model can run in.
+
+use backend_dist::mesh::{Nearest, ParallelLayout};
+use thiserror::Error;
+
+/// The sizes of a model that a layout must divide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelDims {
+    /// Attention heads.
+    pub heads: usize,
+    /// Key-value heads.
+    pub kv_heads: usize,
+    /// Width of the MLP.
+    pub intermediate: usize,
+    /// Transformer layers.
+    pub layers: usize,
+    /// Longest sequence the model can see, if its positions are learned.
+    pub max_positions: Option<usize>,
+}
+
+/// Why a model cannot run in a layout.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ModelLayoutError {
+    /// The tensor parallel size does not divide a size of the model.
+    #[error("tensor-parallel {tp} does not divide the model's {what} ({size}); nearest legal: {nearest}")]
+    Indivisible {
+        /// Tensor parallel size.
+        tp: usize,
+        /// Which size of the model.
+        what: &'static str,
+        /// That size.
+        size: usize,
+        /// The closest tensor parallel sizes that the whole model allows.
+        nearest: Nearest,
+    },
+    /// Key-value heads can neither be divided over the ranks nor copied evenly to them.
+    #[error(
+        "tensor-parallel {tp} and {kv_heads} key-value heads: one must divide the other; nearest legal tensor-parallel: \
+         {nearest}"
+    )]
+    KeyValueHeads {
+        /// Tensor parallel size.
+        tp: usize,
+        /// Key-value heads of the model.
+        kv_heads: usize,
+        /// The closest tensor parallel sizes that the whole model allows.
+        nearest: Nearest,
+    },
+    /// Sequence parallelism cuts the sequence into unequal parts.
+    #[error(
+        "sequence length {seq} is not a multiple of tensor-parallel {tp}, which sequence parallelism needs; nearest legal: {nearest}"
+    )]
+    SequenceLength {
+        /// Tokens of a sample.
+        seq: usize,
+        /// Tensor parallel size.
+        tp: usize,
+        /// The closest sequence lengths.
+        nearest: Nearest,
+    },
+    /// The sequence is longer than the table of learned positions.
+    #[error("sequence length {seq} exceeds the model's {max} learned positions; nearest legal: {max}")]
+    TooLong {
+        /// Tokens of a sample.
+        seq: usize,
+        /// Learned positions.
+        max: usize,
+    },
+    /// The layout uses a kind of parallelism that the models do not have yet.
+    #[error("{key} {size}: these models run tensor, sequence and data parallel only; nearest legal: 1")]
+    Unsupported {
+        /// Name of the size, as its flag is spelled.
+        key: &'static str,
+        /// The refused size.
+        size: usize,
+    },
+}
+
+impl ModelDims {
+    /// Whether the model can run with `tp` tensor parallel ranks.
+    ///
+    /// # Errors
+    /// Names the size that does not fit and the nearest legal tensor parallel sizes.
+    pub fn check_tp(&self, tp: usize) -> Result<(), ModelLayoutError> {
+        let nearest = || Nearest::where_legal(tp, self.heads, |tp| self.allows(tp));
+        if !self.heads.is_multiple_of(tp) {
+            let (what, size) = ("attention heads", self.heads);
+            return Err(ModelLayoutError::Indivisible { tp, what, size, nearest: nearest() });
+        }
+        if !self.intermediate.is_multiple_of(tp) {
+            let (what, size) = ("intermediate size", self.intermediate);
+            return Err(ModelLayoutError::Indivisible { tp, what, size, nearest: nearest() });
+        }
+        if !self.kv_heads.is_multiple_of(tp) && !tp.is_multiple_of(self.kv_heads) {
+            return Err(ModelLayoutError::KeyValueHeads { tp, kv_heads: self.kv_heads, nearest: nearest() });
+        }
+        Ok(())
+    }
+
+    /// Whether the model can train on samples of `seq` tokens in a layout.
+    ///
+    /// # Errors
+    /// Names what does not fit and the nearest legal values.
+    pub fn check(&self, layout: &ParallelLayout, seq: usize) -> Result<(), ModelLayoutError> {
+        let sizes = [
+            ("context-parallel", layout.cp),
+            ("expert-parallel", layout.ep),
+            ("pipeline-parallel", layout.pp),
+            ("virtual-pipeline", layout.vpp),
+        ];
+        if let Some((key, size)) = sizes.into_iter().find(|(_, size)| *size != 1) {
+            return Err(ModelLayoutError::Unsupported { key, size });
+        }
+        self.check_tp(layout.tp)?;
+        if let Some(max) = self.max_positions.filter(|max| seq > *max) {
+            return Err(ModelLayoutError::TooLong { seq, max });
+        }
+        if layout.sequence_parallel() && !seq.is_multiple_of(layout.tp) {
+            let tp = layout.tp;
+            let nearest = Nearest::where_legal(seq, seq + tp, |seq| seq.is_multiple_of(tp));
+            return Err(ModelLayoutError::SequenceLength { seq, tp, nearest });
+        }
+        Ok(())
+    }
+
+    fn allows(&self, tp: usize) -> bool {
+        self.heads.is_multiple_of(tp)
+            && self.intermediate.is_multiple_of(tp)
+            && (self.kv_heads.is_multiple_of(tp) || tp.is_multiple_of(self.kv_heads))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIMS: ModelDims = ModelDims { heads: 12, kv_heads: 4, intermediate: 48, layers: 2, max_positions: Some(64) };
+
+    fn refuse(layout: &str, seq: usize) -> String {
+        DIMS.check(&layout.parse().unwrap(), seq).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn refusals_name_the_nearest_legal_values() {
+        assert_eq!(
+            refuse("TP5", 64),
+            "tensor-parallel 5 does not divide the model's attention heads (12); nearest legal: 4, 12"
+        );
+        assert_eq!(
+            refuse("TP3", 64),
+            "tensor-parallel 3 and 4 key-value heads: one must divide the other; nearest legal tensor-parallel: 2, 4"
+        );
+        assert_eq!(
+            refuse("TP4 SP", 63),
+            "sequence length 63 is not a multiple of tensor-parallel 4, which sequence parallelism needs; nearest legal: 60, 64"
+        );
+        assert_eq!(refuse("TP1", 65), "sequence length 65 exceeds the model's 64 learned positions; nearest legal: 64");
+        assert_eq!(
+            refuse("CP2", 64),
+            "context-parallel 2: these models run tensor, sequence and data parallel only; nearest legal: 1"
+        );
+    }
+
+    #[test]
+    fn legal_layouts_pass() {
+        for layout in ["TP1", "TP2 SP", "TP4 SP DP2", "TP12"] {
+            assert_eq!(DIMS.check(&layout.parse().unwrap(), 60), Ok(()), "{layout}");
+        }
+        assert_eq!(DIMS.check(&"TP4".parse().unwrap(), 63), Ok(()));
+    }
+}

@@ -1,0 +1,199 @@
+//! Creates a rank's parameters and records what each of them is a slice of.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use backend_dist::comm::Group;
+use backend_dist::launch::{BoxError, Rank};
+use backend_dist::mesh::Axis;
+use backend_dist::shard::{HostTensor, Init, ParamSpec, Place, Registry, RegistryError, Section};
+use burn::module::{Param, ParamId};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use thiserror::Error;
+
+use crate::layout::ModelLayoutError;
+
+/// Where initial weights come from when they are not random.
+pub trait WeightSource: Send + Sync {
+    /// The values of the box `ranges` (one range per dimension) of the global tensor `name`, row-major. An empty box
+    /// has no values but its tensor must exist.
+    ///
+    /// # Errors
+    /// If the tensor does not exist, has another shape than `shape`, or cannot be read.
+    fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError>;
+}
+
+/// Global tensors in memory, by name.
+impl WeightSource for BTreeMap<String, HostTensor> {
+    fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError> {
+        let tensor = self.get(name).ok_or("there is no tensor of this name")?;
+        if tensor.shape != shape {
+            return Err(format!("its shape is {:?}, the model needs {shape:?}", tensor.shape).into());
+        }
+        Ok(tensor.read_box(ranges))
+    }
+}
+
+/// Why a model cannot be built.
+#[derive(Debug, Error)]
+pub enum BuildError {
+    /// The model does not fit the layout.
+    #[error(transparent)]
+    Layout(#[from] ModelLayoutError),
+    /// Two parameters have the same name.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A weight could not be read from its source.
+    #[error("weight `{name}`: {source}")]
+    Weight {
+        /// Global name.
+        name: String,
+        /// What the source says.
+        source: BoxError,
+    },
+}
+
+/// A rank's place in its tensor parallel group, as every parallel layer needs it.
+#[derive(Clone, Debug)]
+pub struct TensorParallel {
+    /// The ranks that share each layer.
+    pub group: Group,
+    /// Activations between tensor parallel regions are cut along the sequence.
+    pub sequence: bool,
+}
+
+impl TensorParallel {
+    /// Position and size, for sections.
+    pub fn place(&self) -> Place {
+        Place { rank: self.group.rank(), size: self.group.size() }
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.group.size()
+    }
+}
+
+/// Creates parameters for one rank: random values that do not depend on the layout, or a source's values, under stable
+/// ids, each recorded in the [`Registry`].
+pub struct ParamBuilder<'a> {
+    parallel: TensorParallel,
+    device: Device,
+    dtype: FloatDType,
+    seed: u64,
+    source: Option<&'a dyn WeightSource>,
+    registry: Registry,
+}
+
+impl<'a> ParamBuilder<'a> {
+    /// Random parameters of `dtype` on the rank's device, tracked by autodiff. Equal seeds give equal global tensors
+    /// in every layout.
+    pub fn new(rank: &Rank, dtype: FloatDType, seed: u64) -> Self {
+        Self {
+            parallel: TensorParallel { group: rank.group(Axis::Tp), sequence: rank.mesh.layout().sequence_parallel() },
+            device: rank.device.clone().autodiff(),
+            dtype,
+            seed,
+            source: None,
+            registry: Registry::default(),
+        }
+    }
+
+    /// Takes every value from `source` instead of random numbers.
+    pub fn with_source(mut self, source: &'a dyn WeightSource) -> Self {
+        self.source = Some(source);
+        self
+    }
+
+    /// Creates parameters without autodiff, for evaluation and generation only.
+    pub fn without_autodiff(mut self) -> Self {
+        self.device = self.device.without_autodiff();
+        self
+    }
+
+    /// The tensor parallel group that layers are built for.
+    pub fn parallel(&self) -> &TensorParallel {
+        &self.parallel
+    }
+
+    /// Place of this rank in the tensor parallel group.
+    pub fn place(&self) -> Place {
+        self.parallel.place()
+    }
+
+    /// The device parameters are created on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The element type of the parameters.
+    pub fn dtype(&self) -> FloatDType {
+        self.dtype
+    }
+
+    /// A parameter made of sections, one after the other along the first dimension, each with its distribution.
+    ///
+    /// # Errors
+    /// If the name of the first section is taken, or the source has no fitting values.
+    pub fn sections<const D: usize>(&mut self, sections: Vec<(Section, Init)>) -> Result<Param<Tensor<D>>, BuildError> {
+        self.create(sections, false)
+    }
+
+    /// A parameter that is whole on every rank and applied to the whole sequence.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub fn replicated<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        init: Init,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.create(vec![(Section::replicated(name, &shape, self.place()), init)], false)
+    }
+
+    /// A parameter that is whole on every rank and applied where activations are cut along the sequence, if they are:
+    /// norms, biases after a row-parallel layer, positions.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub fn on_sequence<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        init: Init,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        let sequence = self.parallel.sequence;
+        self.create(vec![(Section::replicated(name, &shape, self.place()), init)], sequence)
+    }
+
+    /// Everything that was created, in order.
+    pub fn finish(self) -> Registry {
+        self.registry
+    }
+
+    fn create<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+        sequence_parallel: bool,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        let mut values = Vec::new();
+        for (section, init) in &sections {
+            values.extend(self.values(section, *init)?);
+        }
+        let spec = ParamSpec::new(sections.into_iter().map(|(section, _)| section).collect(), sequence_parallel);
+        let data = TensorData::new(values, spec.local_shape());
+        let tensor = Tensor::<D>::from_data(data, (&self.device, DType::from(self.dtype)));
+        let tensor = if self.device.is_autodiff() { tensor.require_grad() } else { tensor };
+        let param = Param::initialized(ParamId::from(spec.id), tensor);
+        self.registry.register(spec)?;
+        Ok(param)
+    }
+
+    fn values(&self, section: &Section, init: Init) -> Result<Vec<f64>, BuildError> {
+        let Some(source) = self.source else { return Ok(section.initial(init, self.seed)) };
+        let read = source.read(&section.name, &section.global_shape, &section.ranges());
+        let values = read.map_err(|source| BuildError::Weight { name: section.name.clone(), source })?;
+        Ok(section.pad(&values))
+    }
+}
