@@ -6,7 +6,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Autodiff, Backend, Flex, TensorMetadata, backend_extension};
+use burn::backend::{Autodiff, Backend, Flex, backend_extension};
 
 /// What happens to a tensor over a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,12 +37,8 @@ pub enum Exchange {
 pub trait ExchangeOps: Backend {
     /// Does `forward` to `x`; its gradient undergoes `backward`. Without `backward` the operation has no gradient and
     /// panics on a tensor that needs one.
-    fn exchange(
-        x: FloatTensor<Self>,
-        forward: Exchange,
-        backward: Option<Exchange>,
-        group: Group,
-    ) -> FloatTensor<Self>;
+    fn exchange(x: FloatTensor<Self>, forward: Exchange, backward: Option<Exchange>, group: Group)
+    -> FloatTensor<Self>;
 
     /// Does `forward` to an integer tensor.
     fn exchange_int(x: IntTensor<Self>, forward: Exchange, group: Group) -> IntTensor<Self>;

@@ -34,7 +34,7 @@ impl Rank {
 
     /// This rank's handle on its group along `axis`.
     pub fn group(&self, axis: Axis) -> Group {
-        Group::new(&self.world, axis.name(), &self.mesh.group_of(axis, self.rank), self.rank)
+        Group::new(&self.world, &axis.to_string(), &self.mesh.group_of(axis, self.rank), self.rank)
     }
 
     /// This rank's handle on the block of `size` neighbours that it belongs to within its group along `axis`.
@@ -45,12 +45,11 @@ impl Rank {
         let ranks = self.mesh.group_of(axis, self.rank);
         assert!(
             size > 0 && ranks.len().is_multiple_of(size),
-            "subgroups of {size} do not divide the {} ranks of axis {}",
-            ranks.len(),
-            axis.name()
+            "subgroups of {size} do not divide the {} ranks of axis {axis}",
+            ranks.len()
         );
         let block = ranks.chunks(size).find(|block| block.contains(&self.rank)).expect("a rank is in its own group");
-        Group::new(&self.world, &format!("{}/{size}", axis.name()), block, self.rank)
+        Group::new(&self.world, &format!("{axis}/{size}"), block, self.rank)
     }
 }
 

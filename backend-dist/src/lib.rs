@@ -1,4 +1,3 @@
-#![warn(missing_docs)]
 //! Device meshes, ranks, collectives and sharded-tensor operations with autodiff for Burn.
 
 pub mod collective;

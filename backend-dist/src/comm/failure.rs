@@ -35,18 +35,18 @@ pub enum FailureCause {
     /// The rank issued another operation than a peer of its group had issued at the same position.
     Mismatch {
         /// What this rank issued.
-        issued: OpRecord,
+        issued: Box<OpRecord>,
         /// The global rank it disagrees with.
         peer: usize,
         /// What that rank issued.
-        expected: OpRecord,
+        expected: Box<OpRecord>,
     },
     /// Every rank waits or has finished, so nobody can ever make progress.
     Deadlock,
     /// A peer did not arrive in time.
     Timeout {
         /// What this rank waited in.
-        waiting_in: OpRecord,
+        waiting_in: Box<OpRecord>,
         /// How long, in seconds.
         seconds: u64,
     },

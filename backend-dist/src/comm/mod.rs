@@ -106,8 +106,20 @@ impl Group {
             values.into_iter().reduce(|a, b| match op {
                 ReduceOp::Sum => a + b,
                 // Unlike `f64::max`, a NaN of any rank reaches every rank.
-                ReduceOp::Max => if a.is_nan() || a > b { a } else { b },
-                ReduceOp::Min => if a.is_nan() || a < b { a } else { b },
+                ReduceOp::Max => {
+                    if a.is_nan() || a > b {
+                        a
+                    } else {
+                        b
+                    }
+                }
+                ReduceOp::Min => {
+                    if a.is_nan() || a < b {
+                        a
+                    } else {
+                        b
+                    }
+                }
             })
         };
         self.meet(format!("all-reduce({})", op.name()), "f64 scalar".into(), value, fold).expect("a group has members")
@@ -127,7 +139,9 @@ impl Group {
     }
 
     pub(crate) fn all_gather(&self, x: FlexTensor, dim: usize) -> FlexTensor {
-        Arc::unwrap_or_clone(self.meet(format!("all-gather(dim {dim})"), describe_tensor(&x), x, |inputs| concat(&inputs, dim)))
+        Arc::unwrap_or_clone(
+            self.meet(format!("all-gather(dim {dim})"), describe_tensor(&x), x, |inputs| concat(&inputs, dim)),
+        )
     }
 
     pub(crate) fn reduce_scatter(&self, x: FlexTensor, dim: usize) -> FlexTensor {

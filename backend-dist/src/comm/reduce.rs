@@ -1,8 +1,8 @@
 //! Arithmetic of the in-process transport on host tensors: always in group order, so every run gives the same bits.
 
 use super::ReduceOp;
-use burn::tensor::{Bytes, DType, Shape};
 use burn::backend::flex::{FlexTensor, Layout};
+use burn::tensor::{Bytes, DType, Shape};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -57,10 +57,23 @@ where
     let combine = |a: A, b: A| match op {
         ReduceOp::Sum => a + b,
         // A NaN of any rank reaches every rank: every comparison with it is false, and it is not equal to itself.
-        ReduceOp::Max => if a > b || is_nan(a) { a } else { b },
-        ReduceOp::Min => if a < b || is_nan(a) { a } else { b },
+        ReduceOp::Max => {
+            if a > b || is_nan(a) {
+                a
+            } else {
+                b
+            }
+        }
+        ReduceOp::Min => {
+            if a < b || is_nan(a) {
+                a
+            } else {
+                b
+            }
+        }
     };
-    let mut out: Vec<E> = vec![slices[0].first().copied().unwrap_or_else(|| bytemuck::Zeroable::zeroed()); slices[0].len()];
+    let mut out: Vec<E> =
+        vec![slices[0].first().copied().unwrap_or_else(|| bytemuck::Zeroable::zeroed()); slices[0].len()];
     let reduce_chunk = |(index, out): (usize, &mut [E])| {
         let start = index * CHUNK;
         for (offset, out) in out.iter_mut().enumerate() {

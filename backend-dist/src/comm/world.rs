@@ -117,18 +117,17 @@ impl World {
             (sequence, g.ranks[member], g.ranks.len(), record)
         };
         state.ranks[rank].last = Some(record.clone());
+        let first = state.groups[group.0].meetings.get(&sequence).map(|meeting| meeting.first.clone());
+        if let Some((peer, expected)) = first.filter(|(_, expected)| *expected != record) {
+            self.stop(&mut state, rank, mismatch(record, peer, expected));
+        }
         let meeting = state.groups[group.0].meetings.entry(sequence).or_insert_with(|| Meeting {
-            first: (rank, record.clone()),
+            first: (rank, record),
             inputs: (0..size).map(|_| None).collect(),
             arrived: 0,
             output: None,
             left: 0,
         });
-        let (peer, expected) = meeting.first.clone();
-        if expected != record {
-            self.fail_locked(&mut state, rank, FailureCause::Mismatch { issued: record, peer, expected });
-            self.leave_if_failed(&state);
-        }
         meeting.inputs[member] = Some(Arc::new(input));
         meeting.arrived += 1;
         if meeting.arrived == size {
@@ -216,9 +215,7 @@ impl World {
             .and_then(VecDeque::pop_front)
             .expect("waited until there was a message");
         if sent.payload != issued.payload {
-            let cause = FailureCause::Mismatch { issued, peer: sender, expected: sent };
-            self.fail_locked(&mut state, receiver, cause);
-            self.leave_if_failed(&state);
+            self.stop(&mut state, receiver, mismatch(issued, sender, sent));
         }
         drop(state);
         unwrap_shared(message)
@@ -254,6 +251,11 @@ impl World {
         }
     }
 
+    fn stop(&self, state: &mut State, rank: usize, cause: FailureCause) -> ! {
+        self.fail_locked(state, rank, cause);
+        resume_unwind(Box::new(Aborted))
+    }
+
     fn wait<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -276,8 +278,8 @@ impl World {
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
             state = next;
             if timeout.timed_out() && !ready(&state) {
-                let waiting_in = state.ranks[rank].last.clone().expect("a waiting rank has issued something");
-                self.fail_locked(&mut state, rank, FailureCause::Timeout { waiting_in, seconds: PATIENCE.as_secs() });
+                let waiting_in = Box::new(state.ranks[rank].last.clone().expect("a waiting rank has issued something"));
+                self.stop(&mut state, rank, FailureCause::Timeout { waiting_in, seconds: PATIENCE.as_secs() });
             }
         }
     }
@@ -292,25 +294,29 @@ impl World {
 
     fn fail_locked(&self, state: &mut State, rank: usize, cause: FailureCause) {
         if state.failure.is_none() {
-            let ranks = state.ranks.iter().enumerate().map(|(r, s)| self.describe(r, s, rank)).collect();
+            let ranks = state.ranks.iter().enumerate().map(|(r, s)| self.describe(r, s)).collect();
             state.failure = Some(RunError { rank, place: self.places[rank].clone(), cause, ranks });
         }
         self.changed.notify_all();
     }
 
-    fn describe(&self, rank: usize, state: &RankState, failed: usize) -> String {
+    fn describe(&self, rank: usize, state: &RankState) -> String {
         let place = &self.places[rank];
         let last = state.last.as_ref().map(OpRecord::to_string);
         let doing = match (&state.activity, last) {
-            _ if rank == failed && state.last.is_none() => "failed before its first operation".to_string(),
             (Activity::Waiting, Some(op)) => format!("waiting in {op}"),
             (Activity::Finished, Some(op)) => format!("finished; its last operation was {op}"),
             (Activity::Finished, None) => "finished without any operation".to_string(),
-            (_, Some(op)) => format!("running; its last operation was {op}"),
-            (_, None) => "running; no operation yet".to_string(),
+            (Activity::Running, Some(op)) => format!("running; its last operation was {op}"),
+            (Activity::Running, None) => "running; no operation yet".to_string(),
+            (Activity::Waiting, None) => unreachable!("a waiting rank has issued something"),
         };
         if place.is_empty() { format!("rank {rank}: {doing}") } else { format!("rank {rank} ({place}): {doing}") }
     }
+}
+
+fn mismatch(issued: OpRecord, peer: usize, expected: OpRecord) -> FailureCause {
+    FailureCause::Mismatch { issued: Box::new(issued), peer, expected: Box::new(expected) }
 }
 
 /// The value inside, without a copy: nobody else holds a deposited input once the meeting is complete.

@@ -76,7 +76,7 @@ fn layouts() -> impl Strategy<Value = ParallelLayout> {
     let size = || 1usize..=4;
     (size(), size(), size(), size(), any::<prop::sample::Index>(), any::<prop::sample::Index>()).prop_map(
         |(tp, cp, dp, pp, etp, ep)| {
-            let divisors = |n: usize| (1..=n).filter(|x| n % x == 0).collect::<Vec<_>>();
+            let divisors = |n: usize| (1..=n).filter(|x| n.is_multiple_of(*x)).collect::<Vec<_>>();
             let per_stage = tp * cp * dp;
             let etp = *etp.get(&divisors(per_stage));
             let ep = *ep.get(&divisors(per_stage / etp));

@@ -1,0 +1,207 @@
+//! `burn-megatron inspect`
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use indicatif::HumanCount;
+use tokenizers::Tokenizer;
+
+use crate::data::indexed::IndexedDataset;
+use crate::data::{Blend, EpochPlan, GptDataConfig, GptPart, GptParts, Part, Sample, Split, TokenDataset, npy};
+
+/// Arguments of `inspect`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Prefix of a .bin/.idx pair
+    #[arg(required_unless_present = "blend", conflicts_with = "blend")]
+    prefix: Option<PathBuf>,
+    /// Several datasets and their weights, or their prefixes alone
+    #[arg(long, value_name = "W P W P")]
+    blend: Option<Blend>,
+    /// Tokens per sample; without it only the files are described
+    #[arg(long, value_name = "S")]
+    seq_length: Option<usize>,
+    /// Seed of document and sample order
+    #[arg(long, value_name = "N", default_value_t = 1234)]
+    seed: u32,
+    /// Shares of training, validation and test
+    #[arg(long, value_name = "A,B,C", default_value = "1,0,0")]
+    split: Split,
+    /// Samples wanted for training, validation and test; by default those of one epoch
+    #[arg(long, value_name = "T,V,E", value_delimiter = ',', num_args = 1..=3)]
+    num_samples: Vec<usize>,
+    /// Whose samples to show and write
+    #[arg(long, value_enum, default_value = "train")]
+    part: PartName,
+    /// Show and write the first K samples; by default 4 are shown, and all are written
+    #[arg(long, value_name = "K")]
+    samples: Option<usize>,
+    /// Write the input tokens as an int64 array of shape (K, S)
+    #[arg(long, value_name = "FILE.npy")]
+    out: Option<PathBuf>,
+    /// Decode samples with this tokenizer.json
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Leave out of the loss what is predicted at this end-of-document id
+    #[arg(long, value_name = "ID")]
+    eod_mask_loss: Option<i64>,
+    /// Keep the last partial validation sample, padded
+    #[arg(long)]
+    keep_partial_validation: bool,
+    /// Keep sample orders in this folder
+    #[arg(long, value_name = "DIR")]
+    data_cache_path: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum PartName {
+    Train,
+    Valid,
+    Test,
+}
+
+/// Samples shown when no number is given.
+const SHOWN: usize = 4;
+
+/// Describes the files and the samples.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let blend = match (&args.blend, &args.prefix) {
+        (Some(blend), _) => blend.clone(),
+        (None, Some(prefix)) => Blend::single(prefix),
+        (None, None) => bail!("a PREFIX or --blend is needed"),
+    };
+    let open = |prefix: &PathBuf| IndexedDataset::open(prefix).map(Arc::new);
+    let datasets = blend.prefixes.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    for (prefix, data) in blend.prefixes.iter().zip(&datasets) {
+        describe_files(prefix, data);
+    }
+    let Some(seq_length) = args.seq_length else {
+        if args.out.is_some() || args.samples.is_some() {
+            bail!("samples need a --seq-length");
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+
+    let mut num_samples = [None; 3];
+    for (wanted, given) in num_samples.iter_mut().zip(&args.num_samples) {
+        *wanted = Some(*given);
+    }
+    let config = GptDataConfig {
+        seq_length,
+        seed: args.seed,
+        split: args.split.clone(),
+        num_samples,
+        eod_mask_loss: args.eod_mask_loss,
+        keep_partial_validation: args.keep_partial_validation,
+        cache: args.data_cache_path.clone(),
+    };
+    let parts = GptParts::from_datasets(&datasets, &blend, &config)?;
+    println!("samples of {seq_length} tokens, seed {}, split {}", config.seed, config.split);
+    for part in Part::ALL {
+        match parts.part(part) {
+            Some(data) => describe_part(part, data, &blend),
+            None => println!("  {:5}  none", part.name()),
+        }
+    }
+    show(&args, &parts)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn describe_files(prefix: &Path, data: &IndexedDataset) {
+    let mut lengths: Vec<usize> = (0..data.num_sequences()).map(|i| data.sequence_length(i)).collect();
+    lengths.sort_unstable();
+    let empty = (0..data.num_documents()).filter(|&document| data.document(document).is_empty()).count();
+    println!("{}", prefix.display());
+    println!(
+        "  {} tokens of {} in {} sequences and {} documents ({} empty){}",
+        count(data.num_tokens()),
+        data.dtype(),
+        count(data.num_sequences()),
+        count(data.num_documents()),
+        count(empty),
+        if data.is_multimodal() { ", with modes" } else { "" },
+    );
+    if let (Some(shortest), Some(longest)) = (lengths.first(), lengths.last()) {
+        println!(
+            "  tokens per sequence: {} to {}, median {}, mean {:.1}",
+            count(*shortest),
+            count(*longest),
+            count(lengths[lengths.len() / 2]),
+            data.num_tokens() as f64 / lengths.len() as f64,
+        );
+    }
+}
+
+fn describe_part(part: Part, data: &GptPart, blend: &Blend) {
+    match data {
+        GptPart::Single(single) => {
+            println!("  {:5}  {} samples: {}", part.name(), count(data.len()), describe_plan(single.plan()));
+        }
+        GptPart::Blended(blended) => {
+            println!("  {:5}  {} samples", part.name(), count(data.len()));
+            for (i, (component, prefix)) in blended.datasets().iter().zip(&blend.prefixes).enumerate() {
+                let used = blended.index().dataset.iter().filter(|&&dataset| usize::from(dataset) == i).count();
+                println!(
+                    "         {:5.2} % {} of {} samples of {}: {}",
+                    100.0 * used as f64 / data.len().max(1) as f64,
+                    count(used),
+                    count(component.len()),
+                    prefix.display(),
+                    describe_plan(component.plan()),
+                );
+            }
+        }
+    }
+}
+
+fn describe_plan(plan: &EpochPlan) -> String {
+    let apart = if plan.shuffled_apart.is_some() { ", the last one shuffled apart" } else { "" };
+    let epochs = if plan.epochs == 1 { "epoch" } else { "epochs" };
+    format!("{} {epochs} of {} tokens{apart}", plan.epochs, count(plan.tokens_per_epoch as usize))
+}
+
+fn show(args: &Args, parts: &GptParts) -> anyhow::Result<()> {
+    let part = Part::ALL[args.part as usize];
+    let Some(data) = parts.part(part) else {
+        bail!("split {} leaves no {} data to show", args.split, part.name());
+    };
+    if let Some(samples) = args.samples.filter(|&samples| samples > data.len()) {
+        bail!("{samples} {} samples are wanted, there are {}", part.name(), data.len());
+    }
+    let tokenizer = match &args.tokenizer {
+        Some(path) => Some(
+            Tokenizer::from_file(path).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?,
+        ),
+        None => None,
+    };
+    for index in 0..args.samples.unwrap_or(SHOWN.min(data.len())) {
+        let sample = data.sample(index);
+        println!("{}[{index}] {}", part.name(), describe_sample(&sample, tokenizer.as_ref())?);
+    }
+    if let Some(out) = &args.out {
+        let rows = args.samples.unwrap_or(data.len());
+        npy::write_i64(out, (0..rows).map(|index| data.sample(index).tokens), data.seq_length())
+            .with_context(|| out.display().to_string())?;
+        println!("wrote {}: int64 ({rows}, {})", out.display(), data.seq_length());
+    }
+    Ok(())
+}
+
+fn describe_sample(sample: &Sample, tokenizer: Option<&Tokenizer>) -> anyhow::Result<String> {
+    let masked = sample.tokens.len() - sample.counted();
+    let mask = if masked > 0 { format!(" ({masked} not in the loss)") } else { String::new() };
+    let text = match tokenizer {
+        None => sample.tokens.iter().map(i64::to_string).collect::<Vec<_>>().join(" "),
+        Some(tokenizer) => {
+            let ids: Vec<u32> = sample.tokens.iter().map(|&id| u32::try_from(id)).collect::<Result<_, _>>()?;
+            format!("{:?}", tokenizer.decode(&ids, false).map_err(|error| anyhow::anyhow!("decoding: {error}"))?)
+        }
+    };
+    Ok(text + &mask)
+}
+
+fn count(n: usize) -> HumanCount {
+    HumanCount(n as u64)
+}

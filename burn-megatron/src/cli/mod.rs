@@ -1,0 +1,37 @@
+//! The `burn-megatron` command: one module per subcommand, each with its arguments and a `run`.
+
+mod inspect;
+mod preprocess;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Megatron-LM in Rust on Burn.
+#[derive(Debug, Parser)]
+#[command(name = "burn-megatron", version, about, max_term_width = 120)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Turn .txt and .jsonl files into Megatron's .bin/.idx
+    Preprocess(preprocess::Args),
+    /// Show what a model will see of .bin/.idx files
+    Inspect(inspect::Args),
+}
+
+/// Runs a parsed command.
+///
+/// # Errors
+/// Whatever the command fails with; the chain of causes says where.
+pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Command::Preprocess(args) => preprocess::run(args),
+        Command::Inspect(args) => inspect::run(args),
+    }
+}

@@ -1,0 +1,187 @@
+//! `burn-megatron preprocess`
+
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
+
+use crate::data::indexed::Dtype;
+use crate::data::preprocess::{
+    PreprocessOptions, PreprocessReport, Progress, Stage, TextDocuments, TokenizerChoice, prepare,
+};
+
+/// Arguments of `preprocess`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Text (.txt and others) or JSON lines (.jsonl, .json); a .json file may also be one array of documents
+    #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
+    input: Vec<PathBuf>,
+    /// Outputs are PREFIX_KEY_document.bin and .idx
+    #[arg(long, value_name = "PREFIX")]
+    output_prefix: PathBuf,
+    /// Keys of the JSON documents; each becomes an output. Arrays of integers are taken as token ids
+    #[arg(long, num_args = 1.., value_name = "KEY", default_value = "text")]
+    json_keys: Vec<String>,
+    /// A tokenizer.json, or 'char' (the characters of the input) or 'byte', saved as PREFIX_tokenizer.json
+    #[arg(long, value_name = "FILE", conflicts_with = "train_tokenizer")]
+    tokenizer: Option<PathBuf>,
+    /// Train a byte-level BPE of so many entries on the input; saved as PREFIX_tokenizer.json
+    #[arg(long, value_name = "VOCAB")]
+    train_tokenizer: Option<usize>,
+    /// End each document with the end-of-document token
+    #[arg(long)]
+    append_eod: bool,
+    /// The end-of-document token, if it is not one of the usual ones
+    #[arg(long, value_name = "TOKEN")]
+    eod_token: Option<String>,
+    /// Id of the end-of-document token, for documents that are token ids
+    #[arg(long, value_name = "ID", conflicts_with = "eod_token")]
+    eod_id: Option<i64>,
+    /// Size of the vocabulary, for documents that are token ids; ids outside are refused
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<usize>,
+    /// Element type; by default uint16 if the vocabulary has less than 65500 entries, else int32
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<Dtype>,
+    /// What a document is in a text file
+    #[arg(long, value_enum, default_value = "paragraph", value_name = "WHAT")]
+    text_documents: TextDocuments,
+    /// Threads that tokenize; by default all cores
+    #[arg(long, value_name = "N")]
+    workers: Option<usize>,
+    /// Leave out and count documents that cannot be read, instead of stopping at the first
+    #[arg(long)]
+    skip_bad_lines: bool,
+}
+
+impl Args {
+    fn options(self) -> PreprocessOptions {
+        let tokenizer = match (self.tokenizer, self.train_tokenizer) {
+            (_, Some(size)) => TokenizerChoice::TrainBpe(size),
+            (Some(name), None) if name.as_os_str() == "char" => TokenizerChoice::Characters,
+            (Some(name), None) if name.as_os_str() == "byte" => TokenizerChoice::Bytes,
+            (Some(path), None) => TokenizerChoice::File(path),
+            (None, None) => TokenizerChoice::None,
+        };
+        let mut options = PreprocessOptions::new(self.input, self.output_prefix, tokenizer);
+        options.json_keys = self.json_keys;
+        options.append_eod = self.append_eod;
+        options.eod_token = self.eod_token;
+        options.eod_id = self.eod_id;
+        options.vocab_size = self.vocab_size;
+        options.dtype = self.dtype;
+        options.text_documents = self.text_documents;
+        options.workers = self.workers.unwrap_or(options.workers);
+        options.skip_bad_lines = self.skip_bad_lines;
+        options
+    }
+}
+
+/// Runs `preprocess` and says what it wrote.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut display = Display::new();
+    let report = prepare(&args.options(), &mut |progress| display.show(progress));
+    display.clear();
+    print(&report?);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(report: &PreprocessReport) {
+    for output in &report.outputs {
+        let summary = &output.summary;
+        println!(
+            "{}.bin: {} documents, {} tokens, {} bytes of {}",
+            output.prefix.display(),
+            HumanCount(summary.documents as u64),
+            HumanCount(summary.tokens as u64),
+            HumanCount(summary.bytes as u64),
+            report.dtype,
+        );
+    }
+    if let (Some(tokenizer), Some(size)) = (&report.tokenizer, report.vocab_size) {
+        let eod = report.eod_id.map_or(String::new(), |id| format!(", end of document {id}"));
+        println!("{}: vocabulary {}{eod}", tokenizer.display(), HumanCount(size as u64));
+    }
+    if report.skipped > 0 {
+        let first = report.first_skipped.as_deref().unwrap_or_default();
+        println!("left out {} documents that cannot be read; the first: {first}", HumanCount(report.skipped));
+    }
+    let seconds = report.seconds.max(1e-9);
+    println!(
+        "tokenized in {seconds:.2} s: {} documents/s, {:.2} MB/s",
+        HumanCount((report.documents as f64 / seconds) as u64),
+        report.bytes as f64 / seconds / 1e6
+    );
+}
+
+/// A bar on a terminal, a line every few seconds elsewhere.
+struct Display {
+    bar: Option<ProgressBar>,
+    stage: Stage,
+    started: Instant,
+    last_line: Instant,
+}
+
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+impl Display {
+    fn new() -> Self {
+        let bar = io::stderr().is_terminal().then(|| {
+            let style = "{msg:<60} {bar:30} {percent:>3} %";
+            ProgressBar::new(1).with_style(ProgressStyle::with_template(style).expect("a valid template"))
+        });
+        Self { bar, stage: Stage::Tokenizer, started: Instant::now(), last_line: Instant::now() }
+    }
+
+    fn show(&mut self, progress: Progress) {
+        if progress.stage != self.stage {
+            (self.stage, self.started) = (progress.stage, Instant::now());
+        }
+        let text = describe(progress, self.started.elapsed().as_secs_f64());
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(progress.total_bytes);
+                bar.set_position(progress.bytes);
+                bar.set_message(text);
+            }
+            None if self.last_line.elapsed() >= LINE_EVERY => {
+                self.last_line = Instant::now();
+                eprintln!("{text}");
+            }
+            None => {}
+        }
+    }
+
+    fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn describe(progress: Progress, seconds: f64) -> String {
+    let what = match progress.stage {
+        Stage::Tokenizer => "tokenizer",
+        Stage::Tokens => "tokens",
+    };
+    let left = (progress.total_bytes.saturating_sub(progress.bytes)) as f64 * seconds / progress.bytes.max(1) as f64;
+    format!(
+        "{what}: {} documents, {} documents/s, {} left",
+        HumanCount(progress.documents),
+        HumanCount((progress.documents as f64 / seconds.max(1e-3)) as u64),
+        HumanDuration(Duration::from_secs_f64(left)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_and_time_left_follow_from_the_bytes() {
+        let progress = Progress { stage: Stage::Tokens, bytes: 250, total_bytes: 1000, documents: 5000 };
+        assert_eq!(describe(progress, 10.0), "tokens: 5,000 documents, 500 documents/s, 30 seconds left");
+    }
+}

@@ -1,0 +1,208 @@
+//! From prefixes and a split to the datasets of a run.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::blend::{Blend, BlendIndex, BlendedDataset};
+use super::error::DataError;
+use super::gpt::{GptDataset, GptOptions};
+use super::indexed::IndexedDataset;
+use super::numpy;
+use super::sample::{Sample, TokenDataset};
+use super::split::{Part, Split};
+
+/// How much more of each dataset than its share of a blend is indexed, since the blend may take a few more.
+const SURPLUS: f64 = 0.005;
+
+/// What decides the samples of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GptDataConfig {
+    /// Tokens per sample, S.
+    pub seq_length: usize,
+    /// Seed of document and sample order.
+    #[serde(default = "default_seed")]
+    pub seed: u32,
+    /// Shares of training, validation and test.
+    #[serde(default = "default_split")]
+    pub split: Split,
+    /// Samples wanted for training, validation and test; `None` is one epoch.
+    #[serde(default)]
+    pub num_samples: [Option<usize>; 3],
+    /// Id of the end-of-document token, if the prediction made at it should not count in the loss.
+    #[serde(default)]
+    pub eod_mask_loss: Option<i64>,
+    /// Whether validation keeps the tokens that do not fill a last sample, padded and masked.
+    #[serde(default)]
+    pub keep_partial_validation: bool,
+    /// Folder that keeps sample orders between runs; without it they are built each time.
+    #[serde(default)]
+    pub cache: Option<PathBuf>,
+}
+
+fn default_seed() -> u32 {
+    1234
+}
+
+fn default_split() -> Split {
+    Split::TRAIN_ONLY
+}
+
+impl GptDataConfig {
+    /// One epoch of everything for training, in the order of Megatron's default seed 1234.
+    pub fn new(seq_length: usize) -> Self {
+        Self {
+            seq_length,
+            seed: default_seed(),
+            split: default_split(),
+            num_samples: [None; 3],
+            eod_mask_loss: None,
+            keep_partial_validation: false,
+            cache: None,
+        }
+    }
+
+    fn options(&self, part: Part, num_samples: Option<usize>) -> GptOptions {
+        GptOptions {
+            seq_length: self.seq_length,
+            num_samples,
+            seed: self.seed,
+            drop_last: !(part == Part::Valid && self.keep_partial_validation),
+            eod_mask_loss: self.eod_mask_loss,
+            cache: self.cache.clone(),
+        }
+    }
+}
+
+/// The samples of one part: of one dataset, or of a blend.
+#[derive(Debug)]
+pub enum GptPart {
+    /// Samples of one dataset.
+    Single(GptDataset),
+    /// Samples of several.
+    Blended(BlendedDataset),
+}
+
+impl TokenDataset for GptPart {
+    fn len(&self) -> usize {
+        match self {
+            GptPart::Single(data) => data.len(),
+            GptPart::Blended(data) => data.len(),
+        }
+    }
+
+    fn seq_length(&self) -> usize {
+        match self {
+            GptPart::Single(data) => data.seq_length(),
+            GptPart::Blended(data) => data.seq_length(),
+        }
+    }
+
+    fn sample(&self, index: usize) -> Sample {
+        match self {
+            GptPart::Single(data) => data.sample(index),
+            GptPart::Blended(data) => data.sample(index),
+        }
+    }
+}
+
+/// Training, validation and test data; a part whose share is 0 is `None`.
+#[derive(Clone, Debug)]
+pub struct GptParts {
+    /// To learn from.
+    pub train: Option<Arc<GptPart>>,
+    /// To watch while learning.
+    pub valid: Option<Arc<GptPart>>,
+    /// To judge at the end.
+    pub test: Option<Arc<GptPart>>,
+}
+
+impl GptParts {
+    /// Opens the datasets of a blend and builds the order of their samples, as Megatron's
+    /// `BlendedMegatronDatasetBuilder` does.
+    ///
+    /// # Errors
+    /// When a dataset is refused, a part has no tokens though samples are wanted, or a weighted blend is asked for one
+    /// epoch (it has none).
+    pub fn build(blend: &Blend, config: &GptDataConfig) -> Result<Self, DataError> {
+        let datasets =
+            blend.prefixes.iter().map(|prefix| IndexedDataset::open(prefix).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+        Self::from_datasets(&datasets, blend, config)
+    }
+
+    /// The same for datasets that are open already, in the order of the blend's prefixes.
+    pub fn from_datasets(
+        datasets: &[Arc<IndexedDataset>],
+        blend: &Blend,
+        config: &GptDataConfig,
+    ) -> Result<Self, DataError> {
+        let build = |part| build_part(datasets, blend, config, part).map(|data| data.map(Arc::new));
+        Ok(Self { train: build(Part::Train)?, valid: build(Part::Valid)?, test: build(Part::Test)? })
+    }
+
+    /// The data of a part.
+    pub fn part(&self, part: Part) -> Option<&Arc<GptPart>> {
+        match part {
+            Part::Train => self.train.as_ref(),
+            Part::Valid => self.valid.as_ref(),
+            Part::Test => self.test.as_ref(),
+        }
+    }
+}
+
+fn build_part(
+    datasets: &[Arc<IndexedDataset>],
+    blend: &Blend,
+    config: &GptDataConfig,
+    part: Part,
+) -> Result<Option<GptPart>, DataError> {
+    let refuse = |what: String| {
+        let names: Vec<_> = blend.prefixes.iter().map(|prefix| prefix.display().to_string()).collect();
+        DataError::Blend { blend: names.join(" "), what: format!("{}: {what}", part.name()) }
+    };
+    if config.split.ranges(1)[part as usize].is_none() {
+        return Ok(None);
+    }
+    let wanted = config.num_samples[part as usize];
+    let open = |data: &Arc<IndexedDataset>, num_samples| {
+        let range = config.split.ranges(data.num_sequences())[part as usize].clone().expect("checked above");
+        GptDataset::new(data.clone(), range, &config.options(part, num_samples)).map_err(|error| match error {
+            DataError::Samples { path, what } => {
+                let hint = format!("{} has {} sequences to split", path.display(), data.num_sequences());
+                refuse(format!("{what}; split {} and {hint}", config.split))
+            }
+            other => other,
+        })
+    };
+    if let ([data], None) = (datasets, &blend.weights) {
+        return open(data, wanted).map(|data| Some(GptPart::Single(data)));
+    }
+    let (parts, index) = match (&blend.weights, wanted) {
+        (Some(_), None) => return Err(refuse("a weighted blend has no epochs, give the number of samples".into())),
+        (Some(weights), Some(wanted)) => {
+            let weights = numpy::normalize(weights);
+            let shares: Vec<f64> = weights.iter().map(|weight| (wanted as f64 * weight).ceil()).collect();
+            let surplus = |share: &f64| Some((share * (1.0 + SURPLUS)).ceil() as usize);
+            let parts =
+                datasets.iter().zip(&shares).map(|(data, share)| open(data, surplus(share))).collect::<Result<Vec<_>, _>>()?;
+            let size = shares.iter().map(|share| *share as usize).sum();
+            // Megatron normalises a second time, which can change the last bit.
+            (parts, BlendIndex::weighted(&numpy::normalize(&weights), size))
+        }
+        (None, wanted) => {
+            let parts = datasets.iter().map(|data| open(data, None)).collect::<Result<Vec<_>, _>>()?;
+            let sizes: Vec<usize> = parts.iter().map(TokenDataset::len).collect();
+            let index = match wanted {
+                None => BlendIndex::exhaustive(&sizes),
+                Some(wanted) => {
+                    let weights: Vec<f64> = sizes.iter().map(|&size| size as f64).collect();
+                    BlendIndex::weighted(&numpy::normalize(&weights), wanted.min(sizes.iter().sum()))
+                }
+            };
+            (parts, index)
+        }
+    };
+    BlendedDataset::new(parts, index, config.seq_length).map(|data| Some(GptPart::Blended(data))).map_err(refuse)
+}

@@ -1,0 +1,95 @@
+//! Megatron's indexed dataset: tokens in `PREFIX.bin`, and where each sequence and document lies in `PREFIX.idx`.
+
+mod dtype;
+mod layout;
+mod reader;
+mod writer;
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+pub use dtype::Dtype;
+pub use reader::IndexedDataset;
+pub use writer::{IndexedSummary, IndexedWriter};
+
+/// Why a `.bin`/`.idx` pair cannot be read or written.
+#[derive(Debug, Error)]
+pub enum IndexedError {
+    /// The operating system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// File.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// The index is truncated, inconsistent or not Megatron's.
+    #[error("{}: byte {byte}: {what}", path.display())]
+    Index {
+        /// The `.idx` file.
+        path: PathBuf,
+        /// Where in it.
+        byte: usize,
+        /// What is wrong there.
+        what: String,
+    },
+    /// The tokens do not belong to the index.
+    #[error("{}: byte {}: the file ends there, the index describes {expected} bytes", path.display(), found)]
+    Tokens {
+        /// The `.bin` file.
+        path: PathBuf,
+        /// Bytes in the file.
+        found: usize,
+        /// Bytes by the index.
+        expected: usize,
+    },
+    /// A token id does not fit into the element type.
+    #[error("{}: token id {value} does not fit into {dtype}", path.display())]
+    Value {
+        /// The `.bin` file.
+        path: PathBuf,
+        /// Token id.
+        value: i64,
+        /// Element type.
+        dtype: Dtype,
+    },
+    /// More tokens in one sequence than its 32 bit length can say.
+    #[error("{}: a sequence of {length} tokens; at most {} are possible, split the document", path.display(), i32::MAX)]
+    TooLong {
+        /// The `.bin` file.
+        path: PathBuf,
+        /// Tokens in the sequence.
+        length: usize,
+    },
+}
+
+/// `PREFIX.bin` and `PREFIX.idx`; a prefix that already ends in `.bin` or `.idx` is taken without it.
+pub fn paths(prefix: &Path) -> (PathBuf, PathBuf) {
+    let stem = match prefix.extension() {
+        Some(extension) if extension == "bin" || extension == "idx" => prefix.with_extension(""),
+        _ => prefix.to_path_buf(),
+    };
+    (with_suffix(&stem, ".bin"), with_suffix(&stem, ".idx"))
+}
+
+/// Appends to the file name; unlike `with_extension` this keeps dots that belong to the prefix.
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_keep_their_dots() {
+        let (bin, idx) = paths(Path::new("a/corpus.v1"));
+        assert_eq!((bin, idx), ("a/corpus.v1.bin".into(), "a/corpus.v1.idx".into()));
+        assert_eq!(paths(Path::new("corpus.idx")).0, PathBuf::from("corpus.bin"));
+    }
+}

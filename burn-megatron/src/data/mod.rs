@@ -1,0 +1,53 @@
+//! Text to tokens to samples, on the host only: nothing here knows tensors or ranks.
+//!
+//! - [`indexed`]: Megatron's `.bin`/`.idx` files, read through memory maps and written byte for byte.
+//! - [`preprocess`]: `.txt` and `.jsonl` files to `.bin`/`.idx`, with an existing tokenizer or one made on the spot.
+//! - [`GptParts`]: training, validation and test samples of one dataset or a [`Blend`], in Megatron's exact order.
+//! - [`TokensInMemory`], [`RandomWindows`]: the same [`TokenDataset`] over tokens in memory.
+//!
+//! A dataset is a fixed order of samples of S tokens; reading one takes the same time wherever it lies.
+//!
+//! ```
+//! use burn_megatron::data::indexed::{Dtype, IndexedWriter};
+//! use burn_megatron::data::{Blend, GptDataConfig, GptParts, TokenDataset};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! let prefix = folder.path().join("numbers");
+//! let mut writer = IndexedWriter::create(&prefix, Dtype::for_vocabulary(1000))?;
+//! for document in 0..10i64 {
+//!     writer.push_sequence(&Vec::from_iter(document * 100..document * 100 + 50))?;
+//!     writer.end_document();
+//! }
+//! writer.finish()?;
+//!
+//! let config = GptDataConfig { split: "80,20".parse()?, ..GptDataConfig::new(16) };
+//! let parts = GptParts::build(&Blend::single(&prefix), &config)?;
+//! let train = parts.train.expect("a share of 80");
+//! assert_eq!(train.len(), (8 * 50 - 1) / 16);
+//! let sample = train.sample(3);
+//! assert_eq!(sample.tokens.len(), 16);
+//! assert_eq!(sample.tokens[1..], sample.labels[..15]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod blend;
+mod build;
+mod error;
+mod gpt;
+pub mod indexed;
+mod memory;
+pub mod npy;
+pub mod numpy;
+pub mod preprocess;
+mod sample;
+mod split;
+
+pub use blend::{Blend, BlendIndex, BlendedDataset};
+pub use build::{GptDataConfig, GptPart, GptParts};
+pub use error::DataError;
+pub use gpt::{EpochPlan, GptDataset, GptOptions};
+pub use memory::{RandomWindows, TokensInMemory};
+pub use sample::{Sample, TokenDataset};
+pub use split::{Part, Split};

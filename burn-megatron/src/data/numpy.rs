@@ -1,0 +1,132 @@
+//! The parts of numpy that Megatron's sample order depends on, bit for bit.
+
+const N: usize = 624;
+const M: usize = 397;
+
+/// `numpy.random.RandomState(seed)`: the Mersenne Twister MT19937 (Matsumoto and Nishimura, 1998), of which only
+/// `shuffle` is needed.
+pub struct RandomState {
+    key: [u32; N],
+    position: usize,
+}
+
+impl RandomState {
+    /// Seeds the generator as numpy does for one integer (`init_genrand`).
+    pub fn new(seed: u32) -> Self {
+        let mut key = [0; N];
+        key[0] = seed;
+        for i in 1..N {
+            let previous: u32 = key[i - 1];
+            key[i] = 1_812_433_253u32.wrapping_mul(previous ^ (previous >> 30)).wrapping_add(i as u32);
+        }
+        Self { key, position: N }
+    }
+
+    /// The next 32 random bits.
+    pub fn next_u32(&mut self) -> u32 {
+        if self.position == N {
+            self.refill();
+        }
+        let mut y = self.key[self.position];
+        self.position += 1;
+        y ^= y >> 11;
+        y ^= (y << 7) & 0x9d2c_5680;
+        y ^= (y << 15) & 0xefc6_0000;
+        y ^ (y >> 18)
+    }
+
+    fn refill(&mut self) {
+        for i in 0..N {
+            let y = (self.key[i] & 0x8000_0000) | (self.key[(i + 1) % N] & 0x7fff_ffff);
+            let twist = if y & 1 == 1 { 0x9908_b0df } else { 0 };
+            self.key[i] = self.key[(i + M) % N] ^ (y >> 1) ^ twist;
+        }
+        self.position = 0;
+    }
+
+    /// A number in `0..=max`, by drawing under the smallest covering bit mask until one fits.
+    fn interval(&mut self, max: u32) -> u32 {
+        let mask = u32::MAX.checked_shr(max.leading_zeros()).unwrap_or(0);
+        loop {
+            let value = self.next_u32() & mask;
+            if value <= max {
+                return value;
+            }
+        }
+    }
+
+    /// `RandomState.shuffle` of a one-dimensional array.
+    ///
+    /// # Panics
+    /// For more than 2³² items; numpy draws 64 bits there.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            let max = u32::try_from(i).expect("at most 2^32 items are shuffled");
+            items.swap(i, self.interval(max) as usize);
+        }
+    }
+}
+
+/// `numpy.sum` of float64: pairwise, in blocks of at most 128 that are added in eight lanes.
+pub fn sum(values: &[f64]) -> f64 {
+    match values.len() {
+        0..8 => values.iter().sum(),
+        8..=128 => {
+            let (blocks, rest) = values.as_chunks::<8>();
+            let mut lanes = blocks[0];
+            for block in &blocks[1..] {
+                for (lane, value) in lanes.iter_mut().zip(block) {
+                    *lane += value;
+                }
+            }
+            let [a, b, c, d, e, f, g, h] = lanes;
+            rest.iter().fold(((a + b) + (c + d)) + ((e + f) + (g + h)), |total, value| total + value)
+        }
+        n => {
+            let half = n / 2 - (n / 2) % 8;
+            sum(&values[..half]) + sum(&values[half..])
+        }
+    }
+}
+
+/// Megatron's `normalize`: every weight divided by [`sum`].
+pub fn normalize(weights: &[f64]) -> Vec<f64> {
+    let total = sum(weights);
+    weights.iter().map(|weight| weight / total).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn first_outputs_are_those_of_the_reference_implementation() {
+        // mt19937ar with init_genrand(5489), the published default seed; its 10,000th output is 4123659995 (C++
+        // standard, [rand.predef]).
+        let mut random = RandomState::new(5489);
+        let outputs: Vec<u32> = (0..10_000).map(|_| random.next_u32()).collect();
+        assert_eq!(outputs[0], 3_499_211_612);
+        assert_eq!(outputs[9_999], 4_123_659_995);
+    }
+
+    proptest! {
+        #[test]
+        fn shuffle_is_a_permutation_decided_by_the_seed(seed: u32, size in 0usize..300) {
+            let mut items: Vec<usize> = (0..size).collect();
+            RandomState::new(seed).shuffle(&mut items);
+            let mut again: Vec<usize> = (0..size).collect();
+            RandomState::new(seed).shuffle(&mut again);
+            prop_assert_eq!(&items, &again);
+            items.sort_unstable();
+            prop_assert_eq!(items, (0..size).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn sum_is_close_to_the_plain_sum(values in prop::collection::vec(0.0f64..1.0, 0..400)) {
+            let plain: f64 = values.iter().sum();
+            prop_assert!((sum(&values) - plain).abs() <= 1e-12 * plain.max(1.0));
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! One document: the value of each key, as text or as token ids.
+
+use serde_json::{Map, Value};
+
+use super::source::Body;
+
+/// The value of a key.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Field {
+    Text(String),
+    Ids(Vec<i64>),
+}
+
+/// The values of `keys`; what is wrong with the document if it has not all of them.
+pub(super) fn fields(body: Body, keys: &[String]) -> Result<Vec<Field>, String> {
+    let value = match body {
+        Body::Text(bytes) => Value::String(String::from_utf8(bytes).map_err(|error| {
+            format!("not UTF-8 at byte {} of the document", error.utf8_error().valid_up_to())
+        })?),
+        Body::Json(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
+            // The document is one line, so only the column of the parser's place says anything.
+            let text = error.to_string();
+            let what = text.split(" at line ").next().unwrap_or(&text).to_owned();
+            format!("not JSON: {what} at column {}", error.column())
+        })?,
+        Body::Value(value) => value,
+    };
+    match value {
+        Value::Object(mut object) => keys.iter().map(|key| field(key, take(&mut object, key)?)).collect(),
+        value => match keys {
+            [key] => Ok(vec![field(key, value)?]),
+            keys => Err(format!("one value, but {} keys are wanted ({})", keys.len(), keys.join(", "))),
+        },
+    }
+}
+
+fn take(object: &mut Map<String, Value>, key: &str) -> Result<Value, String> {
+    object.remove(key).ok_or_else(|| {
+        let keys: Vec<&str> = object.keys().map(String::as_str).collect();
+        format!("no key '{key}'; the keys are {}", keys.join(", "))
+    })
+}
+
+fn field(key: &str, value: Value) -> Result<Field, String> {
+    match value {
+        Value::String(text) => Ok(Field::Text(text)),
+        Value::Array(values) => {
+            let id = |(i, value): (usize, &Value)| {
+                value.as_i64().ok_or_else(|| format!("key '{key}': element {i} of the array, {value}, is no token id"))
+            };
+            values.iter().enumerate().map(id).collect::<Result<_, _>>().map(Field::Ids)
+        }
+        other => Err(format!("key '{key}' is neither text nor an array of token ids: {other}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str, keys: &[&str]) -> Result<Vec<Field>, String> {
+        let keys: Vec<String> = keys.iter().map(|key| key.to_string()).collect();
+        fields(Body::Json(json.as_bytes().to_vec()), &keys)
+    }
+
+    #[test]
+    fn keys_are_text_or_ids() {
+        let fields = parse(r#"{"a": "x", "b": [1, 2], "c": null}"#, &["b", "a"]).unwrap();
+        assert_eq!(fields, [Field::Ids(vec![1, 2]), Field::Text("x".into())]);
+        assert_eq!(parse("[3]", &["text"]).unwrap(), [Field::Ids(vec![3])]);
+        assert_eq!(parse("[]", &["text"]).unwrap(), [Field::Ids(vec![])]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let wrong = |json, keys: &[&str]| parse(json, keys).unwrap_err();
+        assert_eq!(wrong(r#"{"a": 1, "b": 2}"#, &["text"]), "no key 'text'; the keys are a, b");
+        assert_eq!(wrong(r#"{"text": "#, &["text"]), "not JSON: EOF while parsing a value at column 9");
+        assert_eq!(
+            wrong(r#"{"text": [1, "x"]}"#, &["text"]),
+            "key 'text': element 1 of the array, \"x\", is no token id"
+        );
+        assert_eq!(wrong(r#"{"text": 7}"#, &["text"]), "key 'text' is neither text nor an array of token ids: 7");
+        assert_eq!(wrong("[1]", &["a", "b"]), "one value, but 2 keys are wanted (a, b)");
+        let error = fields(Body::Text(vec![b'a', 0xff]), &["text".into()]).unwrap_err();
+        assert_eq!(error, "not UTF-8 at byte 1 of the document");
+    }
+}

@@ -1,0 +1,217 @@
+//! Loading a tokenizer, or making one from the text itself.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use tokenizers::decoders::byte_level::ByteLevel;
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::{AddedToken, ModelWrapper, Tokenizer};
+
+use super::PreprocessError;
+
+/// The end-of-document token of tokenizers that are made here.
+const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// What known tokenizers call the end of a document, the most specific first.
+const END_TOKENS: [&str; 7] = [END_OF_TEXT, "<|end_of_text|>", "<eod>", "<EOD>", "</s>", "<eos>", "<|im_end|>"];
+
+/// Bytes, and the end-of-document token.
+const SMALLEST_BPE: usize = 257;
+
+/// Where the tokenizer comes from. One that is made here is saved as `{prefix}_tokenizer.json`, which every program of
+/// the `tokenizers` family reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizerChoice {
+    /// A `tokenizer.json`.
+    File(PathBuf),
+    /// A byte-level BPE of this many entries, trained on the input.
+    TrainBpe(usize),
+    /// The characters of the input in code point order, as nanoGPT's Shakespeare example does.
+    Characters,
+    /// The 256 bytes, each being its own id.
+    Bytes,
+    /// None: the documents are token ids already.
+    None,
+}
+
+fn failed(error: impl std::fmt::Display) -> PreprocessError {
+    PreprocessError::Tokenizer(error.to_string())
+}
+
+impl TokenizerChoice {
+    /// Whether the tokenizer comes from the input and is to be saved.
+    pub(super) fn is_made_here(&self) -> bool {
+        matches!(self, Self::TrainBpe(_) | Self::Characters | Self::Bytes)
+    }
+
+    /// Loads or makes the tokenizer from `texts`. `with_eod` adds the end-of-document token to those made here; a BPE
+    /// always has it, as its first entry.
+    pub(super) fn tokenizer(
+        &self,
+        texts: impl Iterator<Item = String> + Send,
+        with_eod: bool,
+    ) -> Result<Option<Tokenizer>, PreprocessError> {
+        let mut tokenizer = match self {
+            Self::None => return Ok(None),
+            Self::File(path) => {
+                let named = |error: &dyn std::fmt::Display| failed(format!("{}: {error}", path.display()));
+                let mut tokenizer = Tokenizer::from_file(path).map_err(|error| named(&error))?;
+                // Documents are of any length: neither cut nor filled up.
+                tokenizer.with_truncation(None).map_err(|error| named(&error))?.with_padding(None);
+                return Ok(Some(tokenizer));
+            }
+            Self::TrainBpe(vocab_size) => return train_bpe(texts, *vocab_size).map(Some),
+            Self::Characters => {
+                let mut characters = BTreeSet::new();
+                texts.for_each(|text| characters.extend(text.chars()));
+                from_symbols(characters, json!(null), json!({"type": "Fuse"}))?
+            }
+            Self::Bytes => {
+                let bytes = json!({
+                    "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false
+                });
+                from_symbols((0..=255).map(byte_symbol), bytes.clone(), bytes)?
+            }
+        };
+        if with_eod {
+            tokenizer.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
+        }
+        Ok(Some(tokenizer))
+    }
+}
+
+/// The id of the end-of-document token: of `token`, or of the first usual one that the tokenizer has.
+pub fn end_of_document(tokenizer: &Tokenizer, token: Option<&str>) -> Option<i64> {
+    match token {
+        Some(token) => tokenizer.token_to_id(token),
+        None => END_TOKENS.iter().find_map(|token| tokenizer.token_to_id(token)),
+    }
+    .map(i64::from)
+}
+
+/// The tokens that [`end_of_document`] looks for, for messages.
+pub(super) fn usual_end_tokens() -> String {
+    END_TOKENS.join(", ")
+}
+
+/// One more than the highest id.
+pub(super) fn vocab_size(tokenizer: &Tokenizer) -> usize {
+    tokenizer.get_vocab(true).values().max().map_or(0, |highest| *highest as usize + 1)
+}
+
+fn train_bpe(texts: impl Iterator<Item = String> + Send, size: usize) -> Result<Tokenizer, PreprocessError> {
+    if size < SMALLEST_BPE {
+        return Err(failed(format!(
+            "a byte-level BPE of {size} entries; at least {SMALLEST_BPE} are needed (256 bytes and {END_OF_TEXT})"
+        )));
+    }
+    let mut tokenizer = Tokenizer::new(ModelWrapper::BPE(BPE::default()));
+    tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+    tokenizer.with_decoder(Some(ByteLevel::new(false, true, true)));
+    let trainer = BpeTrainer::builder()
+        .vocab_size(size)
+        .min_frequency(2)
+        .show_progress(false)
+        .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .build();
+    tokenizer.train(&mut TrainerWrapper::BpeTrainer(trainer), texts).map_err(failed)?;
+    Ok(tokenizer)
+}
+
+/// A BPE without merges: every symbol is an entry, in order. Naming an unknown token that does not exist makes other
+/// symbols an error; without the name they would be dropped silently.
+fn from_symbols(
+    symbols: impl IntoIterator<Item = char>,
+    pre_tokenizer: Value,
+    decoder: Value,
+) -> Result<Tokenizer, PreprocessError> {
+    let vocab: serde_json::Map<String, Value> =
+        symbols.into_iter().enumerate().map(|(id, symbol)| (symbol.to_string(), json!(id))).collect();
+    let tokenizer = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [],
+        "normalizer": null,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": null,
+        "decoder": decoder,
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": "a symbol that is not in the vocabulary",
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": false,
+            "byte_fallback": false,
+            "ignore_merges": false,
+            "vocab": vocab,
+            "merges": [],
+        },
+    });
+    Tokenizer::from_bytes(tokenizer.to_string()).map_err(failed)
+}
+
+/// GPT-2's printable stand-in for a byte: itself where it is printable Latin-1, else the next free code point from 256.
+fn byte_symbol(byte: u8) -> char {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    match printable(byte) {
+        true => char::from(byte),
+        false => {
+            let before = (0..byte).filter(|&other| !printable(other)).count() as u32;
+            char::from_u32(256 + before).expect("a Latin character")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "the cat and the hat\nthe cätt 猫\n";
+
+    fn make(choice: TokenizerChoice, with_eod: bool) -> Tokenizer {
+        choice.tokenizer([TEXT.to_owned()].into_iter(), with_eod).unwrap().unwrap()
+    }
+
+    fn round_trip(tokenizer: &Tokenizer) -> Vec<u32> {
+        let ids = tokenizer.encode_fast(TEXT, false).unwrap().get_ids().to_vec();
+        assert_eq!(tokenizer.decode(&ids, false).unwrap(), TEXT);
+        ids
+    }
+
+    #[test]
+    fn bytes_are_their_own_ids() {
+        let tokenizer = make(TokenizerChoice::Bytes, true);
+        assert_eq!(round_trip(&tokenizer), TEXT.bytes().map(u32::from).collect::<Vec<_>>());
+        assert_eq!(end_of_document(&tokenizer, None), Some(256));
+        assert_eq!(vocab_size(&tokenizer), 257);
+    }
+
+    #[test]
+    fn characters_are_numbered_in_order_and_others_are_refused() {
+        let tokenizer = make(TokenizerChoice::Characters, false);
+        let mut characters: Vec<char> = TEXT.chars().collect();
+        characters.sort_unstable();
+        characters.dedup();
+        let expected: Vec<u32> = TEXT.chars().map(|c| characters.binary_search(&c).unwrap() as u32).collect();
+        assert_eq!(round_trip(&tokenizer), expected);
+        assert_eq!(vocab_size(&tokenizer), characters.len());
+        assert_eq!(end_of_document(&tokenizer, None), None);
+        assert!(tokenizer.encode_fast("the dog", false).is_err());
+    }
+
+    #[test]
+    fn trained_bpe_is_the_same_each_time_and_merges() {
+        let text = TEXT.repeat(3);
+        let train = || train_bpe([text.clone()].into_iter(), 280).unwrap();
+        let tokenizer = train();
+        assert_eq!(tokenizer.to_string(false).unwrap(), train().to_string(false).unwrap());
+        assert!(round_trip(&tokenizer).len() < TEXT.len());
+        assert_eq!(end_of_document(&tokenizer, None), Some(0));
+        assert!(train_bpe(std::iter::empty(), 256).is_err());
+    }
+}

@@ -1,0 +1,51 @@
+//! What an engine asks of a dataset.
+
+/// One training sample of S tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Inputs, S token ids.
+    pub tokens: Vec<i64>,
+    /// What to predict at each input, S token ids: the inputs moved by one.
+    pub labels: Vec<i64>,
+    /// Which predictions count in the loss; `None` when all S do.
+    pub loss_mask: Option<Vec<bool>>,
+}
+
+impl Sample {
+    /// A sample from S + 1 consecutive tokens, all of which count.
+    ///
+    /// # Panics
+    /// When `row` is empty.
+    pub fn from_row(row: Vec<i64>) -> Self {
+        let labels = row[1..].to_vec();
+        let mut tokens = row;
+        tokens.pop();
+        Self { tokens, labels, loss_mask: None }
+    }
+
+    /// Number of predictions that count in the loss.
+    pub fn counted(&self) -> usize {
+        self.loss_mask.as_ref().map_or(self.tokens.len(), |mask| mask.iter().filter(|counts| **counts).count())
+    }
+}
+
+/// A fixed order of samples of equal length. Access is random and takes the same time everywhere, so a resumed run just
+/// goes on at its index.
+pub trait TokenDataset: Send + Sync {
+    /// Number of samples.
+    fn len(&self) -> usize;
+
+    /// Tokens per sample, S.
+    fn seq_length(&self) -> usize;
+
+    /// The sample at an index.
+    ///
+    /// # Panics
+    /// When `index` is not below [`len`](Self::len).
+    fn sample(&self, index: usize) -> Sample;
+
+    /// Whether there is no sample.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
