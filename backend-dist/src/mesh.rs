@@ -65,6 +65,26 @@ impl Axis {
         Axis::Edp,
     ];
 
+    /// Lower case, as in log lines and error messages: `tp`, `dp-cp`, …
+    pub fn name(self) -> &'static str {
+        match self {
+            Axis::World => "world",
+            Axis::Tp => "tp",
+            Axis::Cp => "cp",
+            Axis::Dp => "dp",
+            Axis::DpCp => "dp-cp",
+            Axis::Pp => "pp",
+            Axis::TpPp => "tp-pp",
+            Axis::TpCp => "tp-cp",
+            Axis::TpDpCp => "tp-dp-cp",
+            Axis::Etp => "etp",
+            Axis::Ep => "ep",
+            Axis::EtpEp => "etp-ep",
+            Axis::EtpEpPp => "etp-ep-pp",
+            Axis::Edp => "edp",
+        }
+    }
+
     /// The grid of the axis, and which of its four dimensions vary inside a group.
     fn dimensions(self) -> (GridKind, [bool; 4]) {
         use GridKind::{Dense, Expert};
@@ -88,25 +108,9 @@ impl Axis {
     }
 }
 
-/// Lower case, as in log lines and error messages: `tp`, `dp-cp`, …
 impl fmt::Display for Axis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Axis::World => "world",
-            Axis::Tp => "tp",
-            Axis::Cp => "cp",
-            Axis::Dp => "dp",
-            Axis::DpCp => "dp-cp",
-            Axis::Pp => "pp",
-            Axis::TpPp => "tp-pp",
-            Axis::TpCp => "tp-cp",
-            Axis::TpDpCp => "tp-dp-cp",
-            Axis::Etp => "etp",
-            Axis::Ep => "ep",
-            Axis::EtpEp => "etp-ep",
-            Axis::EtpEpPp => "etp-ep-pp",
-            Axis::Edp => "edp",
-        })
+        f.write_str(self.name())
     }
 }
 

@@ -74,7 +74,9 @@ pub fn runnable(layout: &ParallelLayout) -> Result<()> {
     ];
     for (flag, value, legal) in not_yet {
         if value > legal {
-            bail!("--{flag} {value} does not run yet: this version trains with tensor, sequence and data parallelism; nearest legal: --{flag} {legal}");
+            bail!(
+                "--{flag} {value} does not run yet: this version trains with tensor, sequence and data parallelism; nearest legal: --{flag} {legal}"
+            );
         }
     }
     if layout.etp.is_some_and(|etp| etp != layout.tp) {

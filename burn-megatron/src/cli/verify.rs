@@ -121,7 +121,10 @@ fn layouts(args: &Args, config: &impl ModelConfig) -> anyhow::Result<Vec<Candida
         dims.check(&candidate.layout, args.seq_length)?;
         let parts = candidate.layout.dp * candidate.accumulation;
         if !args.global_batch.is_multiple_of(parts) {
-            bail!("--layout \"{text}\" cuts a step into {parts} parts, --global-batch {} is not a multiple", args.global_batch);
+            bail!(
+                "--layout \"{text}\" cuts a step into {parts} parts, --global-batch {} is not a multiple",
+                args.global_batch
+            );
         }
         Ok(candidate)
     };

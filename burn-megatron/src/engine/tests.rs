@@ -180,9 +180,8 @@ fn a_bad_loss_names_step_rank_and_micro_batch() {
 
 #[test]
 fn a_bad_batch_changes_nothing() {
-    let (model, registry) = bigram(None);
-    let mut engine =
-        RankEngine::new(&Rank::single(Device::flex()), model, registry, config(4, LossMean::PerToken)).unwrap();
+    let rank = Rank::single(Device::flex());
+    let mut engine = RankEngine::new(&rank, bigram(None), config(4, LossMean::PerToken)).unwrap();
     let before = engine.model().table.val().into_data();
     let error = engine.train_step(&batch().slice(0..2)).unwrap_err();
     assert_eq!(error, EngineError::Rows { rows: 2, expected: 4 });

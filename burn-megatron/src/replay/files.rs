@@ -65,7 +65,7 @@ fn shape_in_words(found: &Option<Vec<usize>>) -> String {
 /// All tensors of a file of `F32` and `F64` tensors, by name.
 pub(super) fn floats(path: &Path) -> Result<BTreeMap<String, HostTensor>, FileError> {
     read(path, |name, dtype, bytes| match dtype {
-        Dtype::F32 => Ok(bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()),
+        Dtype::F32 => Ok(bytes.as_chunks::<4>().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect()),
         Dtype::F64 => Ok(bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect()),
         found => Err(FileError::Type { path: path.into(), name: name.into(), found, expected: "F32 or F64" }),
     })

@@ -101,7 +101,8 @@ impl Oracle {
             }
         };
         let batches = steps.iter().map(batch).collect::<Result<_, _>>()?;
-        let (initial, last) = (files::floats(&dir.join("init.safetensors"))?, files::floats(&dir.join("final.safetensors"))?);
+        let (initial, last) =
+            (files::floats(&dir.join("init.safetensors"))?, files::floats(&dir.join("final.safetensors"))?);
         Ok(Self { model, training: train, steps, batches, initial, last })
     }
 }

@@ -36,7 +36,9 @@ pub(super) fn number_after(text: &str, key: &'static str, nth: usize) -> Result<
 pub(super) fn engine(training: &OracleTraining) -> Result<EngineConfig, RecipeError> {
     let text = &training.optimizer;
     if !(text.contains("AdamW") && text.contains("constant") && text.contains("not on 1-D")) {
-        return Err(RecipeError::Unsupported { what: format!("another optimizer than AdamW at a constant rate: `{text}`") });
+        return Err(RecipeError::Unsupported {
+            what: format!("another optimizer than AdamW at a constant rate: `{text}`"),
+        });
     }
     Ok(EngineConfig {
         micro_batch: training.micro_batch_size,
@@ -75,7 +77,8 @@ pub(super) fn check_llama(model: &OracleModel) -> Result<(), RecipeError> {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "AdamW lr 1e-2 constant, betas 0.9 0.95, eps 1e-8, weight decay 0.1 (not on 1-D), clip 1.0, fp32";
+    const TEXT: &str =
+        "AdamW lr 1e-2 constant, betas 0.9 0.95, eps 1e-8, weight decay 0.1 (not on 1-D), clip 1.0, fp32";
 
     #[test]
     fn the_description_is_understood() {
@@ -88,7 +91,8 @@ mod tests {
 
     #[test]
     fn other_descriptions_are_refused() {
-        let training = |text: &str| OracleTraining { global_batch_size: 8, micro_batch_size: 2, optimizer: text.into() };
+        let training =
+            |text: &str| OracleTraining { global_batch_size: 8, micro_batch_size: 2, optimizer: text.into() };
         let error = engine(&training(&TEXT.replace("eps 1e-8", ""))).unwrap_err();
         assert!(matches!(error, RecipeError::Number { key: "eps", .. }), "{error}");
         assert!(engine(&training("SGD lr 1e-2 constant")).is_err());

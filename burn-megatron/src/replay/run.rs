@@ -4,7 +4,7 @@ use super::files::FileError;
 use super::oracle::{Oracle, OracleModel};
 use super::recipe::{self, RecipeError, number_after};
 use crate::batch::BatchError;
-use crate::verify::{Candidate, Job, TraceError, assemble, trace};
+use crate::verify::{Candidate, Job, TraceError, assemble, trace, worst_of};
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::shard::HostTensor;
 use burn::tensor::FloatDType;
@@ -96,10 +96,7 @@ impl Replay {
 
     /// The largest relative differences of loss and gradient norm over all steps.
     pub fn worst(&self) -> (f64, f64) {
-        let worst = |of: fn(&ReplayStep) -> [f64; 2]| {
-            let differences = self.steps.iter().map(|step| relative(of(step)));
-            differences.fold(0.0, |max: f64, d| if d.is_nan() || d > max { d } else { max })
-        };
+        let worst = |of: fn(&ReplayStep) -> [f64; 2]| worst_of(self.steps.iter().map(|step| relative(of(step))));
         (worst(|step| step.loss), worst(|step| step.grad_norm))
     }
 }
@@ -136,7 +133,8 @@ pub fn replay(oracle: &Oracle, layout: &ParallelLayout) -> Result<Replay, Replay
     model.dims().check(layout, oracle.model.seq_length)?;
     let engine = recipe::engine(&oracle.training)?;
     let accumulation = engine.plan(layout.dp)?.accumulation;
-    let (initial, last) = (model.megatron_names().import(&oracle.initial)?, model.megatron_names().import(&oracle.last)?);
+    let (initial, last) =
+        (model.megatron_names().import(&oracle.initial)?, model.megatron_names().import(&oracle.last)?);
 
     let candidate = Candidate { layout: layout.clone(), accumulation };
     let job = Job { engine, batches: oracle.batches.clone() };
@@ -158,8 +156,7 @@ fn worst_weight(ours: &BTreeMap<String, HostTensor>, theirs: &BTreeMap<String, H
     let difference = |(name, theirs): (&String, &HostTensor)| {
         let ours = &ours[name];
         let scale = theirs.data.iter().fold(f64::MIN_POSITIVE, |max, x| x.abs().max(max));
-        let gaps = ours.data.iter().zip(&theirs.data).map(|(a, b)| (a - b).abs() / scale);
-        (gaps.fold(0.0, |max: f64, gap| if gap.is_nan() || gap > max { gap } else { max }), name.clone())
+        (worst_of(ours.data.iter().zip(&theirs.data).map(|(a, b)| (a - b).abs() / scale)), name.clone())
     };
     let worse = |a: (f64, String), b: (f64, String)| if b.0 > a.0 || b.0.is_nan() { b } else { a };
     theirs.iter().map(difference).fold((0.0, "none".into()), worse)

@@ -45,8 +45,7 @@ pub struct Worst {
 
 impl Worst {
     fn take(&mut self, relative: f64, at: impl FnOnce() -> String) {
-        // Written so that a NaN is worse than anything.
-        if !(relative <= self.relative) {
+        if is_worse(relative, self.relative) {
             *self = Self { relative, at: at() };
         }
     }
@@ -73,7 +72,7 @@ impl Differences {
     pub fn worst(&self) -> &Worst {
         let mut worst = &self.loss;
         for other in [&self.gradients, &self.parameters] {
-            if !(other.relative <= worst.relative) {
+            if is_worse(other.relative, worst.relative) {
                 worst = other;
             }
         }
@@ -100,6 +99,16 @@ pub fn compare(reference: &Reference, ranks: &[RankTrace]) -> Differences {
     found
 }
 
+/// Nothing is worse than a NaN.
+fn is_worse(new: f64, old: f64) -> bool {
+    !old.is_nan() && (new.is_nan() || new > old)
+}
+
+/// The largest of some differences, NaN if one of them is.
+pub(crate) fn worst_of(differences: impl IntoIterator<Item = f64>) -> f64 {
+    differences.into_iter().fold(0.0, |worst, d| if is_worse(d, worst) { d } else { worst })
+}
+
 fn relative(a: f64, b: f64) -> f64 {
     (a - b).abs() / b.abs().max(f64::MIN_POSITIVE)
 }
@@ -123,8 +132,7 @@ fn tensors(
         };
         let expected = local.section.slice(&global.data);
         let scale = largest(&global.data).max(floor);
-        let gap = local.values.iter().zip(&expected).map(|(a, b)| (a - b).abs());
-        let gap = gap.fold(0.0, |max: f64, gap| if gap.is_nan() || gap > max { gap } else { max });
+        let gap = worst_of(local.values.iter().zip(&expected).map(|(a, b)| (a - b).abs()));
         worst.take(gap / scale, || place(name));
     }
 }

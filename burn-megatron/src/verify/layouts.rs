@@ -77,9 +77,27 @@ mod tests {
     #[test]
     fn every_combination_that_fits() {
         let names: Vec<String> = candidates(4, 8, |layout| layout.tp != 3).iter().map(ToString::to_string).collect();
-        assert_eq!(names, [
-            "TP1 x2", "DP2", "DP2 x2", "DP4", "DP4 x2", "TP2", "TP2 x2", "TP2 DP2", "TP2 DP2 x2", "TP2 SP", "TP2 SP x2",
-            "TP2 SP DP2", "TP2 SP DP2 x2", "TP4", "TP4 x2", "TP4 SP", "TP4 SP x2"
-        ]);
+        assert_eq!(
+            names,
+            [
+                "TP1 x2",
+                "DP2",
+                "DP2 x2",
+                "DP4",
+                "DP4 x2",
+                "TP2",
+                "TP2 x2",
+                "TP2 DP2",
+                "TP2 DP2 x2",
+                "TP2 SP",
+                "TP2 SP x2",
+                "TP2 SP DP2",
+                "TP2 SP DP2 x2",
+                "TP4",
+                "TP4 x2",
+                "TP4 SP",
+                "TP4 SP x2"
+            ]
+        );
     }
 }

@@ -6,6 +6,7 @@ mod run;
 mod table;
 mod trace;
 
+pub(crate) use compare::worst_of;
 pub use compare::{Differences, Reference, Worst, compare};
 pub use layouts::{Candidate, candidates};
 pub use run::{Settings, TOLERANCE, verify};

@@ -33,7 +33,8 @@ impl Settings {
     /// Random batches for a vocabulary; about one token in eight does not count in the loss, so that a wrong count
     /// shows.
     pub fn job(&self, vocab_size: usize) -> Job {
-        let draw = |name: &str, index: usize| Init::Uniform { low: 0.0, high: 1.0 }.value(self.seed, name, index as u64);
+        let draw =
+            |name: &str, index: usize| Init::Uniform { low: 0.0, high: 1.0 }.value(self.seed, name, index as u64);
         let batch = |step: usize| {
             let ids: Vec<i64> = (0..self.global_batch * (self.seq + 1))
                 .map(|index| (draw(&format!("tokens {step}"), index) * vocab_size as f64) as i64)
