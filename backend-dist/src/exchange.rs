@@ -79,7 +79,7 @@ impl ExchangeOps for Flex {
     }
 }
 
-/// Through host memory: correct on every CubeCL device, and all there is until the NCCL transport.
+/// Over NCCL where every rank has a GPU of its own, otherwise through host memory.
 #[cfg(feature = "cuda")]
 impl ExchangeOps for burn::backend::Cube {
     fn exchange(
@@ -91,8 +91,12 @@ impl ExchangeOps for burn::backend::Cube {
         if group.size() == 1 {
             return x;
         }
+        if let Some(link) = crate::nccl::communicator(&group, &x) {
+            return crate::nccl::exchange(x, forward, &group, link);
+        }
         let device = x.device.clone();
-        let data = cubecl_common::future::block_on(Self::float_into_data(x)).expect("the device gives its data back");
+        let data = burn::tensor::try_read_sync(Self::float_into_data(x)).expect("a CubeCL device reads synchronously");
+        let data = data.expect("the device gives its data back");
         Self::float_from_data(in_process(FlexTensor::from_data(data), forward, &group).into_data(), &device)
     }
 
@@ -100,8 +104,12 @@ impl ExchangeOps for burn::backend::Cube {
         if group.size() == 1 {
             return x;
         }
+        if let Some(link) = crate::nccl::communicator(&group, &x) {
+            return crate::nccl::exchange(x, forward, &group, link);
+        }
         let device = x.device.clone();
-        let data = cubecl_common::future::block_on(Self::int_into_data(x)).expect("the device gives its data back");
+        let data = burn::tensor::try_read_sync(Self::int_into_data(x)).expect("a CubeCL device reads synchronously");
+        let data = data.expect("the device gives its data back");
         Self::int_from_data(in_process(FlexTensor::from_data(data), forward, &group).into_data(), &device)
     }
 }

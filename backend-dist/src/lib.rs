@@ -5,5 +5,7 @@ pub mod comm;
 pub mod exchange;
 pub mod launch;
 pub mod mesh;
+#[cfg(feature = "cuda")]
+mod nccl;
 pub mod ops;
 pub mod shard;

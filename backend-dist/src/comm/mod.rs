@@ -199,6 +199,30 @@ impl Group {
         world.take(*id, (from, self.member), payload)
     }
 
+    /// Ends the run with `cause`, as a failure of this rank.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn fail(&self, cause: FailureCause) {
+        if let Some((world, _)) = &self.world {
+            world.fail(self.ranks[self.member], cause);
+        }
+    }
+
+    /// This rank's end of the group's device communicator, made by `join` on first use.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn device_link(
+        &self,
+        join: impl FnOnce(&Self) -> Option<crate::nccl::Communicator>,
+    ) -> Option<crate::nccl::Communicator> {
+        let (world, id) = self.world.as_ref()?;
+        let key = (*id, self.member);
+        if let Some(link) = world.links.lock().expect("no panic under this lock").get(&key) {
+            return *link;
+        }
+        let link = join(self);
+        world.links.lock().expect("no panic under this lock").insert(key, link);
+        link
+    }
+
     fn meet<I, O>(&self, name: String, payload: String, input: I, combine: impl FnOnce(Vec<I>) -> O) -> Arc<O>
     where
         I: Send + Sync + 'static,

@@ -2,12 +2,14 @@
 
 use super::ReduceOp;
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{Bytes, DType, Shape};
+use burn::tensor::{Bytes, DType, Element, Shape};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// Elements per task; below twice this a second thread costs more than it gives.
-const CHUNK: usize = 32 * 1024;
+/// Elements summed at a time, so that the running sum stays in the first-level cache.
+const CHUNK: usize = 2048;
+/// Elements from which a second thread pays.
+const PARALLEL: usize = 128 * 1024;
 
 /// Element-wise reduction of tensors of equal shape and type, in order. 16-bit floats are accumulated in f32 and rounded
 /// once.
@@ -49,42 +51,38 @@ accumulate! {
 
 fn fold<E, A>(inputs: Vec<FlexTensor>, op: ReduceOp) -> FlexTensor
 where
-    E: burn::tensor::Element + bytemuck::Pod + Accumulate<A> + Send + Sync,
+    E: Element + bytemuck::Pod + Accumulate<A> + Send + Sync,
     A: Copy + PartialOrd + std::ops::Add<Output = A> + Send + Sync,
+{
+    // A NaN of any rank reaches every rank: comparisons with it are false, so it must be asked for.
+    match op {
+        ReduceOp::Sum => fold_with::<E, A>(inputs, |a, b| a + b),
+        ReduceOp::Max => fold_with::<E, A>(inputs, |a, b| if a > b || is_nan(a) { a } else { b }),
+        ReduceOp::Min => fold_with::<E, A>(inputs, |a, b| if a < b || is_nan(a) { a } else { b }),
+    }
+}
+
+fn fold_with<E, A>(inputs: Vec<FlexTensor>, combine: impl Fn(A, A) -> A + Sync) -> FlexTensor
+where
+    E: Element + bytemuck::Pod + Accumulate<A> + Send + Sync,
+    A: Copy + Send + Sync,
 {
     let inputs: Vec<FlexTensor> = inputs.into_iter().map(|x| x.to_contiguous()).collect();
     let slices: Vec<&[E]> = inputs.iter().map(|x| x.as_slice::<E>().expect("contiguous, of this type")).collect();
-    let combine = |a: A, b: A| match op {
-        ReduceOp::Sum => a + b,
-        // A NaN of any rank reaches every rank: every comparison with it is false, and it is not equal to itself.
-        ReduceOp::Max => {
-            if a > b || is_nan(a) {
-                a
-            } else {
-                b
-            }
-        }
-        ReduceOp::Min => {
-            if a < b || is_nan(a) {
-                a
-            } else {
-                b
-            }
-        }
-    };
-    let mut out: Vec<E> =
-        vec![slices[0].first().copied().unwrap_or_else(|| bytemuck::Zeroable::zeroed()); slices[0].len()];
+    let mut out: Vec<E> = vec![bytemuck::Zeroable::zeroed(); slices[0].len()];
     let reduce_chunk = |(index, out): (usize, &mut [E])| {
-        let start = index * CHUNK;
-        for (offset, out) in out.iter_mut().enumerate() {
-            let mut sum = slices[0][start + offset].widen();
-            for slice in &slices[1..] {
-                sum = combine(sum, slice[start + offset].widen());
+        let range = index * CHUNK..index * CHUNK + out.len();
+        let mut sum: Vec<A> = slices[0][range.clone()].iter().map(|x| x.widen()).collect();
+        for slice in &slices[1..] {
+            for (sum, x) in sum.iter_mut().zip(&slice[range.clone()]) {
+                *sum = combine(*sum, x.widen());
             }
+        }
+        for (out, sum) in out.iter_mut().zip(sum) {
             *out = E::narrow(sum);
         }
     };
-    if out.len() >= 2 * CHUNK {
+    if out.len() >= PARALLEL {
         out.par_chunks_mut(CHUNK).enumerate().for_each(reduce_chunk);
     } else {
         out.chunks_mut(CHUNK).enumerate().for_each(reduce_chunk);

@@ -22,6 +22,9 @@ pub(crate) struct World {
     places: Vec<String>,
     state: Mutex<State>,
     changed: Condvar,
+    /// Per group and member: its device communicator, or `None` where the host carries the data.
+    #[cfg(feature = "cuda")]
+    pub(crate) links: Mutex<HashMap<(GroupId, usize), Option<crate::nccl::Communicator>>>,
 }
 
 struct State {
@@ -65,7 +68,7 @@ struct Meeting {
 }
 
 /// Index of a group in its world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GroupId(usize);
 
 impl World {
@@ -73,7 +76,13 @@ impl World {
     pub(crate) fn new(places: Vec<String>) -> Arc<Self> {
         let ranks = places.iter().map(|_| RankState::default()).collect();
         let state = State { ranks, groups: Vec::new(), failure: None };
-        Arc::new(Self { places, state: Mutex::new(state), changed: Condvar::new() })
+        Arc::new(Self {
+            places,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            #[cfg(feature = "cuda")]
+            links: Mutex::default(),
+        })
     }
 
     /// The group of these ranks under this name, made on first use.

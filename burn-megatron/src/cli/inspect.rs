@@ -171,9 +171,7 @@ fn show(args: &Args, parts: &GptParts) -> anyhow::Result<()> {
         bail!("{samples} {} samples are wanted, there are {}", part.name(), data.len());
     }
     let tokenizer = match &args.tokenizer {
-        Some(path) => Some(
-            Tokenizer::from_file(path).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?,
-        ),
+        Some(path) => Some(Tokenizer::from_file(path).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?),
         None => None,
     };
     for index in 0..args.samples.unwrap_or(SHOWN.min(data.len())) {

@@ -127,8 +127,11 @@ impl GptParts {
     /// When a dataset is refused, a part has no tokens though samples are wanted, or a weighted blend is asked for one
     /// epoch (it has none).
     pub fn build(blend: &Blend, config: &GptDataConfig) -> Result<Self, DataError> {
-        let datasets =
-            blend.prefixes.iter().map(|prefix| IndexedDataset::open(prefix).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+        let datasets = blend
+            .prefixes
+            .iter()
+            .map(|prefix| IndexedDataset::open(prefix).map(Arc::new))
+            .collect::<Result<Vec<_>, _>>()?;
         Self::from_datasets(&datasets, blend, config)
     }
 
@@ -185,8 +188,11 @@ fn build_part(
             let weights = numpy::normalize(weights);
             let shares: Vec<f64> = weights.iter().map(|weight| (wanted as f64 * weight).ceil()).collect();
             let surplus = |share: &f64| Some((share * (1.0 + SURPLUS)).ceil() as usize);
-            let parts =
-                datasets.iter().zip(&shares).map(|(data, share)| open(data, surplus(share))).collect::<Result<Vec<_>, _>>()?;
+            let parts = datasets
+                .iter()
+                .zip(&shares)
+                .map(|(data, share)| open(data, surplus(share)))
+                .collect::<Result<Vec<_>, _>>()?;
             let size = shares.iter().map(|share| *share as usize).sum();
             // Megatron normalises a second time, which can change the last bit.
             (parts, BlendIndex::weighted(&numpy::normalize(&weights), size))

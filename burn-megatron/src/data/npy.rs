@@ -10,8 +10,7 @@ use std::path::Path;
 /// When a row has another length.
 pub fn write_i64(path: &Path, rows: impl ExactSizeIterator<Item = Vec<i64>>, columns: usize) -> io::Result<()> {
     let mut file = BufWriter::new(File::create(path)?);
-    let mut header =
-        format!("{{'descr': '<i8', 'fortran_order': False, 'shape': ({}, {columns}), }}", rows.len());
+    let mut header = format!("{{'descr': '<i8', 'fortran_order': False, 'shape': ({}, {columns}), }}", rows.len());
     // Magic, version and length take 10 bytes; the data must start at a multiple of 64, after a newline.
     let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
     header.extend(std::iter::repeat_n(' ', padding));

@@ -81,7 +81,13 @@ pub(super) fn build(first: u32, lengths: &[u32], plan: &EpochPlan, options: &Gpt
         random.shuffle(&mut words[start..]);
     }
 
-    push_starts(&mut words, documents, |sequence| lengths[(sequence - first) as usize], plan.samples, options.seq_length);
+    push_starts(
+        &mut words,
+        documents,
+        |sequence| lengths[(sequence - first) as usize],
+        plan.samples,
+        options.seq_length,
+    );
 
     let start = words.len();
     words.extend(0..plan.samples as u32);

@@ -61,8 +61,7 @@ mod tests {
     use super::*;
 
     fn plan(tokens: u64, seq_length: usize, num_samples: Option<usize>, drop_last: bool) -> EpochPlan {
-        let options =
-            GptOptions { seq_length, num_samples, seed: 0, drop_last, eod_mask_loss: None, cache: None };
+        let options = GptOptions { seq_length, num_samples, seed: 0, drop_last, eod_mask_loss: None, cache: None };
         EpochPlan::new(tokens, &options).unwrap()
     }
 
@@ -86,8 +85,14 @@ mod tests {
     #[test]
     fn no_tokens_means_no_samples_or_an_error() {
         assert_eq!(plan(0, 10, None, true).samples, 0);
-        let options =
-            GptOptions { seq_length: 4, num_samples: Some(1), seed: 0, drop_last: true, eod_mask_loss: None, cache: None };
+        let options = GptOptions {
+            seq_length: 4,
+            num_samples: Some(1),
+            seed: 0,
+            drop_last: true,
+            eod_mask_loss: None,
+            cache: None,
+        };
         assert!(EpochPlan::new(0, &options).is_err());
     }
 }

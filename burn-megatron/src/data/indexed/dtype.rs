@@ -29,14 +29,38 @@ pub enum Dtype {
 macro_rules! with_type {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
-            Dtype::U8 => { type $t = u8; $body }
-            Dtype::I8 => { type $t = i8; $body }
-            Dtype::I16 => { type $t = i16; $body }
-            Dtype::I32 => { type $t = i32; $body }
-            Dtype::I64 => { type $t = i64; $body }
-            Dtype::F64 => { type $t = f64; $body }
-            Dtype::F32 => { type $t = f32; $body }
-            Dtype::U16 => { type $t = u16; $body }
+            Dtype::U8 => {
+                type $t = u8;
+                $body
+            }
+            Dtype::I8 => {
+                type $t = i8;
+                $body
+            }
+            Dtype::I16 => {
+                type $t = i16;
+                $body
+            }
+            Dtype::I32 => {
+                type $t = i32;
+                $body
+            }
+            Dtype::I64 => {
+                type $t = i64;
+                $body
+            }
+            Dtype::F64 => {
+                type $t = f64;
+                $body
+            }
+            Dtype::F32 => {
+                type $t = f32;
+                $body
+            }
+            Dtype::U16 => {
+                type $t = u16;
+                $body
+            }
         }
     };
 }

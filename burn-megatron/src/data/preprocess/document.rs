@@ -14,9 +14,10 @@ pub(super) enum Field {
 /// The values of `keys`; what is wrong with the document if it has not all of them.
 pub(super) fn fields(body: Body, keys: &[String]) -> Result<Vec<Field>, String> {
     let value = match body {
-        Body::Text(bytes) => Value::String(String::from_utf8(bytes).map_err(|error| {
-            format!("not UTF-8 at byte {} of the document", error.utf8_error().valid_up_to())
-        })?),
+        Body::Text(bytes) => Value::String(
+            String::from_utf8(bytes)
+                .map_err(|error| format!("not UTF-8 at byte {} of the document", error.utf8_error().valid_up_to()))?,
+        ),
         Body::Json(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
             // The document is one line, so only the column of the parser's place says anything.
             let text = error.to_string();

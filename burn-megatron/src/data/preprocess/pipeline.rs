@@ -209,7 +209,8 @@ impl<'a> Encoder<'a> {
                 ids
             }
             Field::Text(text) => {
-                let tokenizer = self.tokenizer.ok_or_else(|| format!("key '{key}' is text, but there is no tokenizer"))?;
+                let tokenizer =
+                    self.tokenizer.ok_or_else(|| format!("key '{key}' is text, but there is no tokenizer"))?;
                 let encoding = tokenizer.encode_fast(text, false).map_err(|error| format!("key '{key}': {error}"))?;
                 encoding.get_ids().iter().map(|&id| i64::from(id)).collect::<Vec<_>>()
             }

@@ -42,9 +42,15 @@ pub(super) struct Records {
 }
 
 enum Reader {
-    Lines { lines: Lines, unit: Unit },
+    Lines {
+        lines: Lines,
+        unit: Unit,
+    },
     /// Elements of an array, and the bytes each stands for.
-    Array { values: std::iter::Enumerate<std::vec::IntoIter<Value>>, bytes_each: u64 },
+    Array {
+        values: std::iter::Enumerate<std::vec::IntoIter<Value>>,
+        bytes_each: u64,
+    },
 }
 
 #[derive(Clone, Copy)]
