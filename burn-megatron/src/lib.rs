@@ -7,3 +7,5 @@ pub mod engine;
 pub mod flops;
 pub mod lr;
 pub mod optim;
+pub mod replay;
+pub mod verify;

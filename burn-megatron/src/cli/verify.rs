@@ -78,8 +78,34 @@ pub struct Args {
 /// If the model or a layout cannot be run.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.model {
-        Family::Llama => run_model::<Llama>(&args, &llama(&args)?),
-        Family::Gpt => run_model::<Gpt>(&args, &gpt(&args)?),
+        Family::Llama => run_model::<Llama>(&args, &llama(&args)),
+        Family::Gpt => run_model::<Gpt>(&args, &gpt(&args)),
+    }
+}
+
+fn llama(args: &Args) -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: args.vocab,
+        hidden: args.hidden,
+        intermediate: args.ffn,
+        layers: args.layers,
+        heads: args.heads,
+        kv_heads: args.kv_heads,
+        theta: 10_000.0,
+        eps: 1e-5,
+        tied: false,
+    }
+}
+
+fn gpt(args: &Args) -> GptConfig {
+    GptConfig {
+        vocab_size: args.vocab,
+        hidden: args.hidden,
+        intermediate: args.ffn,
+        layers: args.layers,
+        heads: args.heads,
+        positions: args.seq_length,
+        dropout: args.dropout,
     }
 }
 

@@ -4,6 +4,7 @@ use super::oracle::{OracleModel, OracleTraining};
 use crate::engine::EngineConfig;
 use crate::lr::LrConfig;
 use crate::optim::AdamWConfig;
+use models::llama::LlamaConfig;
 
 /// A recorded run that this version cannot repeat.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,8 +57,8 @@ pub(super) fn engine(training: &OracleTraining) -> Result<EngineConfig, RecipeEr
     })
 }
 
-/// Refuses recorded models that are no Llama.
-pub(super) fn check_llama(model: &OracleModel) -> Result<(), RecipeError> {
+/// Our Llama of the recorded sizes.
+pub(super) fn llama(model: &OracleModel) -> Result<LlamaConfig, RecipeError> {
     let unsupported = |what: String| Err(RecipeError::Unsupported { what });
     if model.experts > 0 {
         return unsupported(format!("{} experts per layer", model.experts));
@@ -70,7 +71,17 @@ pub(super) fn check_llama(model: &OracleModel) -> Result<(), RecipeError> {
             return unsupported(format!("`{text}` instead of {word}"));
         }
     }
-    Ok(())
+    Ok(LlamaConfig {
+        vocab_size: model.vocab_size,
+        hidden: model.hidden_size,
+        intermediate: model.ffn_hidden_size,
+        layers: model.num_layers,
+        heads: model.num_attention_heads,
+        kv_heads: model.num_query_groups,
+        theta: number_after(&model.position, "base", 0)?,
+        eps: number_after(&model.norm, "eps", 0)?,
+        tied: model.tie_embeddings,
+    })
 }
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
 //! The replay itself, and its table.
 
 use super::files::FileError;
-use super::oracle::{Oracle, OracleModel};
-use super::recipe::{self, RecipeError, number_after};
+use super::oracle::{Oracle, OracleStep};
+use super::recipe::{self, RecipeError};
 use crate::batch::BatchError;
 use crate::verify::{Candidate, Job, TraceError, assemble, trace, worst_of};
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::shard::HostTensor;
 use burn::tensor::FloatDType;
 use models::layout::ModelLayoutError;
-use models::llama::{Llama, LlamaConfig};
+use models::llama::Llama;
 use models::names::NameError;
 use models::param::ParamBuilder;
 use models::{CausalLm, ModelConfig};
@@ -128,8 +128,7 @@ impl fmt::Display for Replay {
 /// # Errors
 /// If the recorded run or the layout cannot be run; differences are in the result.
 pub fn replay(oracle: &Oracle, layout: &ParallelLayout) -> Result<Replay, ReplayError> {
-    recipe::check_llama(&oracle.model)?;
-    let model = llama(&oracle.model)?;
+    let model = recipe::llama(&oracle.model)?;
     model.dims().check(layout, oracle.model.seq_length)?;
     let engine = recipe::engine(&oracle.training)?;
     let accumulation = engine.plan(layout.dp)?.accumulation;
@@ -139,10 +138,10 @@ pub fn replay(oracle: &Oracle, layout: &ParallelLayout) -> Result<Replay, Replay
     let candidate = Candidate { layout: layout.clone(), accumulation };
     let job = Job { engine, batches: oracle.batches.clone() };
     let ranks = trace(&candidate, &job, |rank| {
-        Ok(Llama::build(&model, ParamBuilder::new(rank, FloatDType::F32, 0).with_source(&initial))?)
+        Ok(Llama::build(&model, ParamBuilder::new(rank, if std::env::var("RF64").is_ok() { FloatDType::F64 } else { FloatDType::F32 }, 0).with_source(&initial))?)
     })?;
     let ours = &ranks[0];
-    let step = |(index, theirs): (usize, &super::OracleStep)| ReplayStep {
+    let step = |(index, theirs): (usize, &OracleStep)| ReplayStep {
         step: theirs.step,
         loss: [ours.losses[index], theirs.loss],
         grad_norm: [ours.grad_norms[index], theirs.grad_norm],
