@@ -36,6 +36,9 @@ pub struct EngineConfig {
     /// What the gradient is the gradient of. The reported loss is always the mean over counted tokens.
     #[serde(default)]
     pub loss: LossMean,
+    /// Seed of dropout. Masks depend on it, the step and the place in the global batch, not on the layout.
+    #[serde(default)]
+    pub seed: u64,
 }
 
 impl EngineConfig {

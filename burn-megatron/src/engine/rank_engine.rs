@@ -8,16 +8,16 @@ use crate::optim::{Optimizer, clip_factor};
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
-use backend_dist::shard::Registry;
+use backend_dist::shard::{Registry, stable_hash};
 use burn::tensor::Tensor;
 use models::CausalLm;
+use models::layers::DropoutKey;
 use std::time::Instant;
 
 /// A rank's model, gradients, optimizer and groups. All ranks of the mesh call the same methods in the same order.
 pub struct RankEngine<M> {
     /// Always there between calls; a step takes it apart and puts it together again.
     model: Option<M>,
-    registry: Registry,
     optimizer: Optimizer,
     schedule: LrSchedule,
     config: EngineConfig,
@@ -36,15 +36,14 @@ impl<M: CausalLm> RankEngine<M> {
     /// An engine before its first step.
     ///
     /// # Errors
-    /// Where batch sizes do not divide, the learning rate contradicts itself, or `model` holds other parameters than
-    /// `registry` says.
-    pub fn new(rank: &Rank, model: M, registry: Registry, config: EngineConfig) -> Result<Self, EngineError> {
+    /// Where batch sizes do not divide, the learning rate contradicts itself, or `model` holds other parameters than its
+    /// registry says.
+    pub fn new(rank: &Rank, model: M, config: EngineConfig) -> Result<Self, EngineError> {
         let plan = config.plan(rank.mesh.layout().dp)?;
         let schedule = config.lr.schedule(config.global_batch)?;
-        let optimizer = Optimizer::new(&model, &registry, config.optimizer)?;
+        let optimizer = Optimizer::new(&model, model.registry(), config.optimizer)?;
         Ok(Self {
             model: Some(model),
-            registry,
             optimizer,
             schedule,
             config,
@@ -65,7 +64,7 @@ impl<M: CausalLm> RankEngine<M> {
 
     /// What this rank holds of which global tensor.
     pub fn registry(&self) -> &Registry {
-        &self.registry
+        self.model().registry()
     }
 
     /// How the global batch is cut.
@@ -142,7 +141,9 @@ impl<M: CausalLm> RankEngine<M> {
     fn forward_backward(&mut self, index: usize, batch: &TokenBatch) -> Result<LossSum, EngineError> {
         let device = self.rank.device.clone().autodiff();
         let (tokens, labels) = batch.to_device(&device);
-        let losses: Tensor<2> = self.model().token_losses(tokens, labels);
+        let first_sample = self.plan.rows(index, self.rank.coords.dp).start;
+        let seed = stable_hash(&format!("dropout {} step {}", self.config.seed, self.step));
+        let losses = self.model().training_losses(tokens, labels, Some(&DropoutKey { seed, first_sample }));
         let sum = loss_sum(&losses, batch);
         if !sum.loss.is_finite() {
             let Rank { rank, coords, .. } = self.rank;

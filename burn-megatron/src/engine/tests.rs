@@ -10,7 +10,12 @@ use backend_dist::shard::{ParamSpec, Place, Registry, Section};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use models::CausalLm;
+use models::layers::DropoutKey;
+use models::layout::ModelDims;
+use models::names::NameMap;
+use models::param::{BuildError, ParamBuilder};
+use models::{CausalLm, ModelConfig};
+use serde::{Deserialize, Serialize};
 
 const VOCAB: usize = 5;
 const SEQ: usize = 3;
@@ -18,19 +23,54 @@ const SEQ: usize = 3;
 #[derive(Module, Debug)]
 struct Bigram {
     table: Param<Tensor<2>>,
+    #[module(skip)]
+    registry: Registry,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct NoConfig;
+
+impl ModelConfig for NoConfig {
+    fn dims(&self) -> ModelDims {
+        ModelDims { heads: 1, kv_heads: 1, intermediate: 1, layers: 1, max_positions: None }
+    }
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+    fn megatron_names(&self) -> NameMap {
+        NameMap::default()
+    }
+    fn hf_names(&self) -> NameMap {
+        NameMap::default()
+    }
 }
 
 impl CausalLm for Bigram {
-    fn token_losses(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>) -> Tensor<2> {
+    type Config = NoConfig;
+
+    fn build(_config: &NoConfig, _params: ParamBuilder) -> Result<Self, BuildError> {
+        Ok(bigram(None))
+    }
+
+    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let [rows, seq] = tokens.dims();
-        let logits = self.table.val().select(0, tokens.reshape([rows * seq]));
+        self.table.val().select(0, tokens.reshape([rows * seq])).reshape([rows, seq, VOCAB])
+    }
+
+    fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    fn training_losses(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>, _: Option<&DropoutKey>) -> Tensor<2> {
+        let [rows, seq] = tokens.dims();
+        let logits = self.logits(tokens).reshape([rows * seq, VOCAB]);
         let picked = log_softmax(logits, 1).gather(1, labels.reshape([rows * seq, 1]));
         picked.neg().reshape([rows, seq])
     }
 }
 
 /// A table whose row `poisoned` is NaN.
-fn bigram(poisoned: Option<usize>) -> (Bigram, Registry) {
+fn bigram(poisoned: Option<usize>) -> Bigram {
     let mut registry = Registry::default();
     let section = Section::replicated("table", &[VOCAB, VOCAB], Place { rank: 0, size: 1 });
     registry.register(ParamSpec::new(vec![section], false)).unwrap();
@@ -39,7 +79,7 @@ fn bigram(poisoned: Option<usize>) -> (Bigram, Registry) {
     let data = TensorData::new(values, [VOCAB, VOCAB]);
     let table = Tensor::from_data(data, (&Device::flex().autodiff(), DType::F64)).require_grad();
     let id = ParamId::from(registry.iter().next().unwrap().id);
-    (Bigram { table: Param::initialized(id, table) }, registry)
+    Bigram { table: Param::initialized(id, table), registry }
 }
 
 /// Four rows of which row 3 alone uses token 4; masks leave 3, 1, 2 and 3 tokens.
@@ -63,6 +103,7 @@ fn config(micro_batch: usize, loss: LossMean) -> EngineConfig {
         optimizer: AdamWConfig::default(),
         clip: Some(0.1),
         loss,
+        seed: 0,
     }
 }
 
@@ -75,8 +116,7 @@ struct Run {
 fn train(dp: usize, config: EngineConfig, poisoned: Option<usize>) -> Result<Vec<Run>, RunError> {
     let mesh = Mesh::new(ParallelLayout { dp, ..Default::default() }).unwrap();
     launch(&mesh, &[Device::flex()], |rank: Rank| {
-        let (model, registry) = bigram(poisoned);
-        let mut engine = RankEngine::new(&rank, model, registry, config.clone())?;
+        let mut engine = RankEngine::new(&rank, bigram(poisoned), config.clone())?;
         let mut reports = Vec::new();
         for _ in 0..3 {
             reports.push(engine.train_step(&batch())?);
@@ -118,7 +158,7 @@ fn the_mean_of_micro_batch_means_is_megatrons() {
     // The reported loss is the mean over tokens in both.
     assert_eq!(single.reports[0].loss, per_token.reports[0].loss);
 
-    let (model, _) = bigram(None);
+    let model = bigram(None);
     let losses = (0..4).map(|row| {
         let rows = batch().slice(row..row + 1);
         let (tokens, labels) = rows.to_device(&Device::flex().autodiff());
@@ -140,9 +180,8 @@ fn a_bad_loss_names_step_rank_and_micro_batch() {
 
 #[test]
 fn a_bad_batch_changes_nothing() {
-    let (model, registry) = bigram(None);
-    let mut engine =
-        RankEngine::new(&Rank::single(Device::flex()), model, registry, config(4, LossMean::PerToken)).unwrap();
+    let rank = Rank::single(Device::flex());
+    let mut engine = RankEngine::new(&rank, bigram(None), config(4, LossMean::PerToken)).unwrap();
     let before = engine.model().table.val().into_data();
     let error = engine.train_step(&batch().slice(0..2)).unwrap_err();
     assert_eq!(error, EngineError::Rows { rows: 2, expected: 4 });

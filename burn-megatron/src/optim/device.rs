@@ -6,13 +6,14 @@ use super::store::GradStore;
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
 use burn::tensor::{DType, Device, Tensor};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Flat tensors of one float type. Parameters of a narrower type are updated from a wider copy kept here.
 pub struct DeviceStore {
     grads: Tensor<1>,
     /// First moment, second moment and wide parameter, by the start of the parameter's range.
-    states: std::collections::HashMap<usize, State>,
+    states: HashMap<usize, State>,
 }
 
 struct State {
@@ -25,7 +26,7 @@ struct State {
 impl DeviceStore {
     /// Zeroed buffers on `device`; states appear with the first step.
     pub fn new(plan: &BucketPlan, device: &Device) -> Self {
-        Self { grads: Tensor::zeros([plan.len()], (device, DType::F32)), states: Default::default() }
+        Self { grads: Tensor::zeros([plan.len()], (device, DType::F32)), states: HashMap::new() }
     }
 }
 
