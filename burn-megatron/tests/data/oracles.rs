@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use burn_megatron::data::indexed::{Dtype, IndexedDataset};
+use burn_megatron::data::indexed::{Dtype, IndexedDataset, IndexedWriter};
 use burn_megatron::data::preprocess::{PreprocessOptions, TokenizerChoice, prepare};
-use burn_megatron::data::{Blend, GptDataConfig, GptPart, GptParts, TokenDataset, npy};
+use burn_megatron::data::{Blend, GptDataConfig, GptDataset, GptOptions, GptPart, GptParts, TokenDataset, npy};
+use serde::Deserialize;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/indexed").join(name)
@@ -123,5 +125,72 @@ fn blended_samples_are_megatrons() {
     // And written as numpy writes them, byte for byte.
     let out = folder.path().join("rows.npy");
     npy::write_i64(&out, rows.into_iter(), 64).unwrap();
-    assert!(fs::read(out).unwrap() == fs::read(golden("blend_30_70_seq64_seed77_train_first64.npy")).unwrap(), "{header}");
+    assert!(
+        fs::read(out).unwrap() == fs::read(golden("blend_30_70_seq64_seed77_train_first64.npy")).unwrap(),
+        "{header}"
+    );
+}
+
+#[derive(Deserialize)]
+struct Case {
+    sizes: Vec<i64>,
+    first: usize,
+    end: usize,
+    seq_length: usize,
+    seed: u32,
+    drop_last: bool,
+    num_samples: Option<usize>,
+    rows: Vec<Vec<i64>>,
+}
+
+#[test]
+fn several_epochs_and_partial_samples_are_as_on_numpy() {
+    let cases: Vec<Case> = serde_json::from_slice(&fs::read(golden("numpy_cases.json")).unwrap()).unwrap();
+    for (number, case) in cases.into_iter().enumerate() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("case");
+        let mut writer = IndexedWriter::create(&prefix, Dtype::I32).unwrap();
+        let mut next = 0;
+        for size in case.sizes {
+            writer.push_sequence(&Vec::from_iter(next..next + size)).unwrap();
+            writer.end_document();
+            next += size;
+        }
+        writer.finish().unwrap();
+        let tokens = Arc::new(IndexedDataset::open(&prefix).unwrap());
+        let options = GptOptions {
+            seq_length: case.seq_length,
+            num_samples: case.num_samples,
+            seed: case.seed,
+            drop_last: case.drop_last,
+            eod_mask_loss: None,
+            cache: None,
+        };
+        let data = GptDataset::new(tokens, case.first..case.end, &options).unwrap();
+        let rows: Vec<Vec<i64>> = (0..data.len()).map(|i| data.row(i)).collect();
+        assert_eq!(rows, case.rows, "case {number}");
+    }
+}
+
+#[test]
+fn a_blend_without_weights_takes_every_sample_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let blend = Blend {
+        prefixes: vec![golden("corpus_uint16"), prepared(folder.path(), "docs2.json", Dtype::I32)],
+        weights: None,
+    };
+    let parts = GptParts::build(&blend, &GptDataConfig::new(64)).unwrap();
+    let data = parts.train.unwrap();
+    let mut rows: Vec<_> = (0..data.len()).map(|i| data.sample(i).tokens).collect();
+    let mut expected = Vec::new();
+    for prefix in blend.prefixes {
+        let single = GptParts::build(&Blend::single(prefix), &GptDataConfig::new(64)).unwrap().train.unwrap();
+        expected.extend((0..single.len()).map(|i| single.sample(i).tokens));
+    }
+    rows.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(rows, expected);
+    // Weights without a number of samples mean nothing.
+    let weighted = Blend { weights: Some(vec![1.0, 1.0]), prefixes: vec![golden("corpus_uint16"); 2] };
+    assert!(GptParts::build(&weighted, &GptDataConfig::new(64)).is_err());
 }
