@@ -1,6 +1,10 @@
-//! What the examples share.
+//! What the examples share: text to learn from.
+
+mod text;
 
 use std::path::{Path, PathBuf};
+
+pub use text::Text;
 
 /// Folders that hold no text of the repository's own.
 const SKIPPED: [&str; 3] = ["target", "runs", "golden"];

@@ -9,10 +9,13 @@
 //! training.with_training_strategy(MegatronStrategy::data_parallel(4))
 //! # }
 //! ```
+//!
+//! [`Pretraining`] trains this crate's own models in any layout of ranks.
 
 mod average;
 mod data_parallel;
 mod items;
+mod model_parallel;
 mod outcome;
 mod rank_loop;
 mod shares;
@@ -26,6 +29,7 @@ use burn::tensor::Device;
 use burn::train::{LearnerModel, TrainingStrategy};
 
 use data_parallel::DataParallel;
+pub use model_parallel::{BatchStream, GlobalBatch, Megatron, Pretraining, loss_over};
 use outcome::Reported;
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.

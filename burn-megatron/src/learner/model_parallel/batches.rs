@@ -22,6 +22,11 @@ pub struct GlobalBatch {
 }
 
 impl GlobalBatch {
+    /// `rows` samples of `data` from `first` on.
+    pub(super) fn new(data: Arc<dyn TokenDataset>, first: usize, rows: usize) -> Self {
+        Self { data, first, rows }
+    }
+
     /// Rows of the batch over all ranks.
     pub fn rows(&self) -> usize {
         self.rows
@@ -95,7 +100,7 @@ impl Iterator for Pass<'_> {
             if let Some(cursor) = &self.stream.cursor {
                 cursor.store(self.next, Ordering::Relaxed);
             }
-            Ok(GlobalBatch { data: self.stream.data.clone(), first, rows: self.stream.rows })
+            Ok(GlobalBatch::new(self.stream.data.clone(), first, self.stream.rows))
         })
     }
 }

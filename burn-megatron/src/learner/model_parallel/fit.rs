@@ -7,7 +7,6 @@ use std::time::Instant;
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::shard::Registry;
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
@@ -23,7 +22,7 @@ use crate::engine::{EngineConfig, RankEngine, TokenBatch};
 use crate::learner::outcome::{Fit, Fitted};
 use crate::metrics::{EvalStats, StepStats, StepsLog, resident_bytes};
 
-pub(super) type Build<M> = Arc<dyn Fn(&Rank) -> Result<(M, Registry), BoxError> + Send + Sync>;
+pub(super) type Build<M> = Arc<dyn Fn(&Rank) -> Result<M, BoxError> + Send + Sync>;
 pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &RankEngine<M>) -> Result<R, BoxError> + Send + Sync>;
 
 /// The strategy of a [`Pretraining`](super::Pretraining).
@@ -56,8 +55,7 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
         });
         let epochs = starting_epoch..=components.num_epochs;
         let result = launch(&self.mesh, &self.devices, |rank| {
-            let (model, registry) = (self.build)(&rank)?;
-            let engine = RankEngine::new(&rank, model, registry, self.engine.clone())?;
+            let engine = RankEngine::new(&rank, (self.build)(&rank)?, self.engine.clone())?;
             let mut worker = Worker { rank: &rank, world: rank.group(Axis::World), engine };
             // Rank 0 alone holds the desk, from the first event to the last.
             let mut desk = (rank.rank == 0).then(|| lock(&desk));

@@ -3,10 +3,12 @@
 //! burn-train sees a [`Megatron`] facade and plain numbers; the model lives in slices on the rank threads.
 
 mod batches;
+mod evaluate;
 mod facade;
 mod fit;
 mod pretraining;
 
 pub use batches::{BatchStream, GlobalBatch};
+pub use evaluate::loss_over;
 pub use facade::Megatron;
 pub use pretraining::Pretraining;

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Mesh;
-use backend_dist::shard::Registry;
 use burn::optim::SgdConfig;
 use burn::tensor::Device;
 use burn::train::{Interrupter, Learner, SupervisedTraining};
@@ -47,7 +46,7 @@ impl<M: CausalLm + 'static> Pretraining<M> {
         engine: EngineConfig,
         steps: usize,
         (train, valid): (Arc<dyn TokenDataset>, Arc<dyn TokenDataset>),
-        build: impl Fn(&Rank) -> Result<(M, Registry), BoxError> + Send + Sync + 'static,
+        build: impl Fn(&Rank) -> Result<M, BoxError> + Send + Sync + 'static,
     ) -> Self {
         Self {
             mesh,
