@@ -7,6 +7,8 @@ mod evaluate;
 mod facade;
 mod fit;
 mod pretraining;
+#[cfg(test)]
+mod tests;
 
 pub use batches::{BatchStream, GlobalBatch};
 pub use evaluate::loss_over;
