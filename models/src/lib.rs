@@ -1,5 +1,17 @@
 #![warn(missing_docs)]
 //! Tensor- and sequence-parallel layers for Burn, and the model families built from them.
 
+pub mod causal_lm;
+pub mod gpt;
+pub mod hf;
+pub mod layers;
 pub mod layout;
+pub mod llama;
+mod megatron;
+pub mod names;
 pub mod param;
+
+pub use causal_lm::{CausalLm, ModelConfig};
+pub use gpt::{Gpt, GptConfig};
+pub use llama::{Llama, LlamaConfig};
+pub use param::{BuildError, ParamBuilder, WeightSource};

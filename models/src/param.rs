@@ -167,9 +167,9 @@ impl<'a> ParamBuilder<'a> {
         self.create(vec![(Section::replicated(name, &shape, self.place()), init)], sequence)
     }
 
-    /// Everything that was created, in order.
-    pub fn finish(self) -> Registry {
-        self.registry
+    /// Everything that was created so far, in order; the builder starts anew.
+    pub fn take_registry(&mut self) -> Registry {
+        std::mem::take(&mut self.registry)
     }
 
     fn create<const D: usize>(

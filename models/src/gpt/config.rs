@@ -1,0 +1,160 @@
+//! The sizes of a GPT. Field names are Hugging Face's or Megatron-LM's.
+
+use backend_dist::ops::GeluKind;
+use backend_dist::shard::Init;
+use serde::{Deserialize, Serialize};
+
+use crate::causal_lm::ModelConfig;
+use crate::layers::{Activation, AttentionConfig, BlockConfig, LinearConfig, MlpConfig, NormKind};
+use crate::layout::ModelDims;
+use crate::megatron::MegatronDecoder;
+use crate::names::NameMap;
+
+/// A GPT's sizes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GptConfig {
+    /// Number of tokens.
+    pub vocab_size: usize,
+    /// Longest sequence: number of learned positions.
+    pub max_position_embeddings: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Number of blocks.
+    pub num_hidden_layers: usize,
+    /// Attention heads; they share `hidden_size` evenly.
+    pub num_attention_heads: usize,
+    /// Epsilon of the norms.
+    pub layer_norm_epsilon: f64,
+    /// GPT-2's approximation of GELU instead of the exact one.
+    pub gelu_tanh: bool,
+    /// Linear layers have biases.
+    pub bias: bool,
+    /// The output layer shares the embedding's weight.
+    pub tie_word_embeddings: bool,
+    /// Standard deviation of the initial weights; projections onto the residual stream get `std / √(2 layers)`.
+    pub initializer_range: f64,
+    /// Share of the elements dropped after the embedding and before each residual addition.
+    pub hidden_dropout: f64,
+    /// Every rank's rows of the vocabulary are a multiple of this.
+    pub make_vocab_size_divisible_by: usize,
+}
+
+/// [`GptConfig::tiny`].
+impl Default for GptConfig {
+    fn default() -> Self {
+        Self::tiny()
+    }
+}
+
+impl GptConfig {
+    /// Small enough for tests: 0.1 million parameters.
+    pub fn tiny() -> Self {
+        Self {
+            vocab_size: 256,
+            max_position_embeddings: 128,
+            hidden_size: 64,
+            intermediate_size: 256,
+            num_hidden_layers: 2,
+            num_attention_heads: 8,
+            layer_norm_epsilon: 1e-5,
+            gelu_tanh: true,
+            bias: true,
+            tie_word_embeddings: true,
+            initializer_range: 0.02,
+            hidden_dropout: 0.0,
+            make_vocab_size_divisible_by: 1,
+        }
+    }
+
+    /// GPT-2 with 124 million parameters, without dropout.
+    pub fn gpt2() -> Self {
+        Self {
+            vocab_size: 50_257,
+            max_position_embeddings: 1024,
+            hidden_size: 768,
+            intermediate_size: 3072,
+            num_hidden_layers: 12,
+            num_attention_heads: 12,
+            make_vocab_size_divisible_by: 128,
+            ..Self::tiny()
+        }
+    }
+
+    /// Features of a head.
+    pub fn head_dim(&self) -> usize {
+        self.hidden_size / self.num_attention_heads
+    }
+
+    /// Distribution of embeddings and of projections inside a block.
+    pub(super) fn init(&self) -> Init {
+        Init::Normal { std: self.initializer_range }
+    }
+
+    pub(super) fn block(&self) -> BlockConfig {
+        let residual = Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() };
+        let linear = |init| LinearConfig { bias: self.bias, init };
+        BlockConfig {
+            attention: AttentionConfig {
+                hidden: self.hidden_size,
+                heads: self.num_attention_heads,
+                kv_heads: self.num_attention_heads,
+                head_dim: self.head_dim(),
+                input: linear(self.init()),
+                output: linear(residual),
+            },
+            mlp: MlpConfig {
+                hidden: self.hidden_size,
+                intermediate: self.intermediate_size,
+                activation: Activation::Gelu(if self.gelu_tanh { GeluKind::Tanh } else { GeluKind::Erf }),
+                input: linear(self.init()),
+                output: linear(residual),
+            },
+            norm: NormKind::Layer,
+            norm_eps: self.layer_norm_epsilon,
+            dropout: self.hidden_dropout,
+        }
+    }
+}
+
+impl ModelConfig for GptConfig {
+    fn dims(&self) -> ModelDims {
+        ModelDims {
+            heads: self.num_attention_heads,
+            kv_heads: self.num_attention_heads,
+            intermediate: self.intermediate_size,
+            layers: self.num_hidden_layers,
+            max_positions: Some(self.max_position_embeddings),
+        }
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn megatron_names(&self) -> NameMap {
+        let decoder = MegatronDecoder {
+            vocab: self.vocab_size,
+            hidden: self.hidden_size,
+            intermediate: self.intermediate_size,
+            layers: self.num_hidden_layers,
+            heads: self.num_attention_heads,
+            kv_heads: self.num_attention_heads,
+            head_dim: self.head_dim(),
+            gated: false,
+            norm_bias: true,
+            qkv_bias: self.bias,
+            proj_bias: self.bias,
+            mlp_bias: self.bias,
+            positions: Some(self.max_position_embeddings),
+            tied: self.tie_word_embeddings,
+        };
+        decoder.names()
+    }
+
+    fn hf_names(&self) -> NameMap {
+        super::hf::names(self)
+    }
+}

@@ -1,0 +1,135 @@
+//! GPT in Hugging Face's words (GPT-2): names of tensors and `config.json`.
+
+use serde_json::{Value, json};
+
+use super::config::GptConfig;
+use crate::hf::{ConfigReader, HfError};
+use crate::names::{Foreign, NameMap};
+
+/// The names of `GPT2LMHeadModel`'s tensors. Its linear layers store `[in, out]`, and query, key and value are one.
+pub(super) fn names(config: &GptConfig) -> NameMap {
+    let (hidden, width) = (config.hidden_size, config.intermediate_size);
+    let mut map = NameMap::default();
+    let table = [config.vocab_size, hidden];
+    map.same("embed_tokens.weight", "transformer.wte.weight", &table);
+    map.same("embed_positions.weight", "transformer.wpe.weight", &[config.max_position_embeddings, hidden]);
+    for layer in 0..config.num_hidden_layers {
+        let (ours, theirs) = (format!("layers.{layer}"), format!("transformer.h.{layer}"));
+        norm(&mut map, &format!("{ours}.input_layernorm"), &format!("{theirs}.ln_1"), hidden);
+        norm(&mut map, &format!("{ours}.post_attention_layernorm"), &format!("{theirs}.ln_2"), hidden);
+        for (index, part) in ["q", "k", "v"].iter().enumerate() {
+            let rows = Some(index * hidden..(index + 1) * hidden);
+            let (ours, theirs) = (format!("{ours}.attention.{part}_proj"), format!("{theirs}.attn.c_attn"));
+            linear(&mut map, config, &ours, &theirs, [hidden, 3 * hidden], rows);
+        }
+        let layers = [
+            ("attention.o_proj", "attn.c_proj", [hidden, hidden]),
+            ("mlp.up_proj", "mlp.c_fc", [hidden, width]),
+            ("mlp.down_proj", "mlp.c_proj", [width, hidden]),
+        ];
+        for (our, their, shape) in layers {
+            linear(&mut map, config, &format!("{ours}.{our}"), &format!("{theirs}.{their}"), shape, None);
+        }
+    }
+    norm(&mut map, "norm", "transformer.ln_f", hidden);
+    if !config.tie_word_embeddings {
+        map.same("lm_head.weight", "lm_head.weight", &table);
+    }
+    map
+}
+
+fn norm(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize) {
+    for part in ["weight", "bias"] {
+        map.same(format!("{ours}.{part}"), format!("{theirs}.{part}"), &[hidden]);
+    }
+}
+
+/// A `Conv1D` of shape `[in, out]` with its bias; `rows` of its outputs are ours.
+fn linear(
+    map: &mut NameMap,
+    config: &GptConfig,
+    ours: &str,
+    theirs: &str,
+    [input, out]: [usize; 2],
+    rows: Option<std::ops::Range<usize>>,
+) {
+    let rows = rows.map(|rows| vec![rows]);
+    let weight =
+        Foreign { name: format!("{theirs}.weight"), transposed: true, rows: rows.clone(), shape: vec![input, out] };
+    map.add(format!("{ours}.weight"), weight);
+    if config.bias {
+        let bias = Foreign { name: format!("{theirs}.bias"), transposed: false, rows, shape: vec![out] };
+        map.add(format!("{ours}.bias"), bias);
+    }
+}
+
+impl GptConfig {
+    /// Reads a `config.json` with `"model_type": "gpt2"`.
+    ///
+    /// # Errors
+    /// Names the key that is missing or asks for something this model does not do, for example attention dropout.
+    pub fn from_hf(config: &Value) -> Result<Self, HfError> {
+        let config = ConfigReader::new(config)?;
+        config.expect("model_type", "gpt2")?;
+        let activation = config.text("activation_function")?.unwrap_or("gelu_new");
+        let gelu_tanh = match activation {
+            "gelu_new" | "gelu_pytorch_tanh" => true,
+            "gelu" => false,
+            other => return Err(config.unsupported("activation_function", other, "gelu_new, gelu")),
+        };
+        // transformers' defaults, where a key may be absent.
+        let attention_dropout = config.number("attn_pdrop")?.unwrap_or(0.1);
+        if attention_dropout != 0.0 {
+            return Err(config.unsupported("attn_pdrop", &attention_dropout.to_string(), "0"));
+        }
+        let hidden_dropout = config.number("resid_pdrop")?.unwrap_or(0.1);
+        let embedding_dropout = config.number("embd_pdrop")?.unwrap_or(0.1);
+        if embedding_dropout != hidden_dropout {
+            let legal = format!("resid_pdrop ({hidden_dropout})");
+            return Err(config.unsupported("embd_pdrop", &embedding_dropout.to_string(), &legal));
+        }
+        let hidden_size = config.size("n_embd")?;
+        Ok(Self {
+            vocab_size: config.size("vocab_size")?,
+            max_position_embeddings: config.size("n_positions")?,
+            hidden_size,
+            intermediate_size: config.size_or("n_inner", 4 * hidden_size)?,
+            num_hidden_layers: config.size("n_layer")?,
+            num_attention_heads: config.size("n_head")?,
+            layer_norm_epsilon: config.number("layer_norm_epsilon")?.unwrap_or(1e-5),
+            gelu_tanh,
+            bias: true,
+            tie_word_embeddings: config.flag_or("tie_word_embeddings", true)?,
+            initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
+            hidden_dropout,
+            make_vocab_size_divisible_by: 1,
+        })
+    }
+
+    /// The `config.json` of this model.
+    ///
+    /// # Errors
+    /// If the model has no biases, which GPT-2 cannot say.
+    pub fn to_hf(&self) -> Result<Value, HfError> {
+        if !self.bias {
+            return Err(HfError::Unsupported { key: "bias".into(), value: "false".into(), legal: "true".into() });
+        }
+        Ok(json!({
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "activation_function": if self.gelu_tanh { "gelu_new" } else { "gelu" },
+            "vocab_size": self.vocab_size,
+            "n_positions": self.max_position_embeddings,
+            "n_embd": self.hidden_size,
+            "n_inner": self.intermediate_size,
+            "n_layer": self.num_hidden_layers,
+            "n_head": self.num_attention_heads,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "initializer_range": self.initializer_range,
+            "attn_pdrop": 0.0,
+            "resid_pdrop": self.hidden_dropout,
+            "embd_pdrop": self.hidden_dropout,
+        }))
+    }
+}

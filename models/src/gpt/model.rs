@@ -1,0 +1,88 @@
+//! GPT's forward pass.
+
+use std::sync::Arc;
+
+use backend_dist::shard::Registry;
+use burn::module::Module;
+use burn::tensor::{Int, Tensor};
+
+use super::config::GptConfig;
+use crate::causal_lm::{CausalLm, ModelConfig};
+use crate::layers::{
+    Dropout, DropoutKey, LearnedPositions, Norm, NormKind, OutputLayer, TransformerBlock, VocabParallelEmbedding,
+};
+use crate::param::{BuildError, ParamBuilder};
+
+/// A rank's part of a GPT.
+#[derive(Module, Debug)]
+pub struct Gpt {
+    embed_tokens: VocabParallelEmbedding,
+    embed_positions: LearnedPositions,
+    layers: Vec<TransformerBlock>,
+    norm: Norm,
+    lm_head: OutputLayer,
+    #[module(skip)]
+    dropout: Dropout,
+    #[module(skip)]
+    registry: Arc<Registry>,
+}
+
+impl CausalLm for Gpt {
+    type Config = GptConfig;
+
+    fn build(config: &GptConfig, mut params: ParamBuilder) -> Result<Self, BuildError> {
+        config.dims().check_tp(params.place().size)?;
+        let params = &mut params;
+        let (hidden, init) = (config.hidden_size, config.init());
+        let (divisor, positions) = (config.make_vocab_size_divisible_by, config.max_position_embeddings);
+        let embed_tokens =
+            VocabParallelEmbedding::new(params, "embed_tokens", config.vocab_size, hidden, divisor, init)?;
+        let embed_positions = LearnedPositions::new(params, "embed_positions", positions, hidden, init)?;
+        let block = config.block();
+        let layers = (0..config.num_hidden_layers)
+            .map(|layer| TransformerBlock::new(params, &format!("layers.{layer}"), &block))
+            .collect::<Result<_, _>>()?;
+        let norm = Norm::new(params, "norm", hidden, NormKind::Layer, config.layer_norm_epsilon)?;
+        let lm_head = match config.tie_word_embeddings {
+            true => OutputLayer::tied(params, &embed_tokens),
+            false => OutputLayer::untied(params, "lm_head", &embed_tokens, init)?,
+        };
+        Ok(Self {
+            embed_tokens,
+            embed_positions,
+            layers,
+            norm,
+            lm_head,
+            dropout: Dropout::new(params.parallel(), "embed_tokens", config.hidden_dropout),
+            registry: Arc::new(params.take_registry()),
+        })
+    }
+
+    fn training_losses(
+        &self,
+        tokens: Tensor<2, Int>,
+        labels: Tensor<2, Int>,
+        dropout: Option<&DropoutKey>,
+    ) -> Tensor<2> {
+        let x = self.hidden_states(tokens, dropout);
+        self.lm_head.token_losses(x, labels.transpose(), &self.embed_tokens).transpose()
+    }
+
+    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        self.lm_head.logits(self.hidden_states(tokens, None), &self.embed_tokens).swap_dims(0, 1)
+    }
+
+    fn registry(&self) -> &Registry {
+        &self.registry
+    }
+}
+
+impl Gpt {
+    /// The last hidden states of `tokens [b, s]`: `[s, b, hidden]`, under sequence parallelism `[s/tp, b, hidden]`.
+    fn hidden_states(&self, tokens: Tensor<2, Int>, dropout: Option<&DropoutKey>) -> Tensor<3> {
+        let x = self.embed_positions.forward(self.embed_tokens.forward(tokens.transpose()));
+        let x = self.dropout.forward(x, dropout);
+        let x = self.layers.iter().fold(x, |x, layer| layer.forward(x, None, dropout));
+        self.norm.forward(x)
+    }
+}

@@ -1,0 +1,128 @@
+//! Reading Hugging Face's `config.json`, key by key, with errors that name the key.
+
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+/// Why a `config.json` cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum HfError {
+    /// A key is missing.
+    #[error("config.json: `{key}` is missing")]
+    Missing {
+        /// The key.
+        key: String,
+    },
+    /// A value has the wrong type.
+    #[error("config.json: `{key}` is {value}, not {expected}")]
+    Type {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// The configuration asks for something the model does not do.
+    #[error("config.json: `{key}` is {value}, which this model does not have; nearest legal: {legal}")]
+    Unsupported {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// Values that would do.
+        legal: String,
+    },
+}
+
+/// Typed access to an object of a `config.json`.
+pub(crate) struct ConfigReader<'a> {
+    object: &'a Map<String, Value>,
+}
+
+impl<'a> ConfigReader<'a> {
+    pub fn new(value: &'a Value) -> Result<Self, HfError> {
+        let object = value.as_object().ok_or_else(|| wrong_type("the file", value, "an object"))?;
+        Ok(Self { object })
+    }
+
+    /// The value of a key; `null` is the same as absent.
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    fn typed<T>(
+        &self,
+        key: &str,
+        expected: &'static str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, HfError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| wrong_type(key, value, expected))
+    }
+
+    /// A positive integer, if present.
+    pub fn optional_size(&self, key: &str) -> Result<Option<usize>, HfError> {
+        let read = |value: &Value| value.as_u64().filter(|size| *size > 0).and_then(|size| usize::try_from(size).ok());
+        self.typed(key, "a positive integer", read)
+    }
+
+    /// A positive integer that must be present.
+    pub fn size(&self, key: &str) -> Result<usize, HfError> {
+        self.optional_size(key)?.ok_or_else(|| HfError::Missing { key: key.into() })
+    }
+
+    /// A positive integer with a default.
+    pub fn size_or(&self, key: &str, default: usize) -> Result<usize, HfError> {
+        Ok(self.optional_size(key)?.unwrap_or(default))
+    }
+
+    /// A number, if present.
+    pub fn number(&self, key: &str) -> Result<Option<f64>, HfError> {
+        self.typed(key, "a number", Value::as_f64)
+    }
+
+    /// A number that must be present.
+    pub fn required_number(&self, key: &str) -> Result<f64, HfError> {
+        self.number(key)?.ok_or_else(|| HfError::Missing { key: key.into() })
+    }
+
+    /// A truth value, false if absent.
+    pub fn flag(&self, key: &str) -> Result<bool, HfError> {
+        self.flag_or(key, false)
+    }
+
+    /// A truth value with a default.
+    pub fn flag_or(&self, key: &str, default: bool) -> Result<bool, HfError> {
+        Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
+    }
+
+    /// A string, if present.
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>, HfError> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    /// An object, if present.
+    pub fn object(&self, key: &str) -> Result<Option<ConfigReader<'a>>, HfError> {
+        Ok(self.typed(key, "an object", Value::as_object)?.map(|object| ConfigReader { object }))
+    }
+
+    /// A string that must be the given one.
+    pub fn expect(&self, key: &str, legal: &str) -> Result<(), HfError> {
+        let found = self.text(key)?.ok_or_else(|| HfError::Missing { key: key.into() })?;
+        if found == legal { Ok(()) } else { Err(self.unsupported(key, found, legal)) }
+    }
+
+    /// A string that must be the given one if it is there.
+    pub fn expect_or_absent(&self, key: &str, legal: &str) -> Result<(), HfError> {
+        if self.get(key).is_none() { Ok(()) } else { self.expect(key, legal) }
+    }
+
+    /// An error for a value that the model does not have.
+    pub fn unsupported(&self, key: &str, value: &str, legal: &str) -> HfError {
+        HfError::Unsupported { key: key.into(), value: value.into(), legal: legal.into() }
+    }
+}
+
+fn wrong_type(key: &str, value: &Value, expected: &'static str) -> HfError {
+    HfError::Type { key: key.into(), value: value.to_string(), expected }
+}

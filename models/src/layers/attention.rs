@@ -1,0 +1,80 @@
+//! Causal self-attention with grouped queries; every rank has some of the heads.
+
+use backend_dist::ops::{AttentionOptions, PackedHeads, attention_packed, rope_packed};
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+use super::rope::Angles;
+use crate::param::{BuildError, ParamBuilder};
+
+/// Sizes of an attention layer.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionConfig {
+    /// Features in and out.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key-value heads; each serves `heads / kv_heads` query heads.
+    pub kv_heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// The query, key and value projection.
+    pub input: LinearConfig,
+    /// The projection that is added to the residual stream.
+    pub output: LinearConfig,
+}
+
+/// Self-attention. A rank holds the rows of its query heads and of the key-value heads they use; with fewer key-value
+/// heads than ranks, neighbours hold the same key-value head.
+#[derive(Module, Debug)]
+pub struct SelfAttention {
+    qkv: ColumnParallelLinear,
+    out: RowParallelLinear,
+    #[module(skip)]
+    heads: PackedHeads,
+    #[module(skip)]
+    options: AttentionOptions,
+}
+
+impl SelfAttention {
+    /// An attention layer under the global name `name`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &AttentionConfig) -> Result<Self, BuildError> {
+        let ranks = params.place().size;
+        let kv_parts = ranks.min(config.kv_heads);
+        let [q, k, v] = ["q", "k", "v"].map(|part| format!("{name}.{part}_proj"));
+        let kv_features = config.kv_heads * config.head_dim;
+        let outputs = [
+            Output { name: &q, features: config.heads * config.head_dim, parts: ranks },
+            Output { name: &k, features: kv_features, parts: kv_parts },
+            Output { name: &v, features: kv_features, parts: kv_parts },
+        ];
+        let inner = config.heads * config.head_dim;
+        Ok(Self {
+            qkv: ColumnParallelLinear::new(params, config.hidden, &outputs, config.input)?,
+            out: RowParallelLinear::new(params, &format!("{name}.o_proj"), inner, config.hidden, config.output)?,
+            heads: PackedHeads { heads: config.heads / ranks, kv_heads: config.kv_heads / kv_parts },
+            options: AttentionOptions::causal(config.head_dim),
+        })
+    }
+
+    /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same. `angles` rotate queries and keys;
+    /// without them positions must be in `x`.
+    pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>) -> Tensor<3> {
+        let qkv = self.qkv.forward(x);
+        let [seq, batch, features] = qkv.dims();
+        let head_dim = features / self.heads.total();
+        let qkv = qkv.reshape([seq, batch, self.heads.total(), head_dim]);
+        let qkv = match angles {
+            Some(angles) => {
+                rope_packed(qkv, angles.cos.clone(), angles.sin.clone(), self.heads.heads + self.heads.kv_heads)
+            }
+            None => qkv,
+        };
+        let context = attention_packed(qkv, self.heads, self.options);
+        self.out.forward(context.reshape([seq, batch, self.heads.heads * head_dim]))
+    }
+}

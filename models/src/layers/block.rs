@@ -1,0 +1,69 @@
+//! A transformer block: norm, attention, residual; norm, MLP, residual.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::attention::{AttentionConfig, SelfAttention};
+use super::dropout::{Dropout, DropoutKey};
+use super::mlp::{Mlp, MlpConfig};
+use super::norm::{Norm, NormKind};
+use super::rope::Angles;
+use crate::param::{BuildError, ParamBuilder};
+
+/// Everything a pre-norm block is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockConfig {
+    /// Attention.
+    pub attention: AttentionConfig,
+    /// MLP.
+    pub mlp: MlpConfig,
+    /// Which norm stands before both.
+    pub norm: NormKind,
+    /// Epsilon of the norms.
+    pub norm_eps: f64,
+    /// Share of the elements that are dropped before each residual addition.
+    pub dropout: f64,
+}
+
+/// One layer of a decoder. Activations between its parts are `[s, b, hidden]`, under sequence parallelism
+/// `[s/tp, b, hidden]`.
+#[derive(Module, Debug)]
+pub struct TransformerBlock {
+    input_layernorm: Norm,
+    attention: SelfAttention,
+    post_attention_layernorm: Norm,
+    mlp: Mlp,
+    #[module(skip)]
+    attention_dropout: Dropout,
+    #[module(skip)]
+    mlp_dropout: Dropout,
+}
+
+impl TransformerBlock {
+    /// A block under the global name `name`, for example `layers.0`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &BlockConfig) -> Result<Self, BuildError> {
+        let hidden = config.attention.hidden;
+        let (input, post) = (format!("{name}.input_layernorm"), format!("{name}.post_attention_layernorm"));
+        let (attention, mlp) = (format!("{name}.attention"), format!("{name}.mlp"));
+        let parallel = params.parallel().clone();
+        Ok(Self {
+            input_layernorm: Norm::new(params, &input, hidden, config.norm, config.norm_eps)?,
+            attention: SelfAttention::new(params, &attention, &config.attention)?,
+            post_attention_layernorm: Norm::new(params, &post, hidden, config.norm, config.norm_eps)?,
+            mlp: Mlp::new(params, &mlp, &config.mlp)?,
+            attention_dropout: Dropout::new(&parallel, &attention, config.dropout),
+            mlp_dropout: Dropout::new(&parallel, &mlp, config.dropout),
+        })
+    }
+
+    /// The block's output; see [`SelfAttention::forward`] for `angles` and [`Dropout::forward`] for `dropout`.
+    pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, dropout: Option<&DropoutKey>) -> Tensor<3> {
+        let attention = self.attention.forward(self.input_layernorm.forward(x.clone()), angles);
+        let x = x + self.attention_dropout.forward(attention, dropout);
+        let mlp = self.mlp.forward(self.post_attention_layernorm.forward(x.clone()));
+        x + self.mlp_dropout.forward(mlp, dropout)
+    }
+}

@@ -1,0 +1,46 @@
+//! Dropout whose mask depends on the position in the global batch, not on the layout.
+
+use backend_dist::ops::{DropKey, dropout};
+use backend_dist::shard::stable_hash;
+use burn::tensor::Tensor;
+
+use crate::param::TensorParallel;
+
+/// What one forward pass draws its masks from. Two passes with equal keys drop the same elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DropoutKey {
+    /// Seed of the training step: another one for every step, the same on all ranks.
+    pub seed: u64,
+    /// Index of the micro-batch's first sample in the global batch.
+    pub first_sample: usize,
+}
+
+/// Zeroes a share of the elements of activations between tensor parallel regions, and scales the others up.
+#[derive(Clone, Debug)]
+pub struct Dropout {
+    share: f64,
+    stream: u64,
+    parallel: TensorParallel,
+}
+
+/// More samples than a global batch ever has: a mask must not depend on how many there are.
+const SAMPLES: usize = 1 << 32;
+
+impl Dropout {
+    /// Dropout of a share in `0..1` of the elements; `name` tells it from the model's other dropouts.
+    pub fn new(parallel: &TensorParallel, name: &str, share: f64) -> Self {
+        Self { share, stream: stable_hash(name), parallel: parallel.clone() }
+    }
+
+    /// Drops elements of `[s, b, hidden]`, or of the rank's part of the sequence. Without a key nothing is dropped.
+    pub fn forward(&self, x: Tensor<3>, key: Option<&DropoutKey>) -> Tensor<3> {
+        let Some(key) = key.filter(|_| self.share > 0.0) else { return x };
+        let [rows, _, hidden] = x.dims();
+        let (first, seq) = match self.parallel.sequence {
+            true => (rows * self.parallel.group.rank(), rows * self.parallel.size()),
+            false => (0, rows),
+        };
+        let (offset, global) = ([first, key.first_sample, 0], [seq, SAMPLES, hidden]);
+        dropout(x, self.share, DropKey::of_part(key.seed ^ self.stream, &offset, &global))
+    }
+}

@@ -1,0 +1,122 @@
+//! Token and position embeddings.
+
+use backend_dist::ops::conjugate::Partial;
+use backend_dist::ops::embedding;
+use backend_dist::shard::{Init, Place, Section};
+use burn::module::{Module, Param};
+use burn::tensor::{Int, Tensor};
+
+use super::linear::leave_tensor_parallel;
+use crate::param::{BuildError, ParamBuilder, TensorParallel};
+
+/// How a vocabulary is cut over the tensor parallel ranks: padded with rows that stand for no token until every rank
+/// has the same number, as in Megatron-LM (`megatron/training/vocab_utils.py`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VocabRows {
+    /// Number of tokens.
+    pub vocab_size: usize,
+    /// Number of rows with padding: the next multiple of `divisor * tp`.
+    pub padded: usize,
+    /// First row of this rank.
+    pub first: usize,
+}
+
+impl VocabRows {
+    /// The rows of one rank. `divisor` makes the rows of a rank a round number (Megatron's
+    /// `--make-vocab-size-divisible-by`).
+    pub fn new(vocab_size: usize, divisor: usize, at: Place) -> Self {
+        let padded = vocab_size.next_multiple_of(divisor.max(1) * at.size);
+        Self { vocab_size, padded, first: padded / at.size * at.rank }
+    }
+
+    /// The section of a `[vocab, hidden]` tensor that the rank holds; padding rows are zero.
+    pub fn section(&self, name: &str, hidden: usize, at: Place) -> Section {
+        Section::split_padded(name, &[self.vocab_size, hidden], 0, at.size, self.padded, at)
+    }
+}
+
+/// Embeds tokens; each rank holds some rows of the table. `[s, b]` ids to `[s, b, hidden]`, under sequence parallelism
+/// `[s/tp, b, hidden]`.
+#[derive(Module, Debug)]
+pub struct VocabParallelEmbedding {
+    weight: Param<Tensor<2>>,
+    #[module(skip)]
+    rows: VocabRows,
+    #[module(skip)]
+    parallel: TensorParallel,
+}
+
+impl VocabParallelEmbedding {
+    /// A table of `vocab_size` rows under the global name `name`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(
+        params: &mut ParamBuilder,
+        name: &str,
+        vocab_size: usize,
+        hidden: usize,
+        divisor: usize,
+        init: Init,
+    ) -> Result<Self, BuildError> {
+        let at = params.place();
+        let rows = VocabRows::new(vocab_size, divisor, at);
+        let weight = params.sections(vec![(rows.section(&format!("{name}.weight"), hidden, at), init)])?;
+        Ok(Self { weight, rows, parallel: params.parallel().clone() })
+    }
+
+    /// The embeddings of `ids [s, b]`.
+    pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
+        let mine = embedding(self.weight.val(), ids, self.rows.first);
+        leave_tensor_parallel(Partial::new(mine), &self.parallel)
+    }
+
+    /// The rank's rows of the table, for an output layer that shares them.
+    pub fn weight(&self) -> Tensor<2> {
+        self.weight.val()
+    }
+
+    /// Which rows the rank holds.
+    pub fn rows(&self) -> VocabRows {
+        self.rows
+    }
+}
+
+/// A learned vector per position, replicated on every rank; added to `[s, b, hidden]`, under sequence parallelism to the
+/// rank's `[s/tp, b, hidden]`.
+#[derive(Module, Debug)]
+pub struct LearnedPositions {
+    weight: Param<Tensor<2>>,
+    #[module(skip)]
+    parallel: TensorParallel,
+}
+
+impl LearnedPositions {
+    /// A table for positions `0..positions` under the global name `name`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(
+        params: &mut ParamBuilder,
+        name: &str,
+        positions: usize,
+        hidden: usize,
+        init: Init,
+    ) -> Result<Self, BuildError> {
+        let weight = params.on_sequence(&format!("{name}.weight"), [positions, hidden], init)?;
+        Ok(Self { weight, parallel: params.parallel().clone() })
+    }
+
+    /// Adds every position's vector to the activations of that position.
+    ///
+    /// # Panics
+    /// If the sequence is longer than the table.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let rows = x.dims()[0];
+        let first = if self.parallel.sequence { rows * self.parallel.group.rank() } else { 0 };
+        let table = self.weight.val();
+        let [positions, hidden] = table.dims();
+        assert!(first + rows <= positions, "sequence position {} exceeds {positions} learned positions", first + rows);
+        x + table.slice([first..first + rows, 0..hidden]).unsqueeze_dim(1)
+    }
+}

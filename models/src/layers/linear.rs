@@ -1,0 +1,140 @@
+//! Linear layers cut over the tensor parallel ranks, by rows of the weight (column-parallel) or by columns.
+//!
+//! The names are Megatron-LM's (`megatron/core/tensor_parallel/layers.py`) and speak of the mathematicians' `x A`: a
+//! column-parallel layer cuts the outputs, a row-parallel layer the inputs.
+
+use backend_dist::ops::conjugate::{
+    Partial, copy_to_tensor_parallel, gather_from_sequence_parallel, reduce_from_tensor_parallel,
+    reduce_scatter_to_sequence_parallel,
+};
+use backend_dist::ops::linear;
+use backend_dist::shard::{Init, Section};
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+
+use crate::param::{BuildError, ParamBuilder, TensorParallel};
+
+/// What all linear layers of a model share.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearConfig {
+    /// Whether there is a bias; it starts at zero.
+    pub bias: bool,
+    /// Distribution of the weights.
+    pub init: Init,
+}
+
+/// One of the outputs of a fused column-parallel layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
+    /// Global name without `.weight` or `.bias`.
+    pub name: &'a str,
+    /// Global number of output features.
+    pub features: usize,
+    /// Number of pieces; fewer than ranks means that neighbours hold the same piece.
+    pub parts: usize,
+}
+
+/// `[s, b, in] -> [s, b, out/tp]`; under sequence parallelism the input is `[s/tp, b, in]`. Several outputs may be fused:
+/// a rank's output is its piece of the first one, then of the second one, and so on.
+#[derive(Module, Debug)]
+pub struct ColumnParallelLinear {
+    weight: Param<Tensor<2>>,
+    bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    parallel: TensorParallel,
+}
+
+impl ColumnParallelLinear {
+    /// A layer of `inputs` features with the given outputs.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(
+        params: &mut ParamBuilder,
+        inputs: usize,
+        outputs: &[Output],
+        config: LinearConfig,
+    ) -> Result<Self, BuildError> {
+        let at = params.place();
+        let weights = outputs.iter().map(|output| {
+            let name = format!("{}.weight", output.name);
+            (Section::split(name, &[output.features, inputs], 0, output.parts, at), config.init)
+        });
+        let weight = params.sections(weights.collect())?;
+        let biases = outputs.iter().map(|output| {
+            let name = format!("{}.bias", output.name);
+            (Section::split(name, &[output.features], 0, output.parts, at), Init::ZEROS)
+        });
+        let bias = if config.bias { Some(params.sections(biases.collect())?) } else { None };
+        Ok(Self { weight, bias, parallel: params.parallel().clone() })
+    }
+
+    /// The rank's outputs for the whole sequence.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let y = linear(enter_tensor_parallel(x, &self.parallel), self.weight.val());
+        add_bias(y, self.bias.as_ref())
+    }
+}
+
+/// `[s, b, in/tp] -> [s, b, out]`; under sequence parallelism the output is `[s/tp, b, out]`. The bias is added after the
+/// sum over the ranks.
+#[derive(Module, Debug)]
+pub struct RowParallelLinear {
+    weight: Param<Tensor<2>>,
+    bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    parallel: TensorParallel,
+}
+
+impl RowParallelLinear {
+    /// A layer from `inputs` to `outputs` features under the global name `name`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(
+        params: &mut ParamBuilder,
+        name: &str,
+        inputs: usize,
+        outputs: usize,
+        config: LinearConfig,
+    ) -> Result<Self, BuildError> {
+        let at = params.place();
+        let section = Section::split(format!("{name}.weight"), &[outputs, inputs], 1, at.size, at);
+        let weight = params.sections(vec![(section, config.init)])?;
+        let bias = match config.bias {
+            true => Some(params.on_sequence(&format!("{name}.bias"), [outputs], Init::ZEROS)?),
+            false => None,
+        };
+        Ok(Self { weight, bias, parallel: params.parallel().clone() })
+    }
+
+    /// The sum over the ranks, whole or this rank's part of the sequence.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let y = leave_tensor_parallel(Partial::new(linear(x, self.weight.val())), &self.parallel);
+        add_bias(y, self.bias.as_ref())
+    }
+}
+
+/// Hands activations to a computation that each rank does for its own outputs: all of the sequence, and backward sums
+/// the ranks' gradients.
+pub(super) fn enter_tensor_parallel(x: Tensor<3>, parallel: &TensorParallel) -> Tensor<3> {
+    match parallel.sequence {
+        true => gather_from_sequence_parallel(x, &parallel.group),
+        false => copy_to_tensor_parallel(x, &parallel.group),
+    }
+}
+
+/// Sums the ranks' summands: all of the sequence on every rank, or each rank's part of it.
+pub(super) fn leave_tensor_parallel(x: Partial<3>, parallel: &TensorParallel) -> Tensor<3> {
+    match parallel.sequence {
+        true => reduce_scatter_to_sequence_parallel(x, &parallel.group),
+        false => reduce_from_tensor_parallel(x, &parallel.group),
+    }
+}
+
+fn add_bias(y: Tensor<3>, bias: Option<&Param<Tensor<1>>>) -> Tensor<3> {
+    match bias {
+        Some(bias) => y + bias.val().unsqueeze(),
+        None => y,
+    }
+}

@@ -1,0 +1,22 @@
+//! Parallel layers. Each holds its part of the weights and exchanges what its neighbours need; on one rank each is the
+//! plain layer.
+
+mod attention;
+mod block;
+mod dropout;
+mod embedding;
+mod linear;
+mod mlp;
+mod norm;
+mod output;
+mod rope;
+
+pub use attention::{AttentionConfig, SelfAttention};
+pub use block::{BlockConfig, TransformerBlock};
+pub use dropout::{Dropout, DropoutKey};
+pub use embedding::{LearnedPositions, VocabParallelEmbedding, VocabRows};
+pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+pub use mlp::{Activation, Mlp, MlpConfig};
+pub use norm::{Norm, NormKind};
+pub use output::OutputLayer;
+pub use rope::{Angles, Llama3Scaling, RopeConfig, RotaryEmbedding};

@@ -1,0 +1,141 @@
+//! Rotary position embeddings: the angles, from the base or with Llama 3's scaling.
+
+use std::f64::consts::TAU;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+/// Llama 3.1's stretching of the low frequencies (Hugging Face transformers, `modeling_rope_utils.py`,
+/// `_compute_llama3_parameters`).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Llama3Scaling {
+    /// Low frequencies are divided by this.
+    pub factor: f64,
+    /// Wavelengths longer than `original_max_position_embeddings / low_freq_factor` are stretched fully.
+    pub low_freq_factor: f64,
+    /// Wavelengths shorter than `original_max_position_embeddings / high_freq_factor` are left alone.
+    pub high_freq_factor: f64,
+    /// Context length of the model before stretching.
+    pub original_max_position_embeddings: usize,
+}
+
+impl Llama3Scaling {
+    fn apply(&self, frequency: f64) -> f64 {
+        let context = self.original_max_position_embeddings as f64;
+        let wavelength = TAU / frequency;
+        if wavelength > context / self.low_freq_factor {
+            return frequency / self.factor;
+        }
+        if wavelength < context / self.high_freq_factor {
+            return frequency;
+        }
+        let span = self.high_freq_factor - self.low_freq_factor;
+        let smooth = (context / wavelength - self.low_freq_factor) / span;
+        (1.0 - smooth) * frequency / self.factor + smooth * frequency
+    }
+}
+
+/// Which angles.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// Features of a head; all of them are rotated.
+    pub head_dim: usize,
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Scaling of the frequencies.
+    pub scaling: Option<Llama3Scaling>,
+}
+
+impl RopeConfig {
+    /// Radians per position of each of the `head_dim / 2` rotated pairs.
+    pub fn frequencies(&self) -> Vec<f64> {
+        let half = self.head_dim / 2;
+        let base = (0..half).map(|pair| self.theta.powf(-2.0 * pair as f64 / self.head_dim as f64));
+        base.map(|frequency| self.scaling.map_or(frequency, |scaling| scaling.apply(frequency))).collect()
+    }
+}
+
+/// Cosine and sine of every position's angles, `[s, head_dim / 2]`.
+#[derive(Clone, Debug)]
+pub struct Angles {
+    /// Cosines.
+    pub cos: Tensor<2>,
+    /// Sines.
+    pub sin: Tensor<2>,
+}
+
+/// Gives the angles of positions `0..s`, computed in `f64` and kept for the next forward pass.
+#[derive(Clone, Debug)]
+pub struct RotaryEmbedding {
+    frequencies: Vec<f64>,
+    last: Arc<Mutex<Option<(Key, Angles)>>>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Key {
+    positions: usize,
+    dtype: DType,
+    device: Device,
+}
+
+impl RotaryEmbedding {
+    /// Angles for a configuration.
+    pub fn new(config: &RopeConfig) -> Self {
+        Self { frequencies: config.frequencies(), last: Arc::default() }
+    }
+
+    /// The angles of positions `0..positions` as tensors of a type on a device.
+    pub fn angles(&self, positions: usize, dtype: DType, device: &Device) -> Angles {
+        let key = Key { positions, dtype, device: device.clone() };
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, angles)) = last.as_ref().filter(|(of, _)| *of == key) {
+            return angles.clone();
+        }
+        let table = |function: fn(f64) -> f64| {
+            let rows = (0..positions).flat_map(|p| self.frequencies.iter().map(move |f| function(p as f64 * f)));
+            let data = TensorData::new(rows.collect::<Vec<f64>>(), [positions, self.frequencies.len()]);
+            Tensor::from_data(data, (device, dtype))
+        };
+        let angles = Angles { cos: table(f64::cos), sin: table(f64::sin) };
+        *last = Some((key, angles.clone()));
+        angles
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `inv_freq` of transformers 5.23 for its tiny Llama 3 test model: head size 4, base 500000, factor 8, low 1,
+    /// high 4, original context 64. The wavelengths 2π and 2π·√500000 are below 64/4 and above 64/1.
+    #[test]
+    fn llama3_scaling_leaves_short_and_divides_long_wavelengths() {
+        let scaling = Llama3Scaling {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 64,
+        };
+        let config = RopeConfig { head_dim: 4, theta: 500_000.0, scaling: Some(scaling) };
+        let frequencies = config.frequencies();
+        assert_eq!(frequencies[0], 1.0);
+        assert!((frequencies[1] * 8.0 - 500_000f64.powf(-0.5)).abs() < 1e-18);
+    }
+
+    /// Between the two limits frequencies go continuously from one to `factor` times stretched.
+    #[test]
+    fn llama3_scaling_is_continuous() {
+        let scaling = Llama3Scaling {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 8192,
+        };
+        let at = |wavelength: f64| scaling.apply(TAU / wavelength) * wavelength / TAU;
+        assert!((at(8192.0 - 1e-6) - 1.0 / 8.0).abs() < 1e-8);
+        assert!((at(2048.0 + 1e-6) - 1.0).abs() < 1e-8);
+        // Half-way in inverse wavelength, (1 + 4) / 2 = 2.5 turns per context: the mean of both.
+        assert!((at(8192.0 / 2.5) - (1.0 + 1.0 / 8.0) / 2.0).abs() < 1e-12);
+    }
+}

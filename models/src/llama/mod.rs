@@ -1,0 +1,8 @@
+//! Llama: RMSNorm, rotary positions, grouped queries, SwiGLU, no biases.
+
+mod config;
+mod hf;
+mod model;
+
+pub use config::LlamaConfig;
+pub use model::Llama;

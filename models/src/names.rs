@@ -1,0 +1,199 @@
+//! Global tensors under other systems' names and shapes, both ways.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use backend_dist::shard::HostTensor;
+use thiserror::Error;
+
+/// Where a global tensor is found in another system: in some rows of a tensor, perhaps transposed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Foreign {
+    /// Name of the other system's tensor.
+    pub name: String,
+    /// The other system stores the transpose of our matrix (`[in, out]`).
+    pub transposed: bool,
+    /// Which rows (after transposing) are ours, in order; `None` is all of them.
+    pub rows: Option<Vec<Range<usize>>>,
+    /// Shape of the other system's tensor.
+    pub shape: Vec<usize>,
+}
+
+/// Why tensors cannot be translated.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NameError {
+    /// The other system's checkpoint lacks a tensor.
+    #[error("tensor `{name}` is missing")]
+    Missing {
+        /// Name of the tensor.
+        name: String,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("tensor `{name}` is {found:?}, the model's configuration needs {expected:?}")]
+    Shape {
+        /// Name of the tensor.
+        name: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The shape the configuration needs.
+        expected: Vec<usize>,
+    },
+    /// The checkpoint has a tensor that the model does not know.
+    #[error("tensor `{name}` is not part of the model")]
+    Unknown {
+        /// Name of the tensor.
+        name: String,
+    },
+}
+
+/// Every global tensor of a model with its place in another system.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NameMap {
+    entries: Vec<(String, Foreign)>,
+}
+
+impl NameMap {
+    /// Adds a tensor that is the same under another name.
+    pub fn same(&mut self, ours: impl Into<String>, theirs: impl Into<String>, shape: &[usize]) {
+        self.add(ours, Foreign { name: theirs.into(), transposed: false, rows: None, shape: shape.to_vec() });
+    }
+
+    /// Adds a tensor.
+    pub fn add(&mut self, ours: impl Into<String>, theirs: Foreign) {
+        self.entries.push((ours.into(), theirs));
+    }
+
+    /// All pairs of our name and the other system's place.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Foreign)> {
+        self.entries.iter().map(|(ours, theirs)| (ours.as_str(), theirs))
+    }
+
+    /// The place of one of our tensors.
+    pub fn get(&self, ours: &str) -> Option<&Foreign> {
+        self.iter().find(|(name, _)| *name == ours).map(|(_, theirs)| theirs)
+    }
+
+    /// Translates another system's tensors into ours.
+    ///
+    /// # Errors
+    /// If one is missing, has a wrong shape, or is unknown.
+    pub fn import(&self, theirs: &BTreeMap<String, HostTensor>) -> Result<BTreeMap<String, HostTensor>, NameError> {
+        if let Some(name) = theirs.keys().find(|name| self.entries.iter().all(|(_, foreign)| foreign.name != **name)) {
+            return Err(NameError::Unknown { name: name.clone() });
+        }
+        let read = |(ours, foreign): &(String, Foreign)| {
+            let tensor = theirs.get(&foreign.name).ok_or_else(|| NameError::Missing { name: foreign.name.clone() })?;
+            check_shape(&foreign.name, tensor, &foreign.shape)?;
+            Ok((ours.clone(), foreign.read(tensor)))
+        };
+        self.entries.iter().map(read).collect()
+    }
+
+    /// Translates our tensors into another system's.
+    ///
+    /// # Errors
+    /// If one is missing, has a wrong shape, or is unknown.
+    pub fn export(&self, ours: &BTreeMap<String, HostTensor>) -> Result<BTreeMap<String, HostTensor>, NameError> {
+        if let Some(name) = ours.keys().find(|name| self.get(name).is_none()) {
+            return Err(NameError::Unknown { name: name.clone() });
+        }
+        let mut theirs: BTreeMap<String, HostTensor> = BTreeMap::new();
+        for (name, foreign) in self.iter() {
+            let tensor = ours.get(name).ok_or_else(|| NameError::Missing { name: name.to_string() })?;
+            check_shape(name, tensor, &foreign.our_shape())?;
+            let whole = theirs.entry(foreign.name.clone()).or_insert_with(|| {
+                let shape = foreign.shape.clone();
+                HostTensor { data: vec![0.0; shape.iter().product()], shape }
+            });
+            foreign.write(tensor, whole);
+        }
+        Ok(theirs)
+    }
+}
+
+fn check_shape(name: &str, tensor: &HostTensor, expected: &[usize]) -> Result<(), NameError> {
+    match tensor.shape == expected {
+        true => Ok(()),
+        false => {
+            let (found, expected) = (tensor.shape.clone(), expected.to_vec());
+            Err(NameError::Shape { name: name.to_string(), found, expected })
+        }
+    }
+}
+
+impl Foreign {
+    /// Shape of our tensor.
+    pub fn our_shape(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if self.transposed {
+            shape.reverse();
+        }
+        if let Some(rows) = &self.rows {
+            shape[0] = rows.iter().map(ExactSizeIterator::len).sum();
+        }
+        shape
+    }
+
+    fn read(&self, theirs: &HostTensor) -> HostTensor {
+        let data = self.positions().map(|at| theirs.data[at]).collect();
+        HostTensor { shape: self.our_shape(), data }
+    }
+
+    fn write(&self, ours: &HostTensor, theirs: &mut HostTensor) {
+        for (value, at) in ours.data.iter().zip(self.positions()) {
+            theirs.data[at] = *value;
+        }
+    }
+
+    /// For each of our elements in row-major order, the flat position in the other system's tensor.
+    fn positions(&self) -> impl Iterator<Item = usize> {
+        let columns: usize = if self.transposed { self.shape[0] } else { self.shape[1..].iter().product() };
+        let all_rows = if self.transposed { self.shape[1] } else { self.shape[0] };
+        let rows = self.rows.clone().unwrap_or_else(|| vec![0..all_rows]);
+        let (row_step, column_step) = if self.transposed { (1, all_rows) } else { (columns, 1) };
+        rows.into_iter()
+            .flatten()
+            .flat_map(move |row| (0..columns).map(move |column| row * row_step + column * column_step))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(shape: &[usize]) -> HostTensor {
+        let data = (0..shape.iter().product::<usize>()).map(|value| value as f64).collect();
+        HostTensor { shape: shape.to_vec(), data }
+    }
+
+    /// GPT-2 stores `[in, q | k | v]`.
+    fn map() -> NameMap {
+        let mut map = NameMap::default();
+        for (part, start) in [("q", 0), ("k", 2), ("v", 4)] {
+            let rows = Some(vec![start..start + 1, start + 1..start + 2]);
+            map.add(part, Foreign { name: "qkv".into(), transposed: true, rows, shape: vec![3, 6] });
+        }
+        map.same("norm", "ln", &[3]);
+        map
+    }
+
+    #[test]
+    fn import_transposes_and_picks_rows() {
+        let theirs = BTreeMap::from([("qkv".to_string(), tensor(&[3, 6])), ("ln".to_string(), tensor(&[3]))]);
+        let ours = map().import(&theirs).unwrap();
+        assert_eq!(ours["k"], HostTensor { shape: vec![2, 3], data: vec![2.0, 8.0, 14.0, 3.0, 9.0, 15.0] });
+        assert_eq!(ours["norm"], tensor(&[3]));
+        assert_eq!(map().export(&ours).unwrap(), theirs);
+    }
+
+    #[test]
+    fn wrong_checkpoints_are_refused() {
+        let mut theirs = BTreeMap::from([("qkv".to_string(), tensor(&[6, 3]))]);
+        let refuse = |theirs: &BTreeMap<String, HostTensor>| map().import(theirs).unwrap_err().to_string();
+        assert_eq!(refuse(&theirs), "tensor `qkv` is [6, 3], the model's configuration needs [3, 6]");
+        theirs.insert("qkv".into(), tensor(&[3, 6]));
+        assert_eq!(refuse(&theirs), "tensor `ln` is missing");
+        theirs.insert("bias".into(), tensor(&[3]));
+        assert_eq!(refuse(&theirs), "tensor `bias` is not part of the model");
+    }
+}
