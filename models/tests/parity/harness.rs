@@ -1,0 +1,150 @@
+//! Runs a model in a layout, and puts losses, logits, weights and gradients together as global tensors.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use backend_dist::collective::all_reduce;
+use backend_dist::comm::ReduceOp;
+use backend_dist::launch::{BoxError, Rank, launch};
+use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::shard::{HostTensor, Init, ParamSpec, Registry, Section};
+use burn::module::{ModuleVisitor, Param};
+use burn::tensor::{Device, FloatDType, Gradients, Int, Tensor, TensorData};
+use models::layers::DropoutKey;
+use models::{CausalLm, ModelConfig, ParamBuilder, WeightSource};
+
+pub const BATCH: usize = 3;
+pub const SEQ: usize = 16;
+
+/// Every global tensor is noise, biases and norms included, so that no term of a formula is zero or one by chance.
+struct Noise;
+
+impl WeightSource for Noise {
+    fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError> {
+        let init = Init::Normal { std: 0.3 };
+        let data = (0..shape.iter().product::<usize>()).map(|index| init.value(5, name, index as u64)).collect();
+        Ok(HostTensor { shape: shape.to_vec(), data }.read_box(ranges))
+    }
+}
+
+/// What must not depend on the layout.
+pub struct Outcome {
+    pub losses: Vec<f64>,
+    pub logits: Vec<f64>,
+    pub gradients: BTreeMap<String, HostTensor>,
+}
+
+/// One parameter of one rank: its spec and its values.
+type Local = (ParamSpec, Vec<f64>);
+
+/// Losses, logits and finished gradients of a model with noise for weights, in `f64`.
+pub fn run<M: CausalLm>(config: &M::Config, layout: &str, dropout: Option<DropoutKey>) -> Outcome {
+    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+    let ranks = launch(&mesh, &[Device::flex()], |rank: Rank| {
+        let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(&Noise))?;
+        let device = rank.device.clone().autodiff();
+        let (tokens, labels) = (ids(config.vocab_size(), 1, &device), ids(config.vocab_size(), 2, &device));
+        let logits = host(model.logits(tokens.clone()));
+        let losses = model.training_losses(tokens, labels, dropout.as_ref());
+        // Another weight for every token, so that errors cannot cancel.
+        let weights: Vec<f64> = (0..BATCH * SEQ).map(|index| (index as f64).sin()).collect();
+        let weights = Tensor::from_data(TensorData::new(weights, [BATCH, SEQ]), (&device, losses.dtype()));
+        let gradients = (losses.clone() * weights).sum().backward();
+        let mut collect =
+            Collect { rank: &rank, registry: model.registry(), gradients: &gradients, locals: Vec::new() };
+        model.visit(&mut collect);
+        Ok((host(losses), logits, collect.locals))
+    })
+    .unwrap_or_else(|error| panic!("{layout}: {error}"));
+    for (losses, logits, _) in &ranks {
+        assert_eq!((losses, logits), (&ranks[0].0, &ranks[0].1), "{layout}: all ranks have the same losses and logits");
+    }
+    let locals: Vec<Local> = ranks.iter().flat_map(|(_, _, locals)| locals.clone()).collect();
+    let (losses, logits, _) = ranks.into_iter().next().unwrap();
+    Outcome { losses, logits, gradients: assemble(&locals) }
+}
+
+/// The randomly initialised weights of a model.
+pub fn initial_weights<M: CausalLm>(config: &M::Config, layout: &str, seed: u64) -> BTreeMap<String, HostTensor> {
+    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+    let ranks = launch(&mesh, &[Device::flex()], |rank: Rank| {
+        let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F32, seed))?;
+        let mut values = Values { registry: model.registry(), locals: Vec::new() };
+        model.visit(&mut values);
+        Ok(values.locals)
+    });
+    assemble(&ranks.unwrap().concat())
+}
+
+fn assemble(locals: &[Local]) -> BTreeMap<String, HostTensor> {
+    let slices: Vec<(&Section, &[f64])> = locals.iter().flat_map(|(spec, local)| spec.sections_of(local)).collect();
+    let globals = Registry::assemble(slices.iter().copied()).unwrap();
+    for (section, local) in slices {
+        // Copies that nobody owns are the same, and padding is zero.
+        assert_close(&section.name, local, &section.slice(&globals[&section.name].data), 1e-12);
+    }
+    globals
+}
+
+pub fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().convert::<f64>().to_vec::<f64>().unwrap()
+}
+
+fn ids(vocab: usize, stream: usize, device: &Device) -> Tensor<2, Int> {
+    let ids = (0..BATCH * SEQ).map(|index| ((index * 7919 + stream * 104_729) % vocab) as i64).collect::<Vec<_>>();
+    Tensor::from_data(TensorData::new(ids, [BATCH, SEQ]), device)
+}
+
+/// The largest difference, relative to the largest expected value, is at most `limit`.
+pub fn assert_close(what: &str, found: &[f64], expected: &[f64], limit: f64) {
+    assert_within(what, found, expected, limit, 0.0);
+}
+
+/// Like [`assert_close`], but relative to `floor` where all expected values are smaller.
+pub fn assert_within(what: &str, found: &[f64], expected: &[f64], limit: f64, floor: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}: number of elements");
+    assert!(found.iter().all(|value| value.is_finite()), "{what}: not finite");
+    let worst = found.iter().zip(expected).fold(0.0, |worst: f64, (a, b)| worst.max((a - b).abs()));
+    let scale = largest(expected).max(floor);
+    assert!(worst <= limit * scale, "{what}: differs by {worst:e}, largest value {scale:e}");
+}
+
+/// The largest absolute value.
+pub fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
+}
+
+/// Every parameter's gradient, with the sums over neighbours that its spec asks for.
+struct Collect<'a> {
+    rank: &'a Rank,
+    registry: &'a Registry,
+    gradients: &'a Gradients,
+    locals: Vec<Local>,
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let spec = self.registry.get(param.id.val()).expect("every parameter is registered");
+        let gradient = param.val().grad(self.gradients).unwrap_or_else(|| panic!("{} has no gradient", spec.name()));
+        let mut local = host(gradient.clone());
+        for sum in spec.gradient_sums() {
+            let group = self.rank.subgroup(Axis::Tp, sum.ranks);
+            let [count] = [sum.elements.len()];
+            let part = gradient.clone().reshape([spec.local_len()]).narrow(0, sum.elements.start, count);
+            local[sum.elements].copy_from_slice(&host(all_reduce(part, ReduceOp::Sum, &group)));
+        }
+        self.locals.push((spec.clone(), local));
+    }
+}
+
+struct Values<'a> {
+    registry: &'a Registry,
+    locals: Vec<Local>,
+}
+
+impl ModuleVisitor for Values<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let spec = self.registry.get(param.id.val()).expect("every parameter is registered");
+        self.locals.push((spec.clone(), host(param.val())));
+    }
+}

@@ -1,0 +1,138 @@
+//! Every layout gives the losses, logits and gradients of one rank, to rounding in `f64`.
+
+mod harness;
+
+use harness::{Outcome, assert_close, assert_within, initial_weights, largest, run};
+use models::layers::{DropoutKey, Llama3Scaling};
+use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig};
+
+const LIMIT: f64 = 1e-10;
+
+/// Eight query heads over two key-value heads, heads wider than `hidden / heads`, a vocabulary that no rank count
+/// divides.
+fn llama() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 99,
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_attention_heads: 8,
+        num_key_value_heads: 2,
+        head_dim: 6,
+        rope_scaling: Some(Llama3Scaling {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 64,
+        }),
+        ..LlamaConfig::tiny()
+    }
+}
+
+fn gpt() -> GptConfig {
+    GptConfig {
+        vocab_size: 99,
+        max_position_embeddings: 20,
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_attention_heads: 4,
+        ..GptConfig::tiny()
+    }
+}
+
+fn assert_same(layout: &str, found: &Outcome, expected: &Outcome) {
+    assert_close(&format!("{layout}: losses"), &found.losses, &expected.losses, LIMIT);
+    assert_close(&format!("{layout}: logits"), &found.logits, &expected.logits, LIMIT);
+    assert!(found.gradients.keys().eq(expected.gradients.keys()), "{layout}: tensors");
+    // A key bias moves all scores of a query alike, so without rotation its gradient is zero but for rounding.
+    let floor = 1e-5 * expected.gradients.values().map(|gradient| largest(&gradient.data)).fold(0.0, f64::max);
+    for (name, gradient) in &found.gradients {
+        let expected = &expected.gradients[name].data;
+        assert_within(&format!("{layout}: gradient of {name}"), &gradient.data, expected, LIMIT, floor);
+    }
+}
+
+fn assert_layouts_agree<M: CausalLm>(config: &M::Config, layouts: &[&str], dropout: Option<DropoutKey>) {
+    let expected = run::<M>(config, "TP1", dropout);
+    for layout in layouts {
+        assert_same(layout, &run::<M>(config, layout, dropout), &expected);
+    }
+}
+
+/// TP4 and TP8 have more ranks than key-value heads.
+#[test]
+fn llama_untied() {
+    assert_layouts_agree::<Llama>(&llama(), &["TP2", "TP4", "TP2 SP", "TP4 SP", "TP8", "TP8 SP"], None);
+}
+
+#[test]
+fn llama_tied() {
+    let config = LlamaConfig { tie_word_embeddings: true, make_vocab_size_divisible_by: 8, ..llama() };
+    assert_layouts_agree::<Llama>(&config, &["TP2", "TP4 SP"], None);
+}
+
+#[test]
+fn llama_with_biases() {
+    let config = LlamaConfig { attention_bias: true, mlp_bias: true, ..llama() };
+    assert_layouts_agree::<Llama>(&config, &["TP4", "TP4 SP"], None);
+}
+
+#[test]
+fn gpt_tied() {
+    assert_layouts_agree::<Gpt>(&gpt(), &["TP2", "TP4", "TP2 SP", "TP4 SP"], None);
+}
+
+#[test]
+fn gpt_untied_exact_gelu() {
+    let config = GptConfig { tie_word_embeddings: false, gelu_tanh: false, ..gpt() };
+    assert_layouts_agree::<Gpt>(&config, &["TP2", "TP4 SP"], None);
+}
+
+#[test]
+fn dropout_masks_do_not_depend_on_the_layout() {
+    let config = LlamaConfig { hidden_dropout: 0.3, ..llama() };
+    let key = Some(DropoutKey { seed: 11, first_sample: 6 });
+    assert_layouts_agree::<Llama>(&config, &["TP2", "TP2 SP", "TP4 SP"], key);
+    let with = run::<Llama>(&config, "TP1", key).losses;
+    let other = run::<Llama>(&config, "TP1", Some(DropoutKey { seed: 12, first_sample: 6 })).losses;
+    let without = run::<Llama>(&config, "TP1", None).losses;
+    assert!(with.iter().zip(&other).zip(&without).all(|((a, b), c)| a != b && a != c && b != c));
+}
+
+/// Bit-identical, and padding rows of the vocabulary are not part of any global tensor.
+#[test]
+fn initial_weights_do_not_depend_on_the_layout() {
+    let expected = initial_weights::<Llama>(&llama(), "TP1", 42);
+    assert_eq!(expected["embed_tokens.weight"].shape, [99, 32]);
+    for layout in ["TP2", "TP8 SP"] {
+        assert!(initial_weights::<Llama>(&llama(), layout, 42) == expected, "{layout}");
+    }
+    assert!(initial_weights::<Llama>(&llama(), "TP1", 43) != expected);
+    let gpt_weights = initial_weights::<Gpt>(&gpt(), "TP1", 42);
+    assert!(initial_weights::<Gpt>(&gpt(), "TP4 SP", 42) == gpt_weights);
+}
+
+/// A label's loss is `log Σ exp(logits) - logit`, over the vocabulary without padding.
+#[test]
+fn losses_are_those_of_the_logits() {
+    let config = LlamaConfig { make_vocab_size_divisible_by: 64, ..llama() };
+    let outcome = run::<Llama>(&config, "TP2 SP", None);
+    assert_eq!(outcome.logits.len(), harness::BATCH * harness::SEQ * 99);
+    let expected: Vec<f64> = (outcome.logits.chunks(99).enumerate())
+        .map(|(index, row)| {
+            let label = (index * 7919 + 2 * 104_729) % 99;
+            row.iter().map(|logit| logit.exp()).sum::<f64>().ln() - row[label]
+        })
+        .collect();
+    assert_close("losses", &outcome.losses, &expected, 1e-12);
+}
+
+#[test]
+fn a_model_that_does_not_fit_says_what_would() {
+    let mesh = backend_dist::mesh::Mesh::new("TP3".parse().unwrap()).unwrap();
+    let error = backend_dist::launch::launch(&mesh, &[burn::tensor::Device::flex()], |rank| {
+        let params = models::ParamBuilder::new(&rank, burn::tensor::FloatDType::F32, 0);
+        Ok(Llama::build(&llama(), params).map(|_| ())?)
+    });
+    let message = error.unwrap_err().to_string();
+    assert!(message.contains("tensor-parallel 3 does not divide the model's attention heads (8)"), "{message}");
+}
