@@ -8,6 +8,7 @@ mod document;
 mod pipeline;
 mod source;
 mod tokenizer;
+mod words;
 
 use std::fmt;
 use std::io;
