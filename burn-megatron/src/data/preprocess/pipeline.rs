@@ -59,6 +59,7 @@ pub fn prepare(
         dtype,
     };
     let mut records = Records::new(options.inputs.clone(), options.text_documents);
+    progress(Progress { stage: Stage::Tokens, bytes: 0, total_bytes, documents: 0 });
     loop {
         let batch = next_batch(&mut records)?;
         if batch.is_empty() {
