@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, value_name = "A,B,C", default_value = "1,0,0")]
     split: Split,
     /// Samples wanted for training, validation and test; by default those of one epoch
-    #[arg(long, value_name = "T,V,E", value_delimiter = ',', num_args = 1..=3)]
+    #[arg(long, value_name = "T,V,E", value_delimiter = ',')]
     num_samples: Vec<usize>,
     /// Whose samples to show and write
     #[arg(long, value_enum, default_value = "train")]
@@ -85,6 +85,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
 
+    if args.num_samples.len() > Part::ALL.len() {
+        bail!("--num-samples has {} numbers; at most train,valid,test", args.num_samples.len());
+    }
     let mut num_samples = [None; 3];
     for (wanted, given) in num_samples.iter_mut().zip(&args.num_samples) {
         *wanted = Some(*given);

@@ -129,7 +129,7 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 impl Display {
     fn new() -> Self {
         let bar = io::stderr().is_terminal().then(|| {
-            let style = "{msg:<60} {bar:30} {percent:>3} %";
+            let style = "{bar:20} {percent:>3} % {wide_msg}";
             ProgressBar::new(1).with_style(ProgressStyle::with_template(style).expect("a valid template"))
         });
         Self { bar, stage: Stage::Tokenizer, started: Instant::now(), last_line: Instant::now() }
@@ -166,7 +166,10 @@ fn describe_progress(progress: Progress, seconds: f64) -> String {
         Stage::Tokenizer => "tokenizer",
         Stage::Tokens => "tokens",
     };
-    let left = (progress.total_bytes.saturating_sub(progress.bytes)) as f64 * seconds / progress.bytes.max(1) as f64;
+    if progress.bytes == 0 {
+        return format!("{what}: reading");
+    }
+    let left = progress.total_bytes.saturating_sub(progress.bytes) as f64 * seconds / progress.bytes as f64;
     format!(
         "{what}: {} documents, {} documents/s, {} left",
         HumanCount(progress.documents),
@@ -183,5 +186,6 @@ mod tests {
     fn rate_and_time_left_follow_from_the_bytes() {
         let progress = Progress { stage: Stage::Tokens, bytes: 250, total_bytes: 1000, documents: 5000 };
         assert_eq!(describe_progress(progress, 10.0), "tokens: 5,000 documents, 500 documents/s, 30 seconds left");
+        assert_eq!(describe_progress(Progress { bytes: 0, documents: 0, ..progress }, 0.0), "tokens: reading");
     }
 }

@@ -44,7 +44,8 @@ fn text_to_samples_and_back() {
 
     let said = succeed(
         folder.path(),
-        "inspect out/a_text_document --seq-length 16 --split 80,20 --samples 2 --tokenizer out/a_tokenizer.json --out rows.npy",
+        "inspect --seq-length 16 --split 80,20 --samples 2 --tokenizer out/a_tokenizer.json --out rows.npy \
+         --num-samples 50,3 out/a_text_document",
     );
     assert!(said.contains("40 sequences and 40 documents (0 empty)"), "{said}");
     assert!(said.contains("train[1] \"") && said.contains("speaks of"), "{said}");

@@ -118,6 +118,23 @@ mod tests {
     }
 
     #[test]
+    fn many_may_build_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = EpochPlan::new(60, &options(1)).unwrap();
+        let one = || {
+            let key = key(0, &LENGTHS, &options(1));
+            let build = || build(0, &LENGTHS, &plan, &options(1));
+            load_or_build(folder.path(), &key, &plan, 9, build).unwrap().words().to_vec()
+        };
+        let all: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(one)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(all.iter().all(|words| *words == all[0]));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
     fn everything_that_matters_changes_the_key() {
         let base = key(0, &LENGTHS, &options(1));
         let mut changed = vec![key(1, &LENGTHS, &options(1)), key(0, &[10, 20, 31], &options(1))];

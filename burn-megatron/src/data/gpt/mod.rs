@@ -54,9 +54,12 @@ impl GptDataset {
     /// When `documents` holds no tokens though samples are wanted, when there are too many samples to index, or when
     /// the cache cannot be written.
     pub fn new(tokens: Arc<IndexedDataset>, documents: Range<usize>, options: &GptOptions) -> Result<Self, DataError> {
+        let refuse = |what| DataError::Samples { path: tokens.bin_path().to_path_buf(), what };
+        if documents.end > u32::MAX as usize {
+            return Err(refuse(format!("{} sequences are too many to index", documents.end)));
+        }
         let lengths: Vec<u32> = documents.clone().map(|i| tokens.sequence_length(i) as u32).collect();
         let tokens_per_epoch = lengths.iter().map(|&length| u64::from(length)).sum();
-        let refuse = |what| DataError::Samples { path: tokens.bin_path().to_path_buf(), what };
         let plan = EpochPlan::new(tokens_per_epoch, options).map_err(refuse)?;
         if plan.epochs.saturating_mul(lengths.len() as u64) > u64::from(u32::MAX) {
             return Err(refuse(format!("{} epochs of {} sequences are too many to index", plan.epochs, lengths.len())));

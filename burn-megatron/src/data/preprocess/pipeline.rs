@@ -11,6 +11,7 @@ use super::super::indexed::{Dtype, IndexedWriter, with_suffix};
 use super::document::{Field, fields};
 use super::source::{Record, Records};
 use super::tokenizer::{TokenizerChoice, end_of_document, usual_end_tokens, vocab_size};
+use super::words::WordEncoder;
 use super::{KeyOutput, PreprocessError, PreprocessOptions, PreprocessReport, Progress, Stage};
 
 /// A batch is read, then tokenized by all workers, then written.
@@ -58,6 +59,7 @@ pub fn prepare(
         dtype,
     };
     let mut records = Records::new(options.inputs.clone(), options.text_documents);
+    progress(Progress { stage: Stage::Tokens, bytes: 0, total_bytes, documents: 0 });
     loop {
         let batch = next_batch(&mut records)?;
         if batch.is_empty() {
@@ -170,6 +172,7 @@ fn make_tokenizer(
 /// From a document to the token ids of each key.
 struct Encoder<'a> {
     tokenizer: Option<&'a Tokenizer>,
+    words: Option<WordEncoder<'a>>,
     keys: &'a [String],
     vocab_size: Option<usize>,
     /// Id of the end-of-document token, if there is one.
@@ -192,7 +195,8 @@ impl<'a> Encoder<'a> {
             }));
         }
         let vocab_size = tokenizer.map(vocab_size).or(options.vocab_size);
-        Ok(Self { tokenizer, keys: &options.json_keys, vocab_size, eod, append_eod: options.append_eod })
+        let words = tokenizer.and_then(|tokenizer| WordEncoder::new(tokenizer, options.workers));
+        Ok(Self { tokenizer, words, keys: &options.json_keys, vocab_size, eod, append_eod: options.append_eod })
     }
 
     fn encode(&self, record: Record) -> Result<Vec<Vec<i64>>, PreprocessError> {
@@ -215,8 +219,12 @@ impl<'a> Encoder<'a> {
                 let tokenizer = self.tokenizer.ok_or_else(|| {
                     format!("key '{key}' is text, and no tokenizer is chosen (--tokenizer or --train-tokenizer)")
                 })?;
-                let encoding = tokenizer.encode_fast(text, false).map_err(|error| format!("key '{key}': {error}"))?;
-                encoding.get_ids().iter().map(|&id| i64::from(id)).collect::<Vec<_>>()
+                let short_cut = self.words.as_ref().and_then(|words| words.encode(&text));
+                let ids = short_cut.unwrap_or_else(|| {
+                    let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
+                    Ok(encoding.get_ids().iter().map(|&id| i64::from(id)).collect())
+                });
+                ids.map_err(|error| format!("key '{key}': {error}"))?
             }
         };
         // Megatron leaves empty documents without their end as well.
