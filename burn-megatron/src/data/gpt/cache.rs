@@ -49,8 +49,7 @@ pub(super) fn load_or_build(
         return Ok(indices);
     }
     let indices = build();
-    store(folder, &path, key, indices.words(), plan)
-        .map_err(|source| DataError::Cache { path: path.clone(), source })?;
+    store(folder, &path, key, indices.words(), plan).map_err(|cause| DataError::Cache { path: path.clone(), cause })?;
     Ok(indices)
 }
 

@@ -114,7 +114,7 @@ impl IndexedDataset {
 }
 
 fn map(path: &Path) -> Result<Mmap, IndexedError> {
-    let io = |source| IndexedError::Io { path: path.to_path_buf(), source };
+    let io = |cause| IndexedError::Io { path: path.to_path_buf(), cause };
     let file = File::open(path).map_err(io)?;
     // SAFETY: a map is sound as long as nobody truncates the file while it is open; datasets are written under a
     // temporary name and renamed, never changed in place.

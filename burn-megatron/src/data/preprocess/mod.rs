@@ -148,12 +148,12 @@ impl fmt::Display for Place {
 #[derive(Debug, Error)]
 pub enum PreprocessError {
     /// The operating system refused.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     Io {
         /// File.
         path: PathBuf,
         /// Cause.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A document cannot be read.
     #[error("{place}: {what}")]

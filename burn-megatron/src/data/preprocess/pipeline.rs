@@ -57,7 +57,7 @@ pub fn prepare(
         tokenizer: None,
         dtype,
     };
-    let mut records = Records::new(&options.inputs, options.text_documents);
+    let mut records = Records::new(options.inputs.clone(), options.text_documents);
     loop {
         let batch = next_batch(&mut records)?;
         if batch.is_empty() {
@@ -87,6 +87,9 @@ pub fn prepare(
         progress(Progress { stage: Stage::Tokens, bytes, total_bytes, documents });
     }
 
+    if let (0, Some(first)) = (report.documents, &report.first_skipped) {
+        return Err(PreprocessError::Options(format!("no document can be read, the first not because: {first}")));
+    }
     for (key, writer) in options.json_keys.iter().zip(writers) {
         report.outputs.push(KeyOutput { key: key.clone(), prefix: prefix_of(key), summary: writer.finish()? });
     }
@@ -109,7 +112,7 @@ fn total_bytes(inputs: &[PathBuf]) -> Result<u64, PreprocessError> {
     let size = |path: &PathBuf| {
         fs::metadata(path)
             .map(|metadata| metadata.len())
-            .map_err(|source| PreprocessError::Io { path: path.clone(), source })
+            .map_err(|cause| PreprocessError::Io { path: path.clone(), cause })
     };
     inputs.iter().map(size).sum()
 }
@@ -135,7 +138,7 @@ fn make_tokenizer(
     let mut failure = None;
     let (mut bytes, mut documents) = (0, 0);
     // A document that cannot be read ends the text here; with `skip_bad_lines` it is left out here and counted later.
-    let texts = Records::new(&options.inputs, options.text_documents).map_while(|record| {
+    let texts = Records::new(options.inputs.clone(), options.text_documents).map_while(|record| {
         let read = record.and_then(|record| {
             (bytes, documents) = (bytes + record.bytes, documents + 1);
             if documents % 1024 == 0 {
@@ -209,8 +212,9 @@ impl<'a> Encoder<'a> {
                 ids
             }
             Field::Text(text) => {
-                let tokenizer =
-                    self.tokenizer.ok_or_else(|| format!("key '{key}' is text, but there is no tokenizer"))?;
+                let tokenizer = self.tokenizer.ok_or_else(|| {
+                    format!("key '{key}' is text, and no tokenizer is chosen (--tokenizer or --train-tokenizer)")
+                })?;
                 let encoding = tokenizer.encode_fast(text, false).map_err(|error| format!("key '{key}': {error}"))?;
                 encoding.get_ids().iter().map(|&id| i64::from(id)).collect::<Vec<_>>()
             }
