@@ -7,11 +7,8 @@ use backend_dist::shard::{HostTensor, ParamSpec, Registry};
 use burn::module::Module;
 use burn::tensor::{FloatDType, Int, Tensor};
 use burn_megatron::verify::{Candidate, Row, Settings, TOLERANCE, assemble, candidates, trace, verify};
-use models::gpt::{Gpt, GptConfig};
 use models::layers::DropoutKey;
-use models::llama::{Llama, LlamaConfig};
-use models::param::{BuildError, ParamBuilder};
-use models::{CausalLm, ModelConfig};
+use models::{BuildError, CausalLm, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, ParamBuilder};
 use std::collections::BTreeMap;
 
 const SETTINGS: Settings = Settings { steps: 3, global_batch: 8, seq: 16, seed: 1234, tolerance: TOLERANCE };
@@ -20,19 +17,23 @@ const SETTINGS: Settings = Settings { steps: 3, global_batch: 8, seq: 16, seed: 
 fn llama() -> LlamaConfig {
     LlamaConfig {
         vocab_size: 101,
-        hidden: 32,
-        intermediate: 64,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
-        theta: 10_000.0,
-        eps: 1e-5,
-        tied: false,
+        hidden_size: 32,
+        intermediate_size: 64,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        ..LlamaConfig::tiny()
     }
 }
 
 fn gpt() -> GptConfig {
-    GptConfig { vocab_size: 101, hidden: 32, intermediate: 64, layers: 2, heads: 4, positions: 16, dropout: 0.1 }
+    GptConfig {
+        vocab_size: 101,
+        hidden_size: 32,
+        intermediate_size: 64,
+        num_attention_heads: 4,
+        hidden_dropout: 0.1,
+        ..GptConfig::tiny()
+    }
 }
 
 fn all_layouts(config: &impl ModelConfig) -> Vec<Candidate> {

@@ -5,9 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
-use models::gpt::{Gpt, GptConfig};
-use models::llama::{Llama, LlamaConfig};
-use models::{CausalLm, ModelConfig};
+use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig};
 
 use super::layout::runnable;
 use crate::verify::{Candidate, Row, Settings, TOLERANCE, candidates, verify};
@@ -86,26 +84,26 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn llama(args: &Args) -> LlamaConfig {
     LlamaConfig {
         vocab_size: args.vocab,
-        hidden: args.hidden,
-        intermediate: args.ffn,
-        layers: args.layers,
-        heads: args.heads,
-        kv_heads: args.kv_heads,
-        theta: 10_000.0,
-        eps: 1e-5,
-        tied: false,
+        hidden_size: args.hidden,
+        intermediate_size: args.ffn,
+        num_hidden_layers: args.layers,
+        num_attention_heads: args.heads,
+        num_key_value_heads: args.kv_heads,
+        head_dim: args.hidden / args.heads.max(1),
+        ..LlamaConfig::tiny()
     }
 }
 
 fn gpt(args: &Args) -> GptConfig {
     GptConfig {
         vocab_size: args.vocab,
-        hidden: args.hidden,
-        intermediate: args.ffn,
-        layers: args.layers,
-        heads: args.heads,
-        positions: args.seq_length,
-        dropout: args.dropout,
+        max_position_embeddings: args.seq_length,
+        hidden_size: args.hidden,
+        intermediate_size: args.ffn,
+        num_hidden_layers: args.layers,
+        num_attention_heads: args.heads,
+        hidden_dropout: args.dropout,
+        ..GptConfig::tiny()
     }
 }
 

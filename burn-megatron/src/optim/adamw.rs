@@ -16,11 +16,14 @@ pub struct AdamWConfig {
     pub eps: f64,
     /// Share of a decayed parameter that is removed per step, times the learning rate.
     pub weight_decay: f64,
+    /// Decay one-dimensional parameters too: norm weights and biases. Megatron's rule
+    /// (`get_standard_config_overrides` in megatron/core/optimizer/__init__.py) does not.
+    pub decay_vectors: bool,
 }
 
 impl Default for AdamWConfig {
     fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }
+        Self { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, decay_vectors: false }
     }
 }
 
@@ -85,7 +88,7 @@ mod tests {
     // gradient, after the decay by 1 - lr * 0.1; the second is checked against the moments in closed form.
     #[test]
     fn follows_torch() {
-        let config = AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+        let config = AdamWConfig { beta1: 0.9, beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() };
         let (mut p, mut m, mut v) = ([1.0f64, -2.0], [0.0; 2], [0.0; 2]);
         update(&mut p, &[0.5, -0.1], &mut m, &mut v, true, &config.coefficients(0.01, 1, 1.0));
         assert!((p[0] - (0.999 - 0.01)).abs() < 1e-9 && (p[1] - (-1.998 + 0.01)).abs() < 1e-9, "{p:?}");

@@ -179,7 +179,8 @@ impl ModuleMapper for Update<'_> {
         let (id, tensor, mapper) = param.consume();
         let slot = &self.plan.slots[self.plan.index(id.val()).expect("parameters keep their ids")];
         let (shape, tracked) = (tensor.dims(), tensor.is_autodiff());
-        let updated = self.store.update(slot.range.clone(), flat(tensor), slot.weight_decay, self.coefficients);
+        let decays = slot.weight_decay || self.coefficients.config.decay_vectors;
+        let updated = self.store.update(slot.range.clone(), flat(tensor), decays, self.coefficients);
         let updated: Tensor<D> = updated.reshape(shape);
         let leaf = if tracked { Tensor::from_inner(updated).require_grad() } else { updated };
         Param::from_mapped_value(id, leaf, mapper)

@@ -42,7 +42,7 @@ fn values(model: &Two) -> Vec<f64> {
     weight.iter::<f64>().chain(norm.iter::<f64>()).collect()
 }
 
-const CONFIG: AdamWConfig = AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+const CONFIG: AdamWConfig = AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, decay_vectors: false };
 
 fn train(dtype: DType) -> (Two, Vec<f64>, f64) {
     let mut model = model(dtype);

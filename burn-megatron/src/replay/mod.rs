@@ -8,4 +8,4 @@ mod run;
 pub use files::FileError;
 pub use oracle::{Oracle, OracleModel, OracleStep, OracleTraining};
 pub use recipe::RecipeError;
-pub use run::{Replay, ReplayError, ReplayStep, Tolerances, replay};
+pub use run::{Replay, ReplayError, ReplayStep, Tolerances, WeightDifference, replay};

@@ -4,10 +4,13 @@ use super::trace::{LocalTensor, RankTrace, TraceError, assemble};
 use backend_dist::shard::HostTensor;
 use std::collections::BTreeMap;
 
-/// Gradients that are zero in exact arithmetic (a key bias, to which softmax is blind) are nothing but rounding. A
-/// tensor's differences are therefore taken relative to at least this share of the step's largest gradient (or of the
-/// largest parameter).
-const FLOOR: f64 = 1e-6;
+/// A gradient that is zero in exact arithmetic (that of a key bias, to which softmax is blind) is nothing but rounding.
+/// Differences of a gradient are therefore taken relative to at least this share of the step's largest gradient.
+const GRADIENT_FLOOR: f64 = 1e-6;
+
+/// The same for parameters: what such a gradient does to a bias that started at zero is rounding too, made larger by
+/// AdamW's division by the root of the second moment.
+const PARAMETER_FLOOR: f64 = 1e-4;
 
 /// What one device has seen, as global tensors.
 #[derive(Clone, Debug)]
@@ -91,10 +94,10 @@ pub fn compare(reference: &Reference, ranks: &[RankTrace]) -> Differences {
         }
         for (step, expected) in reference.gradients.iter().enumerate() {
             let place = |name: &str| format!("gradient of {name}, step {step}, rank {rank}");
-            tensors(&trace.gradients[step], expected, &mut found.gradients, place);
+            tensors(&trace.gradients[step], expected, GRADIENT_FLOOR, &mut found.gradients, place);
         }
         let place = |name: &str| format!("parameter {name}, rank {rank}");
-        tensors(&trace.parameters, &reference.parameters, &mut found.parameters, place);
+        tensors(&trace.parameters, &reference.parameters, PARAMETER_FLOOR, &mut found.parameters, place);
     }
     found
 }
@@ -120,10 +123,11 @@ fn largest(values: &[f64]) -> f64 {
 fn tensors(
     locals: &[LocalTensor],
     globals: &BTreeMap<String, HostTensor>,
+    floor: f64,
     worst: &mut Worst,
     place: impl Fn(&str) -> String,
 ) {
-    let floor = FLOOR * globals.values().map(|tensor| largest(&tensor.data)).fold(f64::MIN_POSITIVE, f64::max);
+    let floor = floor * globals.values().map(|tensor| largest(&tensor.data)).fold(f64::MIN_POSITIVE, f64::max);
     for local in locals {
         let name = &local.section.name;
         let Some(global) = globals.get(name) else {

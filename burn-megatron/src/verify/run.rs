@@ -58,7 +58,7 @@ impl Settings {
                 decay: Span::Steps(self.steps as u64 + 2),
                 form: LrDecay::Cosine,
             },
-            optimizer: AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+            optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() },
             clip: Some(0.5),
             loss: LossMean::PerToken,
             seed: self.seed,
