@@ -1,3 +1,27 @@
-//! Operations with autodiff for parallel layers.
+//! Local fused operations with hand-written backward passes.
+//!
+//! Every operation exists in three layers:
+//!
+//! 1. [`LocalKernels`]: forward and gradients on one backend. The default bodies ([`plain`]) are the formulas written
+//!    with Burn's primitives and serve every backend; [`flex`] replaces them with tight loops on the CPU.
+//! 2. `LocalOps`: the operations as Burn backend extensions. Concrete backends call their kernels, `Autodiff` records one
+//!    node per operation and calls the gradient kernels, computing only the gradients some parent asks for.
+//! 3. The public functions of this module, on [`Tensor`](burn::tensor::Tensor).
+//!
+//! Activations are `[sequence, batch, hidden]`, linear weights `[out, in]`, attention inputs
+//! `[sequence, batch, heads, head_dim]`. f32 and f64 are computed in their own precision, bf16 and f16 through f32.
 
+mod api;
+mod autodiff;
 pub mod conjugate;
+mod flex;
+mod kernels;
+mod local;
+mod options;
+mod plain;
+
+pub use api::{
+    attention, attention_packed, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed, swiglu,
+};
+pub use kernels::{LocalKernels, NormGrads, NormNeeds};
+pub use options::{AttentionOptions, GeluKind, PackedHeads, Rotation};

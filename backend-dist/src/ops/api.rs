@@ -1,0 +1,129 @@
+//! The public operations: shape checks, then the extension.
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+use super::{
+    local::LocalOps,
+    options::{AttentionOptions, GeluKind, PackedHeads},
+};
+
+/// `x · wᵀ` for `x [.., in]` and `w [out, in]`; output `[.., out]`.
+///
+/// # Panics
+///
+/// If the last dimension of `x` is not `in`.
+pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
+    let (input, [out, inner]) = (x.dims()[D - 1], w.dims());
+    assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_linear(x.into_dispatch(), w.into_dispatch()))
+}
+
+/// `w x / √(mean(x²) + eps)` over the last dimension; `w` has its size.
+///
+/// # Panics
+///
+/// If `w` does not fit `x`.
+pub fn rms_norm<const D: usize>(x: Tensor<D>, w: Tensor<1>, eps: f64) -> Tensor<D> {
+    check_affine("rms_norm: weight", x.dims()[D - 1], &w);
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_rms_norm(x.into_dispatch(), w.into_dispatch(), eps))
+}
+
+/// `w (x - mean(x)) / √(var(x) + eps) + b` over the last dimension, with the biased variance.
+///
+/// # Panics
+///
+/// If `w` or `b` does not fit `x`.
+pub fn layer_norm<const D: usize>(x: Tensor<D>, w: Tensor<1>, b: Tensor<1>, eps: f64) -> Tensor<D> {
+    check_affine("layer_norm: weight", x.dims()[D - 1], &w);
+    check_affine("layer_norm: bias", x.dims()[D - 1], &b);
+    let (x, w, b) = (x.into_dispatch(), w.into_dispatch(), b.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_layer_norm(x, w, b, eps))
+}
+
+/// Rotary position embedding of `x [s, b, h, d]`: row `i` of `cos, sin [s, rot/2]` belongs to sequence position `i` of
+/// `x`. Dimension `j < rot/2` is rotated with dimension `j + rot/2` ("rotate half", as Hugging Face's Llama);
+/// dimensions from `rot` on are copied. No gradient flows into `cos` and `sin`.
+///
+/// # Panics
+///
+/// If `cos` or `sin` does not fit `x`.
+pub fn rope(x: Tensor<4>, cos: Tensor<2>, sin: Tensor<2>) -> Tensor<4> {
+    let heads = x.dims()[2];
+    rope_packed(x, cos, sin, heads)
+}
+
+/// [`rope`] on the first `heads` heads only, the others are copied: rotates the queries and keys of a packed
+/// `[q | k | v]` projection in one step.
+///
+/// # Panics
+///
+/// If `cos` or `sin` does not fit `x`, or `x` has fewer than `heads` heads.
+pub fn rope_packed(x: Tensor<4>, cos: Tensor<2>, sin: Tensor<2>, heads: usize) -> Tensor<4> {
+    let [s, _, h, d] = x.dims();
+    assert!(heads <= h, "rope: {heads} heads to rotate, input has {h}");
+    assert_eq!(cos.dims(), sin.dims(), "rope: cos and sin differ in shape");
+    let [rows, half] = cos.dims();
+    assert!(rows == s && 2 * half <= d, "rope: angles are [{rows}, {half}], input has sequence {s}, head size {d}");
+    let (x, cos, sin) = (x.into_dispatch(), cos.into_dispatch(), sin.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_rope(x, cos, sin, heads))
+}
+
+/// `silu(gate) up` of `x [.., 2f] = [gate | up]`; output `[.., f]`.
+///
+/// # Panics
+///
+/// If the last dimension is odd.
+pub fn swiglu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let size = x.dims()[D - 1];
+    assert!(size.is_multiple_of(2), "swiglu: last dimension {size} is not [gate | up]");
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_swiglu(x.into_dispatch()))
+}
+
+/// GELU, element by element.
+pub fn gelu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_gelu(x.into_dispatch(), kind))
+}
+
+/// Softmax attention of `q [s, b, hq, d]` over `k, v [s, b, hkv, d]`; output `[s, b, hq, d]`. Query head `h` uses
+/// key/value head `h / (hq/hkv)`. The score matrix is never held for all heads at once.
+///
+/// # Panics
+///
+/// If the shapes do not fit, `hq` is not a multiple of `hkv`, or the window is empty.
+pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<4> {
+    let ([s, b, hq, d], kv) = (q.dims(), k.dims());
+    assert_eq!(kv, v.dims(), "attention: k and v differ in shape");
+    assert_eq!([s, b, d], [kv[0], kv[1], kv[3]], "attention: q is {:?}, k and v are {kv:?}", q.dims());
+    check_heads(hq, kv[2], options);
+    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_attention(q, k, v, options))
+}
+
+/// [`attention`] on a packed projection `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`: nothing is copied apart, and the
+/// backward pass writes one packed gradient.
+///
+/// # Panics
+///
+/// If `heads` does not fit `qkv`, `hq` is not a multiple of `hkv`, or the window is empty.
+pub fn attention_packed(qkv: Tensor<4>, heads: PackedHeads, options: AttentionOptions) -> Tensor<4> {
+    assert_eq!(qkv.dims()[2], heads.total(), "attention_packed: {heads:?} do not make up the input's heads");
+    check_heads(heads.heads, heads.kv_heads, options);
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_attention_packed(qkv.into_dispatch(), heads, options))
+}
+
+/// Rows of `w [rows, hidden]` by id, output `[a, b, hidden]` for `ids [a, b]`. Row 0 of `w` has id `first_row`; an id
+/// outside `first_row..first_row + rows` gives zeros, so that the vocabulary-parallel parts add up to the embedding.
+pub fn embedding(w: Tensor<2>, ids: Tensor<2, Int>, first_row: usize) -> Tensor<3> {
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_embedding(w.into_dispatch(), ids.into_dispatch(), first_row))
+}
+
+fn check_affine(what: &str, hidden: usize, w: &Tensor<1>) {
+    let [size] = w.dims();
+    assert_eq!(size, hidden, "{what} has {size} elements, the input's last dimension is {hidden}");
+}
+
+fn check_heads(hq: usize, hkv: usize, options: AttentionOptions) {
+    assert!(hkv > 0 && hq.is_multiple_of(hkv), "attention: {hq} query heads are not a multiple of {hkv} key/value heads");
+    assert!(options.window != Some(0), "attention: a window of 0 hides every key");
+}

@@ -1,0 +1,236 @@
+//! The autodiff nodes: what each operation keeps for its backward pass and which gradients it computes.
+//!
+//! Every node is compute bound: its inputs are kept, nothing is replayed, so a checkpointing strategy never runs a
+//! forward twice.
+
+use burn::backend::{
+    Autodiff, TensorMetadata,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    tensor::{FloatTensor, IntTensor},
+};
+
+use super::{
+    kernels::{LocalKernels, NormGrads, NormNeeds},
+    local::LocalOps,
+    options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
+};
+
+/// Declares one node: its kind, number of parents, saved state and backward body.
+macro_rules! node {
+    ($name:ident, $parents:literal, $state:ty, |$ops:ident, $grad:ident, $grads:ident| $body:block) => {
+        #[derive(Debug)]
+        struct $name;
+
+        impl<B: LocalKernels> Backward<B, $parents> for $name {
+            type State = $state;
+
+            fn backward(self, $ops: Ops<Self::State, $parents>, $grads: &mut Gradients, _: &mut Checkpointer) {
+                let $grad = $grads.consume::<B>(&$ops.node);
+                $body
+            }
+        }
+    };
+}
+
+// State: x if the weight is tracked, w if x is.
+node!(Linear, 2, [Option<FloatTensor<B>>; 2], |ops, grad, grads| {
+    let ([x_node, w_node], [x, w]) = (ops.parents, ops.state);
+    if let (Some(node), Some(x)) = (w_node, x) {
+        grads.register::<B>(node.id, B::linear_weight_grad(grad.clone(), x));
+    }
+    if let (Some(node), Some(w)) = (x_node, w) {
+        grads.register::<B>(node.id, B::linear_input_grad(grad, w));
+    }
+});
+
+node!(RmsNorm, 2, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
+    let ([x_node, w_node], (x, w, eps)) = (ops.parents, ops.state);
+    let needs = NormNeeds { x: x_node.is_some(), w: w_node.is_some(), b: false };
+    let NormGrads { x, w, b: _ } = B::rms_norm_grads(x, w, grad, eps, needs);
+    for (node, value) in [(x_node, x), (w_node, w)] {
+        if let (Some(node), Some(value)) = (node, value) {
+            grads.register::<B>(node.id, value);
+        }
+    }
+});
+
+node!(LayerNorm, 3, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
+    let ([x_node, w_node, b_node], (x, w, eps)) = (ops.parents, ops.state);
+    let needs = NormNeeds { x: x_node.is_some(), w: w_node.is_some(), b: b_node.is_some() };
+    let NormGrads { x, w, b } = B::layer_norm_grads(x, w, grad, eps, needs);
+    for (node, value) in [(x_node, x), (w_node, w), (b_node, b)] {
+        if let (Some(node), Some(value)) = (node, value) {
+            grads.register::<B>(node.id, value);
+        }
+    }
+});
+
+node!(Rope, 1, (FloatTensor<B>, FloatTensor<B>, usize), |ops, grad, grads| {
+    let ([node], (cos, sin, heads)) = (ops.parents, ops.state);
+    if let Some(node) = node {
+        grads.register::<B>(node.id, B::rope_apply(grad, cos, sin, heads, Rotation::Back));
+    }
+});
+
+node!(SwiGlu, 1, FloatTensor<B>, |ops, grad, grads| {
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, B::swiglu_grad(ops.state, grad));
+    }
+});
+
+node!(Gelu, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
+    if let ([Some(node)], (x, kind)) = (ops.parents, ops.state) {
+        grads.register::<B>(node.id, B::gelu_grad(x, grad, kind));
+    }
+});
+
+node!(
+    Attention,
+    3,
+    ([FloatTensor<B>; 3], [FloatTensor<B>; 2], AttentionOptions),
+    |ops, grad, grads| {
+        let (qkv, result, options) = ops.state;
+        for (node, value) in ops.parents.into_iter().zip(B::attention_grads(qkv, result, grad, options)) {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, value);
+            }
+        }
+    }
+);
+
+node!(
+    AttentionPacked,
+    1,
+    (FloatTensor<B>, [FloatTensor<B>; 2], PackedHeads, AttentionOptions),
+    |ops, grad, grads| {
+        let (qkv, result, heads, options) = ops.state;
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::attention_packed_grad(qkv, result, grad, heads, options));
+        }
+    }
+);
+
+node!(Embedding, 1, (IntTensor<B>, usize, usize), |ops, grad, grads| {
+    let (ids, first_row, rows) = ops.state;
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, B::embedding_weight_grad(grad, ids, first_row, rows));
+    }
+});
+
+impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
+    fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+        let tracked = [x.is_tracked(), w.is_tracked()];
+        let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
+        match Linear.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let state = [tracked[1].then(|| x.clone()), tracked[0].then(|| w.clone())];
+                prep.finish(state, B::linear_forward(x, w))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::linear_forward(x, w)),
+        }
+    }
+
+    fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
+        let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
+        match RmsNorm.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                prep.finish((x.clone(), w.clone(), eps), B::rms_norm_forward(x, w, eps))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::rms_norm_forward(x, w, eps)),
+        }
+    }
+
+    fn op_layer_norm(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        eps: f64,
+    ) -> FloatTensor<Self> {
+        let ((x, x_node), (w, w_node), (b, b_node)) = (x.into_parts(), w.into_parts(), b.into_parts());
+        match LayerNorm.prepare::<C>([x_node, w_node, b_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                prep.finish((x.clone(), w.clone(), eps), B::layer_norm_forward(x, w, b, eps))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::layer_norm_forward(x, w, b, eps)),
+        }
+    }
+
+    fn op_rope(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        heads: usize,
+    ) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        let (cos, sin) = (cos.into_primitive(), sin.into_primitive());
+        match Rope.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(
+                (cos.clone(), sin.clone(), heads),
+                B::rope_apply(x, cos, sin, heads, Rotation::Forward),
+            ),
+            OpsKind::UnTracked(prep) => prep.finish(B::rope_apply(x, cos, sin, heads, Rotation::Forward)),
+        }
+    }
+
+    fn op_swiglu(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        match SwiGlu.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(x.clone(), B::swiglu_forward(x)),
+            OpsKind::UnTracked(prep) => prep.finish(B::swiglu_forward(x)),
+        }
+    }
+
+    fn op_gelu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        match Gelu.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((x.clone(), kind), B::gelu_forward(x, kind)),
+            OpsKind::UnTracked(prep) => prep.finish(B::gelu_forward(x, kind)),
+        }
+    }
+
+    fn op_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        options: AttentionOptions,
+    ) -> FloatTensor<Self> {
+        let ((q, q_node), (k, k_node), (v, v_node)) = (q.into_parts(), k.into_parts(), v.into_parts());
+        match Attention.prepare::<C>([q_node, k_node, v_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let (out, lse) = B::attention_forward(q.clone(), k.clone(), v.clone(), options);
+                prep.finish(([q, k, v], [out.clone(), lse], options), out)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::attention_forward(q, k, v, options).0),
+        }
+    }
+
+    fn op_attention_packed(
+        qkv: FloatTensor<Self>,
+        heads: PackedHeads,
+        options: AttentionOptions,
+    ) -> FloatTensor<Self> {
+        let (qkv, node) = qkv.into_parts();
+        match AttentionPacked.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let (out, lse) = B::attention_packed_forward(qkv.clone(), heads, options);
+                prep.finish((qkv, [out.clone(), lse], heads, options), out)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::attention_packed_forward(qkv, heads, options).0),
+        }
+    }
+
+    fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self> {
+        let (w, node) = w.into_parts();
+        match Embedding.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let state = (ids.clone(), first_row, w.shape()[0]);
+                prep.finish(state, B::embedding_forward(w, ids, first_row))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::embedding_forward(w, ids, first_row)),
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Softmax attention by blocks of queries: the scores of one block of one head are all that is ever held, and heads
+//! are read and written in place through their strides. The backward pass computes the scores again from q, k and the
+//! log-sum-exp.
+
+use burn::backend::Shape;
+use burn::backend::flex::FlexTensor;
+
+use super::{
+    gemm::{Matrix, Onto, product},
+    lanes::{max, sum, vectorized},
+    output::{Output, filled},
+    parallel::{for_parts, parts},
+    real::Real,
+};
+use crate::ops::options::AttentionOptions;
+
+/// Queries whose scores are held at a time. Larger blocks make larger products, smaller ones waste less above the
+/// causal diagonal.
+const BLOCK: usize = 128;
+
+/// Where the heads of one tensor `[s, b, h, d]` lie in a buffer.
+#[derive(Clone, Copy)]
+struct Heads {
+    offset: usize,
+    /// Strides of sequence, batch, head and element.
+    strides: [isize; 4],
+}
+
+impl Heads {
+    fn of(x: &FlexTensor) -> Self {
+        let strides = x.layout().strides();
+        Self { offset: x.layout().start_offset(), strides: [strides[0], strides[1], strides[2], strides[3]] }
+    }
+
+    /// `heads` heads of size `d` from head `first` on, in a dense tensor of `all` heads and batch `b`.
+    fn within(first: usize, all: usize, b: usize, d: usize) -> Self {
+        Self { offset: first * d, strides: [(b * all * d) as isize, (all * d) as isize, d as isize, 1] }
+    }
+
+    /// Offset of position `s` of head `h` in sequence `b`.
+    fn at(&self, s: usize, b: usize, h: usize) -> usize {
+        let [by_s, by_b, by_h, _] = self.strides;
+        (self.offset as isize + s as isize * by_s + b as isize * by_b + h as isize * by_h) as usize
+    }
+
+    fn matrix<P>(&self, start: P) -> Matrix<P> {
+        Matrix { start, row: self.strides[0], column: self.strides[3] }
+    }
+}
+
+/// A tensor's heads for reading.
+struct Input<'a, E> {
+    data: &'a [E],
+    heads: Heads,
+}
+
+impl<'a, E: Real> Input<'a, E> {
+    fn of(x: &'a FlexTensor) -> Self {
+        Self { data: E::buffer(x), heads: Heads::of(x) }
+    }
+
+    fn matrix(&self, s: usize, b: usize, h: usize) -> Matrix<*const E> {
+        self.heads.matrix(self.data[self.heads.at(s, b, h)..].as_ptr())
+    }
+}
+
+/// A tensor's heads for writing.
+struct Target<'a, E> {
+    data: &'a Output<'a, E>,
+    heads: Heads,
+}
+
+impl<E: Real> Target<'_, E> {
+    fn matrix(&self, s: usize, b: usize, h: usize) -> Matrix<*mut E> {
+        self.heads.matrix(self.data.pointer(self.heads.at(s, b, h)))
+    }
+}
+
+/// Sizes of one attention: batch, key/value heads, query heads per key/value head, sequence, head size.
+#[derive(Clone, Copy)]
+struct Sizes {
+    b: usize,
+    kv: usize,
+    group: usize,
+    s: usize,
+    d: usize,
+}
+
+impl Sizes {
+    fn of(q: &FlexTensor, k: &FlexTensor) -> Self {
+        let (q, k) = (q.layout().shape(), k.layout().shape());
+        Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], d: q[3] }
+    }
+
+    fn heads(&self) -> usize {
+        self.kv * self.group
+    }
+
+    /// Runs `f(batch, key/value head)` for all of them, on several threads if that pays.
+    fn for_kv_heads(&self, products: usize, f: impl Fn(usize, usize) + Sync) {
+        let picoseconds = self.group * self.s * self.s * (self.d * products * 12 + 500);
+        let n = self.b * self.kv;
+        for_parts(n, parts(n, picoseconds), |_, part| part.for_each(|i| f(i / self.kv, i % self.kv)));
+    }
+
+    /// The blocks of queries and the keys visible to each: `(queries from, to, keys from, to)`.
+    fn blocks(self, options: AttentionOptions) -> impl Iterator<Item = [usize; 4]> {
+        (0..self.s).step_by(BLOCK).map(move |from| {
+            let to = (from + BLOCK).min(self.s);
+            [from, to, options.visible(from, self.s).0, options.visible(to - 1, self.s).1]
+        })
+    }
+
+    /// Elements of the largest score block.
+    fn scratch(&self) -> usize {
+        self.s.min(BLOCK) * self.s
+    }
+}
+
+vectorized! {
+    /// Softmax numerators in place, zero where hidden; `1/Σ` into `scale`, log-sum-exp into `lse`.
+    fn softmax_rows<E>(
+        scores: &mut [E],
+        first_query: usize,
+        keys: &[usize; 3],
+        options: &AttentionOptions,
+        scale: &mut [E],
+        lse: &mut [E],
+    ) {
+        let [from, to, all] = *keys;
+        for (i, row) in scores.chunks_exact_mut(to - from).enumerate() {
+            let (low, high) = options.visible(first_query + i, all);
+            let (before, row) = row.split_at_mut(low - from);
+            let (row, after) = row.split_at_mut(high - low);
+            before.fill(E::ZERO);
+            after.fill(E::ZERO);
+            let top = max(row);
+            for p in row.iter_mut() {
+                *p = (*p - top).exp();
+            }
+            let total = sum(row.len(), |j| row[j]);
+            scale[i] = E::ONE / total;
+            lse[i] = top + total.ln();
+        }
+    }
+}
+
+vectorized! {
+    /// Probabilities in place from scores and log-sum-exp, zero where hidden.
+    fn probability_rows<E>(
+        scores: &mut [E],
+        first_query: usize,
+        keys: &[usize; 3],
+        options: &AttentionOptions,
+        lse: &[E],
+    ) {
+        let [from, to, all] = *keys;
+        for (i, row) in scores.chunks_exact_mut(to - from).enumerate() {
+            let (low, high) = options.visible(first_query + i, all);
+            let (before, row) = row.split_at_mut(low - from);
+            let (row, after) = row.split_at_mut(high - low);
+            before.fill(E::ZERO);
+            after.fill(E::ZERO);
+            for p in row.iter_mut() {
+                *p = (*p - lse[i]).exp();
+            }
+        }
+    }
+}
+
+vectorized! {
+    /// `ds = p (dp - delta)` in place of `dp`.
+    fn score_grad_rows<E>(dp: &mut [E], p: &[E], delta: &[E], keys: usize) {
+        for ((dp, p), &delta) in dp.chunks_exact_mut(keys).zip(p.chunks_exact(keys)).zip(delta) {
+            for (dp, &p) in dp.iter_mut().zip(p) {
+                *dp = p * (*dp - delta);
+            }
+        }
+    }
+}
+
+/// Output `[s, b, hq, d]` and log-sum-exp of the scaled scores `[b, hq, s]`.
+pub(super) fn forward<E: Real>(
+    q: &FlexTensor,
+    k: &FlexTensor,
+    v: &FlexTensor,
+    options: AttentionOptions,
+) -> (FlexTensor, FlexTensor) {
+    let sizes = Sizes::of(q, k);
+    let (q, k, v) = (Input::<E>::of(q), Input::<E>::of(k), Input::<E>::of(v));
+    let Sizes { b, s, d, group, .. } = sizes;
+    let heads = sizes.heads();
+    let mut lse = vec![E::ZERO; b * heads * s];
+    let out = filled(s * b * heads * d, |data| {
+        let lse = Output::of(&mut lse);
+        let out = Target { data, heads: Heads::within(0, heads, b, d) };
+        sizes.for_kv_heads(2, |batch, kv| {
+            let mut scores = vec![E::ZERO; sizes.scratch()];
+            let mut scale = [E::ZERO; BLOCK];
+            for head in kv * group..(kv + 1) * group {
+                for [q0, q1, k0, k1] in sizes.blocks(options) {
+                    let (rows, keys) = (q1 - q0, k1 - k0);
+                    let scores = &mut scores[..rows * keys];
+                    let first = (batch * heads + head) * s;
+                    // SAFETY: inputs outlive the call; scores and the rows of this head belong to this thread.
+                    unsafe {
+                        let block = Matrix::rows(scores.as_mut_ptr(), keys as isize);
+                        let (q, k) = (q.matrix(q0, batch, head), k.matrix(k0, batch, kv).transposed());
+                        product([rows, keys, d], block, q, k, E::of(options.scale), Onto::Overwrite);
+                        let lse = lse.slice(first + q0..first + q1);
+                        softmax_rows(scores, q0, &[k0, k1, s], &options, &mut scale[..rows], lse);
+                        let p = Matrix::rows(scores.as_ptr(), keys as isize);
+                        let target = out.matrix(q0, batch, head);
+                        product([rows, d, keys], target, p, v.matrix(k0, batch, kv), E::ONE, Onto::Overwrite);
+                        for (i, &scale) in scale[..rows].iter().enumerate() {
+                            let at = out.heads.at(q0 + i, batch, head);
+                            out.data.slice(at..at + d).iter_mut().for_each(|x| *x *= scale);
+                        }
+                    }
+                }
+            }
+        });
+    });
+    (E::tensor(out, Shape::new([s, b, heads, d])), E::tensor(lse, Shape::new([b, heads, s])))
+}
+
+/// Gradients in q, k and v, each a tensor of its own.
+pub(super) fn grads<E: Real>(
+    [q, k, v]: [&FlexTensor; 3],
+    out: &FlexTensor,
+    lse: &FlexTensor,
+    grad: &FlexTensor,
+    options: AttentionOptions,
+) -> [FlexTensor; 3] {
+    let sizes = Sizes::of(q, k);
+    let Sizes { b, s, d, kv, .. } = sizes;
+    let heads = sizes.heads();
+    let (mut dk, mut dv) = (Vec::new(), Vec::new());
+    let dq = filled(s * b * heads * d, |dq| {
+        dk = filled(s * b * kv * d, |dk| {
+            dv = filled(s * b * kv * d, |dv| {
+                let dq = Target { data: dq, heads: Heads::within(0, heads, b, d) };
+                let dk = Target { data: dk, heads: Heads::within(0, kv, b, d) };
+                let dv = Target { data: dv, heads: Heads::within(0, kv, b, d) };
+                write_grads::<E>(sizes, [q, k, v, out, grad], E::slice(lse), options, [dq, dk, dv]);
+            });
+        });
+    });
+    let kv_shape = Shape::new([s, b, kv, d]);
+    [E::tensor(dq, Shape::new([s, b, heads, d])), E::tensor(dk, kv_shape.clone()), E::tensor(dv, kv_shape)]
+}
+
+/// The gradient of the packed `[s, b, heads + 2 kv_heads, d]` tensor whose parts q, k and v are.
+pub(super) fn packed_grad<E: Real>(
+    [q, k, v]: [&FlexTensor; 3],
+    out: &FlexTensor,
+    lse: &FlexTensor,
+    grad: &FlexTensor,
+    options: AttentionOptions,
+) -> FlexTensor {
+    let sizes = Sizes::of(q, k);
+    let Sizes { b, s, d, kv, .. } = sizes;
+    let (heads, all) = (sizes.heads(), sizes.heads() + 2 * kv);
+    let data = filled(s * b * all * d, |data| {
+        let part = |first| Target { data, heads: Heads::within(first, all, b, d) };
+        let parts = [part(0), part(heads), part(heads + kv)];
+        write_grads::<E>(sizes, [q, k, v, out, grad], E::slice(lse), options, parts);
+    });
+    E::tensor(data, Shape::new([s, b, all, d]))
+}
+
+fn write_grads<E: Real>(
+    sizes: Sizes,
+    inputs: [&FlexTensor; 5],
+    lse: &[E],
+    options: AttentionOptions,
+    [dq, dk, dv]: [Target<'_, E>; 3],
+) {
+    let [q, k, v, out, grad] = inputs.map(Input::<E>::of);
+    let Sizes { s, d, group, .. } = sizes;
+    let heads = sizes.heads();
+    sizes.for_kv_heads(5, |batch, kv| {
+        let mut p = vec![E::ZERO; sizes.scratch()];
+        let mut ds = vec![E::ZERO; sizes.scratch()];
+        let mut delta = [E::ZERO; BLOCK];
+        // Several blocks or query heads add to the same keys and values; a single one writes them.
+        let onto = if group == 1 && s <= BLOCK { Onto::Overwrite } else { Onto::Add };
+        if onto == Onto::Add {
+            for i in 0..s {
+                for target in [&dk, &dv] {
+                    let at = target.heads.at(i, batch, kv);
+                    // SAFETY: this thread alone writes this head's keys and values.
+                    unsafe { target.data.slice(at..at + d) }.fill(E::ZERO);
+                }
+            }
+        }
+        for head in kv * group..(kv + 1) * group {
+            for [q0, q1, k0, k1] in sizes.blocks(options) {
+                let (rows, keys) = (q1 - q0, k1 - k0);
+                let (p, ds) = (&mut p[..rows * keys], &mut ds[..rows * keys]);
+                let first = (batch * heads + head) * s;
+                let scale = E::of(options.scale);
+                row_products(&grad, &out, [q0, batch, head], d, &mut delta[..rows]);
+                // SAFETY: inputs outlive the call; p, ds and the gradients of this head belong to this thread.
+                unsafe {
+                    let block = |x: &mut [E]| Matrix::rows(x.as_mut_ptr(), keys as isize);
+                    let read = |x: &[E]| Matrix::rows(x.as_ptr(), keys as isize);
+                    let (q, grad) = (q.matrix(q0, batch, head), grad.matrix(q0, batch, head));
+                    let (k, v) = (k.matrix(k0, batch, kv), v.matrix(k0, batch, kv));
+                    product([rows, keys, d], block(p), q, k.transposed(), scale, Onto::Overwrite);
+                    probability_rows(p, q0, &[k0, k1, s], &options, &lse[first + q0..first + q1]);
+                    let target = dv.matrix(k0, batch, kv);
+                    product([keys, d, rows], target, read(p).transposed(), grad, E::ONE, onto);
+                    product([rows, keys, d], block(ds), grad, v.transposed(), E::ONE, Onto::Overwrite);
+                    score_grad_rows(ds, p, &delta[..rows], keys);
+                    product([rows, d, keys], dq.matrix(q0, batch, head), read(ds), k, scale, Onto::Overwrite);
+                    product([keys, d, rows], dk.matrix(k0, batch, kv), read(ds).transposed(), q, scale, onto);
+                }
+            }
+        }
+    });
+}
+
+/// `Σ a b` along the head for consecutive positions.
+fn row_products<E: Real>(a: &Input<'_, E>, b: &Input<'_, E>, [s, batch, head]: [usize; 3], d: usize, out: &mut [E]) {
+    let (by_a, by_b) = (a.heads.strides[3] as usize, b.heads.strides[3] as usize);
+    for (i, out) in out.iter_mut().enumerate() {
+        let (a, b) = (&a.data[a.heads.at(s + i, batch, head)..], &b.data[b.heads.at(s + i, batch, head)..]);
+        *out = sum(d, |j| a[j * by_a] * b[j * by_b]);
+    }
+}

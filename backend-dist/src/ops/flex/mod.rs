@@ -1,0 +1,198 @@
+//! Kernels of the CPU backend: plain loops over slices, compiled for the instruction sets found at run time, on several
+//! threads where the work is worth the hand-over.
+
+mod activation;
+mod attention;
+mod embedding;
+mod gemm;
+mod lanes;
+mod linear;
+mod norm;
+mod output;
+mod parallel;
+mod real;
+mod rope;
+
+use burn::backend::{DType, Flex, FloatDType, ops::FloatTensorOps};
+use burn::backend::flex::FlexTensor;
+
+use super::{
+    kernels::{LocalKernels, NormGrads, NormNeeds},
+    options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
+};
+
+/// Runs `$body` with `$E` the element type of `$dtype`; half precision has been widened before.
+macro_rules! by_real {
+    ($dtype:expr, $E:ident => $body:expr) => {
+        match $dtype {
+            DType::F64 => {
+                type $E = f64;
+                $body
+            }
+            _ => {
+                type $E = f32;
+                $body
+            }
+        }
+    };
+}
+
+/// The type an operation on `dtype` computes in.
+fn compute_type(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+fn cast(x: FlexTensor, dtype: DType) -> FlexTensor {
+    if x.dtype() == dtype { x } else { Flex::float_cast(x, FloatDType::from(dtype)) }
+}
+
+/// Dense in memory (an offset is fine) and of type `dtype`.
+fn dense(x: FlexTensor, dtype: DType) -> FlexTensor {
+    let x = cast(x, dtype);
+    if x.is_contiguous() { x } else { x.to_contiguous() }
+}
+
+impl LocalKernels for Flex {
+    fn linear_forward(x: FlexTensor, w: FlexTensor) -> FlexTensor {
+        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
+        let (x, w) = (cast(x, inner), cast(w, inner));
+        cast(by_real!(inner, E => linear::forward::<E>(x, w)), dtype)
+    }
+
+    fn linear_input_grad(grad: FlexTensor, w: FlexTensor) -> FlexTensor {
+        let (dtype, inner) = (grad.dtype(), compute_type(grad.dtype()));
+        let (grad, w) = (cast(grad, inner), cast(w, inner));
+        cast(by_real!(inner, E => linear::input_grad::<E>(grad, w)), dtype)
+    }
+
+    fn linear_weight_grad(grad: FlexTensor, x: FlexTensor) -> FlexTensor {
+        let (dtype, inner) = (grad.dtype(), compute_type(grad.dtype()));
+        let (grad, x) = (cast(grad, inner), cast(x, inner));
+        cast(by_real!(inner, E => linear::weight_grad::<E>(grad, x)), dtype)
+    }
+
+    fn rms_norm_forward(x: FlexTensor, w: FlexTensor, eps: f64) -> FlexTensor {
+        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
+        let (x, w) = (dense(x, inner), dense(w, inner));
+        cast(by_real!(inner, E => norm::rms_forward::<E>(&x, &w, eps)), dtype)
+    }
+
+    fn rms_norm_grads(x: FlexTensor, w: FlexTensor, grad: FlexTensor, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
+        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
+        let (x, w, grad) = (dense(x, inner), dense(w, inner), dense(grad, inner));
+        by_real!(inner, E => norm::grads::<E>(&x, &w, &grad, eps, NormNeeds { b: false, ..needs }, false)).cast(dtype)
+    }
+
+    fn layer_norm_forward(x: FlexTensor, w: FlexTensor, b: FlexTensor, eps: f64) -> FlexTensor {
+        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
+        let (x, w, b) = (dense(x, inner), dense(w, inner), dense(b, inner));
+        cast(by_real!(inner, E => norm::layer_forward::<E>(&x, &w, &b, eps)), dtype)
+    }
+
+    fn layer_norm_grads(
+        x: FlexTensor,
+        w: FlexTensor,
+        grad: FlexTensor,
+        eps: f64,
+        needs: NormNeeds,
+    ) -> NormGrads<Self> {
+        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
+        let (x, w, grad) = (dense(x, inner), dense(w, inner), dense(grad, inner));
+        by_real!(inner, E => norm::grads::<E>(&x, &w, &grad, eps, needs, true)).cast(dtype)
+    }
+
+    fn rope_apply(x: FlexTensor, cos: FlexTensor, sin: FlexTensor, heads: usize, rotation: Rotation) -> FlexTensor {
+        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
+        let (x, cos, sin) = (cast(x, inner), dense(cos, inner), dense(sin, inner));
+        cast(by_real!(inner, E => rope::apply::<E>(&x, &cos, &sin, heads, rotation)), dtype)
+    }
+
+    fn swiglu_forward(x: FlexTensor) -> FlexTensor {
+        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
+        let x = dense(x, inner);
+        cast(by_real!(inner, E => activation::swiglu::<E>(&x)), dtype)
+    }
+
+    fn swiglu_grad(x: FlexTensor, grad: FlexTensor) -> FlexTensor {
+        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
+        let (x, grad) = (dense(x, inner), dense(grad, inner));
+        cast(by_real!(inner, E => activation::swiglu_grad::<E>(&x, &grad)), dtype)
+    }
+
+    fn gelu_forward(x: FlexTensor, kind: GeluKind) -> FlexTensor {
+        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
+        let x = dense(x, inner);
+        cast(by_real!(inner, E => activation::gelu::<E>(&x, kind)), dtype)
+    }
+
+    fn gelu_grad(x: FlexTensor, grad: FlexTensor, kind: GeluKind) -> FlexTensor {
+        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
+        let (x, grad) = (dense(x, inner), dense(grad, inner));
+        cast(by_real!(inner, E => activation::gelu_grad::<E>(&x, &grad, kind)), dtype)
+    }
+
+    fn attention_forward(
+        q: FlexTensor,
+        k: FlexTensor,
+        v: FlexTensor,
+        options: AttentionOptions,
+    ) -> (FlexTensor, FlexTensor) {
+        let (dtype, inner) = (q.dtype(), compute_type(q.dtype()));
+        let [q, k, v] = [q, k, v].map(|x| cast(x, inner));
+        let (out, lse) = by_real!(inner, E => attention::forward::<E>(&q, &k, &v, options));
+        (cast(out, dtype), lse)
+    }
+
+    fn attention_grads(
+        qkv: [FlexTensor; 3],
+        [out, lse]: [FlexTensor; 2],
+        grad: FlexTensor,
+        options: AttentionOptions,
+    ) -> [FlexTensor; 3] {
+        let (dtype, inner) = (qkv[0].dtype(), compute_type(qkv[0].dtype()));
+        let [q, k, v] = qkv.map(|x| cast(x, inner));
+        let (out, grad) = (cast(out, inner), cast(grad, inner));
+        by_real!(inner, E => attention::grads::<E>([&q, &k, &v], &out, &lse, &grad, options)).map(|x| cast(x, dtype))
+    }
+
+    fn attention_packed_forward(
+        qkv: FlexTensor,
+        heads: PackedHeads,
+        options: AttentionOptions,
+    ) -> (FlexTensor, FlexTensor) {
+        let [q, k, v] = super::plain::attention::unpack::<Flex>(qkv, heads);
+        Self::attention_forward(q, k, v, options)
+    }
+
+    fn attention_packed_grad(
+        qkv: FlexTensor,
+        [out, lse]: [FlexTensor; 2],
+        grad: FlexTensor,
+        heads: PackedHeads,
+        options: AttentionOptions,
+    ) -> FlexTensor {
+        let (dtype, inner) = (qkv.dtype(), compute_type(qkv.dtype()));
+        let [q, k, v] = super::plain::attention::unpack::<Flex>(cast(qkv, inner), heads);
+        let (out, grad) = (cast(out, inner), cast(grad, inner));
+        cast(by_real!(inner, E => attention::packed_grad::<E>([&q, &k, &v], &out, &lse, &grad, options)), dtype)
+    }
+
+    fn embedding_forward(w: FlexTensor, ids: FlexTensor, first_row: usize) -> FlexTensor {
+        let (dtype, inner) = (w.dtype(), compute_type(w.dtype()));
+        let w = dense(w, inner);
+        cast(by_real!(inner, E => embedding::forward::<E>(&w, &ids, first_row)), dtype)
+    }
+
+    fn embedding_weight_grad(grad: FlexTensor, ids: FlexTensor, first_row: usize, rows: usize) -> FlexTensor {
+        let (dtype, inner) = (grad.dtype(), compute_type(grad.dtype()));
+        let grad = dense(grad, inner);
+        cast(by_real!(inner, E => embedding::weight_grad::<E>(&grad, &ids, first_row, rows)), dtype)
+    }
+}
+
+impl NormGrads<Flex> {
+    fn cast(self, dtype: DType) -> Self {
+        let cast = |x: Option<FlexTensor>| x.map(|x| cast(x, dtype));
+        Self { x: cast(self.x), w: cast(self.w), b: cast(self.b) }
+    }
+}

@@ -1,0 +1,183 @@
+//! Forward and gradient kernels of one backend.
+
+use burn::backend::{
+    Backend,
+    tensor::{FloatTensor, IntTensor},
+};
+
+use super::{
+    options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
+    plain,
+};
+
+/// Which gradients of a normalisation are asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct NormNeeds {
+    /// Of the input.
+    pub x: bool,
+    /// Of the weight.
+    pub w: bool,
+    /// Of the bias.
+    pub b: bool,
+}
+
+/// Gradients of a normalisation, each present if it was asked for.
+#[derive(Debug)]
+pub struct NormGrads<B: Backend> {
+    /// Of the input, in its shape.
+    pub x: Option<FloatTensor<B>>,
+    /// Of the weight, `[hidden]`.
+    pub w: Option<FloatTensor<B>>,
+    /// Of the bias, `[hidden]`.
+    pub b: Option<FloatTensor<B>>,
+}
+
+/// Forward and gradients of the local operations on a backend without autodiff.
+///
+/// Shapes are checked by the public functions of [`ops`](super); `grad` has the shape of the operation's output. The
+/// default bodies are the formulas in Burn's primitives.
+pub trait LocalKernels: Backend {
+    /// `x · wᵀ`, `x [.., in]`, `w [out, in]`.
+    fn linear_forward(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+        plain::linear::forward::<Self>(x, w)
+    }
+
+    /// Gradient of [`linear_forward`](Self::linear_forward) in `x`: `grad · w`.
+    fn linear_input_grad(grad: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+        plain::linear::input_grad::<Self>(grad, w)
+    }
+
+    /// Gradient of [`linear_forward`](Self::linear_forward) in `w`: `gradᵀ · x` over all leading dimensions.
+    fn linear_weight_grad(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        plain::linear::weight_grad::<Self>(grad, x)
+    }
+
+    /// `w x / √(mean(x²) + eps)` over the last dimension.
+    fn rms_norm_forward(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
+        plain::norm::rms_norm::<Self>(x, w, eps)
+    }
+
+    /// Gradients of [`rms_norm_forward`](Self::rms_norm_forward); `needs.b` is ignored.
+    fn rms_norm_grads(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        eps: f64,
+        needs: NormNeeds,
+    ) -> NormGrads<Self> {
+        plain::norm::rms_norm_grads::<Self>(x, w, grad, eps, needs)
+    }
+
+    /// `w (x - mean(x)) / √(var(x) + eps) + b` over the last dimension, with the biased variance.
+    fn layer_norm_forward(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        eps: f64,
+    ) -> FloatTensor<Self> {
+        plain::norm::layer_norm::<Self>(x, w, b, eps)
+    }
+
+    /// Gradients of [`layer_norm_forward`](Self::layer_norm_forward).
+    fn layer_norm_grads(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        eps: f64,
+        needs: NormNeeds,
+    ) -> NormGrads<Self> {
+        plain::norm::layer_norm_grads::<Self>(x, w, grad, eps, needs)
+    }
+
+    /// Rotates the first `heads` heads of `x [s, b, h, d]` by the angles of `cos, sin [s, rot/2]` (rotate-half over the
+    /// first `rot` dimensions); other heads and dimensions are copied. Its own gradient with the other [`Rotation`].
+    fn rope_apply(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        heads: usize,
+        rotation: Rotation,
+    ) -> FloatTensor<Self> {
+        plain::rope::apply::<Self>(x, cos, sin, heads, rotation)
+    }
+
+    /// `silu(gate) up` of `x = [gate | up]` in the last dimension.
+    fn swiglu_forward(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        plain::activation::swiglu::<Self>(x)
+    }
+
+    /// Gradient of [`swiglu_forward`](Self::swiglu_forward).
+    fn swiglu_grad(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        plain::activation::swiglu_grad::<Self>(x, grad)
+    }
+
+    /// GELU, element by element.
+    fn gelu_forward(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
+        plain::activation::gelu::<Self>(x, kind)
+    }
+
+    /// Gradient of [`gelu_forward`](Self::gelu_forward).
+    fn gelu_grad(x: FloatTensor<Self>, grad: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
+        plain::activation::gelu_grad::<Self>(x, grad, kind)
+    }
+
+    /// Softmax attention: the output `[s, b, hq, d]` and the log-sum-exp of the scaled scores `[b, hq, s]`.
+    fn attention_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        options: AttentionOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        plain::attention::forward::<Self>(q, k, v, options)
+    }
+
+    /// Gradients of [`attention_forward`](Self::attention_forward) in q, k and v, from its `[output, log-sum-exp]`.
+    fn attention_grads(
+        qkv: [FloatTensor<Self>; 3],
+        result: [FloatTensor<Self>; 2],
+        grad: FloatTensor<Self>,
+        options: AttentionOptions,
+    ) -> [FloatTensor<Self>; 3] {
+        plain::attention::grads::<Self>(qkv, result, grad, options)
+    }
+
+    /// [`attention_forward`](Self::attention_forward) on `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`.
+    fn attention_packed_forward(
+        qkv: FloatTensor<Self>,
+        heads: PackedHeads,
+        options: AttentionOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let [q, k, v] = plain::attention::unpack::<Self>(qkv, heads);
+        Self::attention_forward(q, k, v, options)
+    }
+
+    /// Gradient of [`attention_packed_forward`](Self::attention_packed_forward) in `qkv`.
+    fn attention_packed_grad(
+        qkv: FloatTensor<Self>,
+        result: [FloatTensor<Self>; 2],
+        grad: FloatTensor<Self>,
+        heads: PackedHeads,
+        options: AttentionOptions,
+    ) -> FloatTensor<Self> {
+        let qkv = plain::attention::unpack::<Self>(qkv, heads);
+        Self::float_cat(Self::attention_grads(qkv, result, grad, options).into(), 2)
+    }
+
+    /// Rows `ids - first_row` of `w [rows, hidden]`, zero for an id outside; output `[ids.., hidden]`.
+    fn embedding_forward(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self> {
+        plain::embedding::forward::<Self>(w, ids, first_row)
+    }
+
+    /// Gradient of [`embedding_forward`](Self::embedding_forward) in `w`, `[rows, hidden]`.
+    fn embedding_weight_grad(
+        grad: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        first_row: usize,
+        rows: usize,
+    ) -> FloatTensor<Self> {
+        plain::embedding::weight_grad::<Self>(grad, ids, first_row, rows)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl LocalKernels for burn::backend::Cube {}

@@ -1,0 +1,111 @@
+//! The operations as Burn backend extensions: routing only.
+
+use burn::backend::{
+    Backend, Flex, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+#[cfg(feature = "cuda")]
+use burn::backend::Cube;
+
+use super::{
+    kernels::LocalKernels,
+    options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
+};
+
+/// One method per public operation; see the functions of [`ops`](super) for what they do.
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+pub(super) trait LocalOps: Backend {
+    fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
+    fn op_layer_norm(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        eps: f64,
+    ) -> FloatTensor<Self>;
+    fn op_rope(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        heads: usize,
+    ) -> FloatTensor<Self>;
+    fn op_swiglu(x: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn op_gelu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self>;
+    fn op_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        options: AttentionOptions,
+    ) -> FloatTensor<Self>;
+    fn op_attention_packed(
+        qkv: FloatTensor<Self>,
+        heads: PackedHeads,
+        options: AttentionOptions,
+    ) -> FloatTensor<Self>;
+    fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self>;
+}
+
+macro_rules! local_ops_by_kernels {
+    ($backend:ty) => {
+        impl LocalOps for $backend {
+            fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+                Self::linear_forward(x, w)
+            }
+
+            fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
+                Self::rms_norm_forward(x, w, eps)
+            }
+
+            fn op_layer_norm(
+                x: FloatTensor<Self>,
+                w: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                eps: f64,
+            ) -> FloatTensor<Self> {
+                Self::layer_norm_forward(x, w, b, eps)
+            }
+
+            fn op_rope(
+                x: FloatTensor<Self>,
+                cos: FloatTensor<Self>,
+                sin: FloatTensor<Self>,
+                heads: usize,
+            ) -> FloatTensor<Self> {
+                Self::rope_apply(x, cos, sin, heads, Rotation::Forward)
+            }
+
+            fn op_swiglu(x: FloatTensor<Self>) -> FloatTensor<Self> {
+                Self::swiglu_forward(x)
+            }
+
+            fn op_gelu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
+                Self::gelu_forward(x, kind)
+            }
+
+            fn op_attention(
+                q: FloatTensor<Self>,
+                k: FloatTensor<Self>,
+                v: FloatTensor<Self>,
+                options: AttentionOptions,
+            ) -> FloatTensor<Self> {
+                Self::attention_forward(q, k, v, options).0
+            }
+
+            fn op_attention_packed(
+                qkv: FloatTensor<Self>,
+                heads: PackedHeads,
+                options: AttentionOptions,
+            ) -> FloatTensor<Self> {
+                Self::attention_packed_forward(qkv, heads, options).0
+            }
+
+            fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self> {
+                Self::embedding_forward(w, ids, first_row)
+            }
+        }
+    };
+}
+
+local_ops_by_kernels!(Flex);
+#[cfg(feature = "cuda")]
+local_ops_by_kernels!(Cube);

@@ -1,0 +1,126 @@
+//! Softmax attention with the whole score matrix.
+
+use std::ops::Range;
+
+use burn::backend::{Backend, FloatDType, IntDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor};
+
+use super::{dims, narrow, reshape, scale, to_dtype, widen};
+use crate::ops::options::{AttentionOptions, PackedHeads};
+
+/// Added to a hidden score: below every score, but still a number in f32.
+const HIDDEN: f64 = -1e30;
+
+/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys, head size.
+struct Sizes {
+    b: usize,
+    kv: usize,
+    group: usize,
+    s: usize,
+    keys: usize,
+    d: usize,
+}
+
+impl Sizes {
+    fn new<B: Backend>(q: &FloatTensor<B>, k: &FloatTensor<B>) -> Self {
+        let (q, k) = (dims(q), dims(k));
+        Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], keys: k[0], d: q[3] }
+    }
+
+    /// `[s, b, h, d]` to `[b, kv, group·s, d]`: the query heads of one key/value head are one long list of queries.
+    fn queries<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        let x = B::float_permute(widen::<B>(x).0, &[1, 2, 0, 3]);
+        reshape::<B>(x, [self.b, self.kv, self.group * self.s, self.d])
+    }
+
+    /// `[b, kv, group·s, d]` back to `[s, b, h, d]`.
+    fn heads<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        let x = reshape::<B>(x, [self.b, self.kv * self.group, self.s, self.d]);
+        B::float_permute(x, &[2, 0, 1, 3])
+    }
+
+    /// `[s, b, kv, d]` to `[b, kv, s, d]`.
+    fn keys<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+        B::float_permute(widen::<B>(x).0, &[1, 2, 0, 3])
+    }
+
+    /// Scaled scores `[b, kv, group·s, keys]`, hidden ones far below all others.
+    fn scores<B: Backend>(&self, q: FloatTensor<B>, k: FloatTensor<B>, options: AttentionOptions) -> FloatTensor<B> {
+        let scores = scale::<B>(B::float_matmul(q, B::float_swap_dims(k, 2, 3)), options.scale);
+        if !options.causal && options.window.is_none() {
+            return scores;
+        }
+        let hidden = self.hidden::<B>(&scores, options);
+        let scores = reshape::<B>(scores, [self.b * self.kv, self.group, self.s, self.keys]);
+        reshape::<B>(B::float_add(scores, hidden), [self.b, self.kv, self.group * self.s, self.keys])
+    }
+
+    /// `[1, 1, s, keys]`: 0 where the key is visible, else at most [`HIDDEN`].
+    fn hidden<B: Backend>(&self, like: &FloatTensor<B>, options: AttentionOptions) -> FloatTensor<B> {
+        let device = like.device();
+        let range = |r: Range<usize>, shape: [usize; 4]| {
+            let range = B::int_arange(r.start as i64..r.end as i64, &device, IntDType::I32);
+            B::int_into_float(B::int_reshape(range, Shape::new(shape)), FloatDType::from(like.dtype()))
+        };
+        let query = range(0..self.s, [1, 1, self.s, 1]);
+        let key = range(0..self.keys, [1, 1, 1, self.keys]);
+        let ahead = B::float_sub(key, query);
+        // How far a key lies beyond the last (first) visible one, at most 1.
+        let beyond = |x: FloatTensor<B>, reach: f64| {
+            let x = B::float_add_scalar(x, Scalar::Float(-reach));
+            B::float_clamp(x, Scalar::Float(0.0), Scalar::Float(1.0))
+        };
+        let reach = options.window.map_or(self.keys, |w| w - 1) as f64;
+        let after = beyond(ahead.clone(), if options.causal { 0.0 } else { reach });
+        let before = beyond(B::float_neg(ahead), reach);
+        scale::<B>(B::float_add(after, before), HIDDEN)
+    }
+}
+
+/// Output `[s, b, hq, d]` and log-sum-exp `[b, hq, s]`.
+pub fn forward<B: Backend>(
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    v: FloatTensor<B>,
+    options: AttentionOptions,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let dtype = q.dtype();
+    let sizes = Sizes::new::<B>(&q, &k);
+    let scores = sizes.scores::<B>(sizes.queries::<B>(q), Sizes::keys::<B>(k), options);
+    let max = B::float_max_dim(scores.clone(), 3);
+    let p = B::float_exp(B::float_sub(scores, max.clone()));
+    let sum = B::float_sum_dim(p.clone(), 3);
+    let out = B::float_div(B::float_matmul(p, Sizes::keys::<B>(v)), sum.clone());
+    let lse = B::float_add(max, B::float_log(sum));
+    let lse = reshape::<B>(lse, [sizes.b, sizes.kv * sizes.group, sizes.s]);
+    (to_dtype::<B>(sizes.heads::<B>(out), dtype), lse)
+}
+
+/// Gradients in q, k and v. With `p = exp(scores - lse)`: `dv = pᵀ do`, `ds = p (do vᵀ - Σ do·out)`, `dq = ds k`,
+/// `dk = dsᵀ q`; the query heads of one key/value head are summed by the products themselves.
+pub fn grads<B: Backend>(
+    [q, k, v]: [FloatTensor<B>; 3],
+    [out, lse]: [FloatTensor<B>; 2],
+    grad: FloatTensor<B>,
+    options: AttentionOptions,
+) -> [FloatTensor<B>; 3] {
+    let dtype = q.dtype();
+    let sizes = Sizes::new::<B>(&q, &k);
+    let (q, out, grad) = (sizes.queries::<B>(q), sizes.queries::<B>(out), sizes.queries::<B>(grad));
+    let (k, v) = (Sizes::keys::<B>(k), Sizes::keys::<B>(v));
+    let lse = reshape::<B>(lse, [sizes.b, sizes.kv, sizes.group * sizes.s, 1]);
+    let p = B::float_exp(B::float_sub(sizes.scores::<B>(q.clone(), k.clone(), options), lse));
+    let dv = B::float_matmul(B::float_swap_dims(p.clone(), 2, 3), grad.clone());
+    let delta = B::float_sum_dim(B::float_mul(grad.clone(), out), 3);
+    let dp = B::float_matmul(grad, B::float_swap_dims(v, 2, 3));
+    let ds = scale::<B>(B::float_mul(p, B::float_sub(dp, delta)), options.scale);
+    let dq = B::float_matmul(ds.clone(), k);
+    let dk = B::float_matmul(B::float_swap_dims(ds, 2, 3), q);
+    let [dk, dv] = [dk, dv].map(|x| to_dtype::<B>(B::float_permute(x, &[2, 0, 1, 3]), dtype));
+    [to_dtype::<B>(sizes.heads::<B>(dq), dtype), dk, dv]
+}
+
+/// `[q | k | v]` taken apart.
+pub fn unpack<B: Backend>(qkv: FloatTensor<B>, heads: PackedHeads) -> [FloatTensor<B>; 3] {
+    let (q, k) = (heads.heads, heads.heads + heads.kv_heads);
+    [(0, q), (q, k), (k, heads.total())].map(|(from, to)| narrow::<B>(qkv.clone(), 2, from, to))
+}

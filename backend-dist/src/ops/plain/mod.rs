@@ -1,0 +1,58 @@
+//! The operations as formulas in Burn's primitives, for any backend: the default of every kernel and what the tight
+//! loops are tested against. Statistics and products of norms and softmax are at least f32.
+
+pub(super) mod activation;
+pub(super) mod attention;
+pub(super) mod embedding;
+pub(super) mod linear;
+pub(super) mod norm;
+pub(super) mod rope;
+
+use burn::backend::{Backend, DType, FloatDType, Scalar, Shape, Slice, TensorMetadata, tensor::FloatTensor};
+
+fn dims<T: TensorMetadata>(x: &T) -> Vec<usize> {
+    x.shape().to_vec()
+}
+
+fn last<T: TensorMetadata>(x: &T) -> usize {
+    *dims(x).last().expect("operations need at least one dimension")
+}
+
+fn reshape<B: Backend>(x: FloatTensor<B>, shape: impl Into<Vec<usize>>) -> FloatTensor<B> {
+    B::float_reshape(x, Shape::from(shape.into()))
+}
+
+/// All leading dimensions as one: `[.., n]` to `[rows, n]`.
+fn rows<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let n = last(&x);
+    let all: usize = dims(&x).iter().product();
+    reshape::<B>(x, [all / n.max(1), n])
+}
+
+/// Half precision widened to f32, with the type to go back to.
+fn widen<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, DType) {
+    let dtype = x.dtype();
+    (to_dtype::<B>(x, if dtype == DType::F64 { DType::F64 } else { DType::F32 }), dtype)
+}
+
+fn to_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
+}
+
+fn add<B: Backend>(x: FloatTensor<B>, value: f64) -> FloatTensor<B> {
+    B::float_add_scalar(x, Scalar::Float(value))
+}
+
+fn scale<B: Backend>(x: FloatTensor<B>, factor: f64) -> FloatTensor<B> {
+    B::float_mul_scalar(x, Scalar::Float(factor))
+}
+
+/// Elements `from..to` of dimension `dim`.
+fn narrow<B: Backend>(x: FloatTensor<B>, dim: usize, from: usize, to: usize) -> FloatTensor<B> {
+    let slices: Vec<Slice> = dims(&x)
+        .into_iter()
+        .enumerate()
+        .map(|(i, n)| if i == dim { Slice::from(from..to) } else { Slice::from(0..n) })
+        .collect();
+    B::float_slice(x, &slices)
+}

@@ -1,0 +1,6 @@
+//! Every local operation against the same formula in plain Burn with Burn's own autodiff.
+
+mod attention;
+mod compare;
+mod finite;
+mod pointwise;
