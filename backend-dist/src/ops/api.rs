@@ -4,6 +4,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use super::{
+    drop_key::DropKey,
     local::LocalOps,
     options::{AttentionOptions, GeluKind, PackedHeads},
 };
@@ -118,12 +119,29 @@ pub fn embedding(w: Tensor<2>, ids: Tensor<2, Int>, first_row: usize) -> Tensor<
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_embedding(w.into_dispatch(), ids.into_dispatch(), first_row))
 }
 
+/// Sets elements to zero with probability `p` and divides the others by `1 - p`. Which ones is a function of the key's
+/// seed and the element's place in the global tensor only, see [`DropKey`].
+///
+/// # Panics
+///
+/// If `p` is not in `0..1`, or `x` does not lie within the key's global tensor.
+pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropKey) -> Tensor<D> {
+    assert!((0.0..1.0).contains(&p), "dropout: probability {p} is not in 0..1");
+    if p == 0.0 {
+        return x;
+    }
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_dropout(x.into_dispatch(), p, key))
+}
+
 fn check_affine(what: &str, hidden: usize, w: &Tensor<1>) {
     let [size] = w.dims();
     assert_eq!(size, hidden, "{what} has {size} elements, the input's last dimension is {hidden}");
 }
 
 fn check_heads(hq: usize, hkv: usize, options: AttentionOptions) {
-    assert!(hkv > 0 && hq.is_multiple_of(hkv), "attention: {hq} query heads are not a multiple of {hkv} key/value heads");
+    assert!(
+        hkv > 0 && hq.is_multiple_of(hkv),
+        "attention: {hq} query heads are not a multiple of {hkv} key/value heads"
+    );
     assert!(options.window != Some(0), "attention: a window of 0 hides every key");
 }

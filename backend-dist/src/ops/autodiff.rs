@@ -14,6 +14,7 @@ use burn::backend::{
 };
 
 use super::{
+    drop_key::DropKey,
     kernels::{LocalKernels, NormGrads, NormNeeds},
     local::LocalOps,
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
@@ -88,36 +89,33 @@ node!(Gelu, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
     }
 });
 
-node!(
-    Attention,
-    3,
-    ([FloatTensor<B>; 3], [FloatTensor<B>; 2], AttentionOptions),
-    |ops, grad, grads| {
-        let (qkv, result, options) = ops.state;
-        for (node, value) in ops.parents.into_iter().zip(B::attention_grads(qkv, result, grad, options)) {
-            if let Some(node) = node {
-                grads.register::<B>(node.id, value);
-            }
+node!(Attention, 3, ([FloatTensor<B>; 3], [FloatTensor<B>; 2], AttentionOptions), |ops, grad, grads| {
+    let (qkv, result, options) = ops.state;
+    for (node, value) in ops.parents.into_iter().zip(B::attention_grads(qkv, result, grad, options)) {
+        if let Some(node) = node {
+            grads.register::<B>(node.id, value);
         }
     }
-);
+});
 
-node!(
-    AttentionPacked,
-    1,
-    (FloatTensor<B>, [FloatTensor<B>; 2], PackedHeads, AttentionOptions),
-    |ops, grad, grads| {
-        let (qkv, result, heads, options) = ops.state;
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, B::attention_packed_grad(qkv, result, grad, heads, options));
-        }
+node!(AttentionPacked, 1, (FloatTensor<B>, [FloatTensor<B>; 2], PackedHeads, AttentionOptions), |ops, grad, grads| {
+    let (qkv, result, heads, options) = ops.state;
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, B::attention_packed_grad(qkv, result, grad, heads, options));
     }
-);
+});
 
 node!(Embedding, 1, (IntTensor<B>, usize, usize), |ops, grad, grads| {
     let (ids, first_row, rows) = ops.state;
     if let [Some(node)] = ops.parents {
         grads.register::<B>(node.id, B::embedding_weight_grad(grad, ids, first_row, rows));
+    }
+});
+
+node!(Dropout, 1, (f64, DropKey), |ops, grad, grads| {
+    let (p, key) = ops.state;
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, B::dropout_apply(grad, p, &key));
     }
 });
 
@@ -137,24 +135,15 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
     fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
         let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
         match RmsNorm.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                prep.finish((x.clone(), w.clone(), eps), B::rms_norm_forward(x, w, eps))
-            }
+            OpsKind::Tracked(prep) => prep.finish((x.clone(), w.clone(), eps), B::rms_norm_forward(x, w, eps)),
             OpsKind::UnTracked(prep) => prep.finish(B::rms_norm_forward(x, w, eps)),
         }
     }
 
-    fn op_layer_norm(
-        x: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        eps: f64,
-    ) -> FloatTensor<Self> {
+    fn op_layer_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, b: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
         let ((x, x_node), (w, w_node), (b, b_node)) = (x.into_parts(), w.into_parts(), b.into_parts());
         match LayerNorm.prepare::<C>([x_node, w_node, b_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                prep.finish((x.clone(), w.clone(), eps), B::layer_norm_forward(x, w, b, eps))
-            }
+            OpsKind::Tracked(prep) => prep.finish((x.clone(), w.clone(), eps), B::layer_norm_forward(x, w, b, eps)),
             OpsKind::UnTracked(prep) => prep.finish(B::layer_norm_forward(x, w, b, eps)),
         }
     }
@@ -168,10 +157,9 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
         let (x, node) = x.into_parts();
         let (cos, sin) = (cos.into_primitive(), sin.into_primitive());
         match Rope.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(
-                (cos.clone(), sin.clone(), heads),
-                B::rope_apply(x, cos, sin, heads, Rotation::Forward),
-            ),
+            OpsKind::Tracked(prep) => {
+                prep.finish((cos.clone(), sin.clone(), heads), B::rope_apply(x, cos, sin, heads, Rotation::Forward))
+            }
             OpsKind::UnTracked(prep) => prep.finish(B::rope_apply(x, cos, sin, heads, Rotation::Forward)),
         }
     }
@@ -208,11 +196,7 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
         }
     }
 
-    fn op_attention_packed(
-        qkv: FloatTensor<Self>,
-        heads: PackedHeads,
-        options: AttentionOptions,
-    ) -> FloatTensor<Self> {
+    fn op_attention_packed(qkv: FloatTensor<Self>, heads: PackedHeads, options: AttentionOptions) -> FloatTensor<Self> {
         let (qkv, node) = qkv.into_parts();
         match AttentionPacked.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
@@ -231,6 +215,17 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
                 prep.finish(state, B::embedding_forward(w, ids, first_row))
             }
             OpsKind::UnTracked(prep) => prep.finish(B::embedding_forward(w, ids, first_row)),
+        }
+    }
+
+    fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropKey) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        match Dropout.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let out = B::dropout_apply(x, p, &key);
+                prep.finish((p, key), out)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::dropout_apply(x, p, &key)),
         }
     }
 }

@@ -6,6 +6,7 @@ use burn::backend::{
 };
 
 use super::{
+    drop_key::DropKey,
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
     plain,
 };
@@ -176,6 +177,41 @@ pub trait LocalKernels: Backend {
         rows: usize,
     ) -> FloatTensor<Self> {
         plain::embedding::weight_grad::<Self>(grad, ids, first_row, rows)
+    }
+
+    /// Maximum over the first `valid` columns of `logits [s, b, v]`, `[s, b]`, at least in f32.
+    fn vocab_maximum(logits: FloatTensor<Self>, valid: usize) -> FloatTensor<Self> {
+        plain::cross_entropy::maximum::<Self>(logits, valid)
+    }
+
+    /// `Σ exp(logit - max)` over the first `valid` columns and the label's `logit - max` (0 if it has another column),
+    /// stacked as `[2, s, b]`, in the type of `max`. Column 0 has id `first_row`.
+    fn vocab_sums(
+        logits: FloatTensor<Self>,
+        max: FloatTensor<Self>,
+        labels: IntTensor<Self>,
+        first_row: usize,
+        valid: usize,
+    ) -> FloatTensor<Self> {
+        plain::cross_entropy::sums::<Self>(logits, max, labels, first_row, valid)
+    }
+
+    /// Gradient of the cross-entropy in `logits`, from the log-sum-exp over the whole vocabulary and the gradient of the
+    /// loss, both `[s, b]`.
+    fn vocab_logits_grad(
+        logits: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        labels: IntTensor<Self>,
+        grad: FloatTensor<Self>,
+        first_row: usize,
+        valid: usize,
+    ) -> FloatTensor<Self> {
+        plain::cross_entropy::logits_grad::<Self>(logits, lse, labels, grad, first_row, valid)
+    }
+
+    /// Zero with probability `p` by the mask of `key`, else divided by `1 - p`. Its own gradient.
+    fn dropout_apply(x: FloatTensor<Self>, p: f64, key: &DropKey) -> FloatTensor<Self> {
+        plain::dropout::apply::<Self>(x, p, key)
     }
 }
 

@@ -1,13 +1,14 @@
 //! The operations as Burn backend extensions: routing only.
 
+#[cfg(feature = "cuda")]
+use burn::backend::Cube;
 use burn::backend::{
     Backend, Flex, backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
-#[cfg(feature = "cuda")]
-use burn::backend::Cube;
 
 use super::{
+    drop_key::DropKey,
     kernels::LocalKernels,
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
 };
@@ -17,18 +18,9 @@ use super::{
 pub(super) trait LocalOps: Backend {
     fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self>;
     fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
-    fn op_layer_norm(
-        x: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        eps: f64,
-    ) -> FloatTensor<Self>;
-    fn op_rope(
-        x: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        heads: usize,
-    ) -> FloatTensor<Self>;
+    fn op_layer_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, b: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
+    fn op_rope(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>, heads: usize)
+    -> FloatTensor<Self>;
     fn op_swiglu(x: FloatTensor<Self>) -> FloatTensor<Self>;
     fn op_gelu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self>;
     fn op_attention(
@@ -37,12 +29,9 @@ pub(super) trait LocalOps: Backend {
         v: FloatTensor<Self>,
         options: AttentionOptions,
     ) -> FloatTensor<Self>;
-    fn op_attention_packed(
-        qkv: FloatTensor<Self>,
-        heads: PackedHeads,
-        options: AttentionOptions,
-    ) -> FloatTensor<Self>;
+    fn op_attention_packed(qkv: FloatTensor<Self>, heads: PackedHeads, options: AttentionOptions) -> FloatTensor<Self>;
     fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self>;
+    fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropKey) -> FloatTensor<Self>;
 }
 
 macro_rules! local_ops_by_kernels {
@@ -101,6 +90,10 @@ macro_rules! local_ops_by_kernels {
 
             fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self> {
                 Self::embedding_forward(w, ids, first_row)
+            }
+
+            fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropKey) -> FloatTensor<Self> {
+                Self::dropout_apply(x, p, &key)
             }
         }
     };

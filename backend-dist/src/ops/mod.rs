@@ -14,14 +14,20 @@
 mod api;
 mod autodiff;
 pub mod conjugate;
+mod cross_entropy;
+mod drop_key;
 mod flex;
 mod kernels;
 mod local;
 mod options;
 mod plain;
+#[cfg(test)]
+mod tests;
 
 pub use api::{
-    attention, attention_packed, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed, swiglu,
+    attention, attention_packed, dropout, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed, swiglu,
 };
+pub use cross_entropy::vocab_parallel_cross_entropy;
+pub use drop_key::DropKey;
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use options::{AttentionOptions, GeluKind, PackedHeads, Rotation};

@@ -70,9 +70,8 @@ fn strided_and_packed_inputs() {
         let heads = PackedHeads { heads: hq, kv_heads: hkv };
         let (all, n) = (s * b * heads.total() * d, s * b * hq * d);
         let options = AttentionOptions::causal(d);
-        let split = |x: Tensor<4>| {
-            [x.clone().narrow(2, 0, hq), x.clone().narrow(2, hq, hkv), x.narrow(2, hq + hkv, hkv)]
-        };
+        let split =
+            |x: Tensor<4>| [x.clone().narrow(2, 0, hq), x.clone().narrow(2, hq, hkv), x.narrow(2, hq + hkv, hkv)];
         let packed = |x: &[Tensor<1>]| -> Tensor<4> { x[0].clone().reshape([s, b, heads.total(), d]) };
         let expected = |x: Vec<Tensor<1>>| {
             let [q, k, v] = split(packed(&x));
@@ -85,7 +84,8 @@ fn strided_and_packed_inputs() {
         };
         same("attention of narrowed views", &[all], narrowed, expected);
         // The last dimension strided, batch before sequence.
-        let turned = |x: &[Tensor<1>]| -> Tensor<4> { x[0].clone().reshape([b, s, d, heads.total()]).permute([1, 0, 3, 2]) };
+        let turned =
+            |x: &[Tensor<1>]| -> Tensor<4> { x[0].clone().reshape([b, s, d, heads.total()]).permute([1, 0, 3, 2]) };
         same(
             "attention of permuted views",
             &[all],

@@ -2,5 +2,6 @@
 
 mod attention;
 mod compare;
+mod cross_entropy;
 mod finite;
 mod pointwise;

@@ -16,8 +16,7 @@ fn linear_is_a_product_with_the_transpose() {
             x.reshape([s * b, input]).matmul(w.reshape([output, input]).transpose()).reshape([s * b * output])
         };
         let fused = |x: Vec<Tensor<1>>| {
-            linear(x[0].clone().reshape([s, b, input]), x[1].clone().reshape([output, input]))
-                .reshape([s * b * output])
+            linear(x[0].clone().reshape([s, b, input]), x[1].clone().reshape([output, input])).reshape([s * b * output])
         };
         same("linear", &[s * b * input, output * input], fused, plain);
         // Transposed leading dimensions do not collapse; a narrowed last dimension does, with a stride.

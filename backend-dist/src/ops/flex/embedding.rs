@@ -1,12 +1,12 @@
 //! Rows of a table by id.
 
-use burn::backend::{Flex, IntDType, Shape, ops::IntTensorOps};
 use burn::backend::flex::FlexTensor;
+use burn::backend::{Flex, IntDType, Shape, ops::IntTensorOps};
 
 use super::{output::filled, real::Real};
 
 /// The row of each id in a table of `rows` rows whose first has id `first_row`; `None` for an id outside.
-fn row_numbers(ids: &FlexTensor, first_row: usize, rows: usize) -> Vec<Option<usize>> {
+pub(super) fn row_numbers(ids: &FlexTensor, first_row: usize, rows: usize) -> Vec<Option<usize>> {
     let ids = Flex::int_cast(ids.clone(), IntDType::I64);
     let ids = if ids.is_contiguous() { ids } else { ids.to_contiguous() };
     let ids = ids.as_slice::<i64>().expect("ids were just made dense i64");

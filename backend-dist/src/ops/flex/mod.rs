@@ -3,6 +3,8 @@
 
 mod activation;
 mod attention;
+mod cross_entropy;
+mod dropout;
 mod embedding;
 mod gemm;
 mod lanes;
@@ -13,10 +15,11 @@ mod parallel;
 mod real;
 mod rope;
 
-use burn::backend::{DType, Flex, FloatDType, ops::FloatTensorOps};
 use burn::backend::flex::FlexTensor;
+use burn::backend::{DType, Flex, FloatDType, ops::FloatTensorOps};
 
 use super::{
+    drop_key::DropKey,
     kernels::{LocalKernels, NormGrads, NormNeeds},
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
 };
@@ -89,13 +92,7 @@ impl LocalKernels for Flex {
         cast(by_real!(inner, E => norm::layer_forward::<E>(&x, &w, &b, eps)), dtype)
     }
 
-    fn layer_norm_grads(
-        x: FlexTensor,
-        w: FlexTensor,
-        grad: FlexTensor,
-        eps: f64,
-        needs: NormNeeds,
-    ) -> NormGrads<Self> {
+    fn layer_norm_grads(x: FlexTensor, w: FlexTensor, grad: FlexTensor, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
         let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
         let (x, w, grad) = (dense(x, inner), dense(w, inner), dense(grad, inner));
         by_real!(inner, E => norm::grads::<E>(&x, &w, &grad, eps, needs, true)).cast(dtype)
@@ -187,6 +184,46 @@ impl LocalKernels for Flex {
         let (dtype, inner) = (grad.dtype(), compute_type(grad.dtype()));
         let grad = dense(grad, inner);
         cast(by_real!(inner, E => embedding::weight_grad::<E>(&grad, &ids, first_row, rows)), dtype)
+    }
+
+    fn vocab_maximum(logits: FlexTensor, valid: usize) -> FlexTensor {
+        let inner = compute_type(logits.dtype());
+        let logits = dense(logits, inner);
+        by_real!(inner, E => cross_entropy::maximum::<E>(&logits, valid))
+    }
+
+    fn vocab_sums(
+        logits: FlexTensor,
+        max: FlexTensor,
+        labels: FlexTensor,
+        first_row: usize,
+        valid: usize,
+    ) -> FlexTensor {
+        let inner = compute_type(logits.dtype());
+        let (logits, max) = (dense(logits, inner), dense(max, inner));
+        by_real!(inner, E => cross_entropy::sums::<E>(&logits, &max, &labels, first_row, valid))
+    }
+
+    fn vocab_logits_grad(
+        logits: FlexTensor,
+        lse: FlexTensor,
+        labels: FlexTensor,
+        grad: FlexTensor,
+        first_row: usize,
+        valid: usize,
+    ) -> FlexTensor {
+        let (dtype, inner) = (logits.dtype(), compute_type(logits.dtype()));
+        let [logits, lse, grad] = [logits, lse, grad].map(|x| dense(x, inner));
+        let out = by_real!(inner, E => {
+            cross_entropy::logits_grad::<E>(&logits, &lse, &labels, &grad, first_row, valid)
+        });
+        cast(out, dtype)
+    }
+
+    fn dropout_apply(x: FlexTensor, p: f64, key: &DropKey) -> FlexTensor {
+        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
+        let x = dense(x, inner);
+        cast(by_real!(inner, E => dropout::apply::<E>(&x, p, key)), dtype)
     }
 }
 

@@ -1,8 +1,8 @@
 //! RMSNorm and LayerNorm, one row at a time: the row stays in the first-level cache between its passes. The backward
 //! pass computes the statistics again instead of keeping them.
 
-use burn::backend::{Flex, Shape};
 use burn::backend::flex::FlexTensor;
+use burn::backend::{Flex, Shape};
 
 use super::{
     lanes::{sum, vectorized},
@@ -133,21 +133,13 @@ pub(super) fn grads<E: Real>(
             let sums = |wanted: bool| if wanted { part * n..(part + 1) * n } else { 0..0 };
             // SAFETY: each part has its own rows and its own partial sums.
             let (dx, dw, db) = unsafe {
-                (
-                    dx.slice(if needs.x { span.clone() } else { 0..0 }),
-                    dw.slice(sums(needs.w)),
-                    db.slice(sums(needs.b)),
-                )
+                (dx.slice(if needs.x { span.clone() } else { 0..0 }), dw.slice(sums(needs.w)), db.slice(sums(needs.b)))
             };
             backward_rows(&x[span.clone()], w, &grad[span], E::of(eps), center, dx, dw, db);
         });
     });
     let total = |partial: Vec<E>| E::tensor(add_up(partial, n), Shape::new([n]));
-    NormGrads {
-        x: needs.x.then(|| E::tensor(dx, shape)),
-        w: needs.w.then(|| total(dw)),
-        b: needs.b.then(|| total(db)),
-    }
+    NormGrads { x: needs.x.then(|| E::tensor(dx, shape)), w: needs.w.then(|| total(dw)), b: needs.b.then(|| total(db)) }
 }
 
 /// The sum of the rows of `n`.

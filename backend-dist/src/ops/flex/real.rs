@@ -2,8 +2,8 @@
 
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
 
-use burn::backend::{Bytes, DType, Shape};
 use burn::backend::flex::{FlexTensor, Layout};
+use burn::backend::{Bytes, DType, Shape};
 
 /// f32 or f64.
 pub(super) trait Real:

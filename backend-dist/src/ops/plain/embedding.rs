@@ -8,7 +8,12 @@ use burn::backend::{
 use super::{dims, last, reshape, rows};
 
 /// The ids as row numbers held here (clamped), and 1 where the id is held here, else 0, `[ids, 1]` in type `dtype`.
-fn held<B: Backend>(ids: IntTensor<B>, first_row: usize, n_rows: usize, dtype: DType) -> (IntTensor<B>, FloatTensor<B>) {
+fn held<B: Backend>(
+    ids: IntTensor<B>,
+    first_row: usize,
+    n_rows: usize,
+    dtype: DType,
+) -> (IntTensor<B>, FloatTensor<B>) {
     let n: usize = dims(&ids).iter().product();
     let (from, to) = (Scalar::Int(0), Scalar::Int(n_rows as i64 - 1));
     let ids = B::int_sub_scalar(B::int_reshape(ids, Shape::new([n])), Scalar::Int(first_row as i64));

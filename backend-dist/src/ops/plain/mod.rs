@@ -3,6 +3,8 @@
 
 pub(super) mod activation;
 pub(super) mod attention;
+pub(super) mod cross_entropy;
+pub(super) mod dropout;
 pub(super) mod embedding;
 pub(super) mod linear;
 pub(super) mod norm;

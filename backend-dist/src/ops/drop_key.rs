@@ -1,0 +1,137 @@
+//! Which elements a dropout drops: a pure function of a seed and the element's place in the global tensor.
+
+/// Keys a dropout mask: a seed, and where the local tensor lies in the global one. Ranks which hold different parts of
+/// one tensor and share the seed draw the same mask as a single rank that holds all of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DropKey {
+    seed: u64,
+    part: Option<(Vec<usize>, Vec<usize>)>,
+}
+
+impl DropKey {
+    /// For a tensor which is whole on this rank. Use another seed for every dropout, step and micro-batch.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, part: None }
+    }
+
+    /// For the part of a tensor of shape `global` that begins at `offset`.
+    pub fn of_part(seed: u64, offset: &[usize], global: &[usize]) -> Self {
+        Self { seed, part: Some((offset.to_vec(), global.to_vec())) }
+    }
+
+    /// The rows (all dimensions but the last) of a local tensor of shape `local`, each with its keys, and the number of
+    /// its first column in the global row.
+    ///
+    /// # Panics
+    ///
+    /// If the local tensor does not lie within the global one.
+    pub(crate) fn rows(&self, local: &[usize]) -> (Vec<RowKey>, u32) {
+        let whole = vec![0; local.len()];
+        let (offset, global) = match &self.part {
+            Some((offset, global)) => (offset.as_slice(), global.as_slice()),
+            None => (whole.as_slice(), local),
+        };
+        let fits = offset.len() == local.len()
+            && global.len() == local.len()
+            && (0..local.len()).all(|i| offset[i] + local[i] <= global[i]);
+        assert!(fits, "dropout: a part of shape {local:?} at {offset:?} is not within {global:?}");
+        let lead = local.len() - 1;
+        let n: usize = local[..lead].iter().product();
+        let key = |mut i: usize| {
+            let mut row = 0;
+            let mut stride = 1;
+            for d in (0..lead).rev() {
+                row += (offset[d] + i % local[d]) * stride;
+                stride *= global[d];
+                i /= local[d];
+            }
+            RowKey::new(self.seed, row as u64)
+        };
+        ((0..n).map(key).collect(), offset[lead] as u32)
+    }
+}
+
+/// The two keys of one global row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowKey(u32, u32);
+
+impl RowKey {
+    fn new(seed: u64, row: u64) -> Self {
+        let key = splitmix(seed ^ splitmix(row));
+        Self((key >> 32) as u32, key as u32)
+    }
+
+    /// 32 uniform bits for a column.
+    #[inline(always)]
+    pub(crate) fn draw(self, column: u32) -> u32 {
+        mix(mix(column.wrapping_mul(0x9e37_79b9).wrapping_add(self.0)) ^ self.1)
+    }
+}
+
+/// Draws below this are dropped with probability `p`.
+pub(crate) fn threshold(p: f64) -> u32 {
+    (p * 4_294_967_296.0).min(f64::from(u32::MAX)) as u32
+}
+
+/// SplitMix64 of Steele, Lea and Flood.
+fn splitmix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Wellons' 32-bit finaliser `lowbias32`.
+#[inline(always)]
+fn mix(x: u32) -> u32 {
+    let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+    let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+    x ^ (x >> 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draws(key: &DropKey, local: &[usize]) -> Vec<u32> {
+        let (rows, first) = key.rows(local);
+        let columns = local[local.len() - 1] as u32;
+        rows.iter().flat_map(|row| (first..first + columns).map(|c| row.draw(c))).collect()
+    }
+
+    #[test]
+    fn a_part_draws_its_part_of_the_whole() {
+        let global = [4, 3, 6];
+        let whole = draws(&DropKey::new(7), &global);
+        for (offset, local) in [([0, 0, 0], [4, 3, 6]), ([2, 0, 0], [2, 3, 6]), ([1, 1, 2], [2, 2, 3])] {
+            let part = draws(&DropKey::of_part(7, &offset, &global), &local);
+            let mut expected = Vec::new();
+            for i in 0..local[0] {
+                for j in 0..local[1] {
+                    let start = ((i + offset[0]) * 3 + j + offset[1]) * 6 + offset[2];
+                    expected.extend_from_slice(&whole[start..start + local[2]]);
+                }
+            }
+            assert_eq!(part, expected, "{local:?} at {offset:?}");
+        }
+        assert_ne!(whole, draws(&DropKey::new(8), &global));
+    }
+
+    #[test]
+    fn draws_are_spread_evenly() {
+        let draws = draws(&DropKey::new(1), &[256, 256]);
+        let below = draws.iter().filter(|&&d| d < threshold(0.1)).count() as f64 / draws.len() as f64;
+        // Three standard deviations of 65,536 draws.
+        assert!((below - 0.1).abs() < 3.0 * (0.09f64 / 65_536.0).sqrt(), "{below}");
+        let mut sorted = draws.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert!(sorted.len() > 65_500, "{} distinct draws", sorted.len());
+    }
+
+    #[test]
+    #[should_panic(expected = "a part of shape [2, 3] at [3, 0] is not within [4, 3]")]
+    fn a_part_outside_is_refused() {
+        DropKey::of_part(0, &[3, 0], &[4, 3]).rows(&[2, 3]);
+    }
+}

@@ -1,0 +1,103 @@
+//! Cross-entropy over one rank's vocabulary and over split ones, and dropout.
+
+use crate::compare::{distance, leaf, numbers, run, same, values};
+use backend_dist::comm::Group;
+use backend_dist::launch::launch;
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::ops::{DropKey, dropout, vocab_parallel_cross_entropy};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::log_softmax};
+
+const S: usize = 5;
+const B: usize = 3;
+
+fn labels(vocab: usize) -> Tensor<2, Int> {
+    let ids: Vec<i64> = (0..S * B).map(|i| (i * 7 % vocab) as i64).collect();
+    Tensor::from_data(TensorData::new(ids, [B, S]), &Device::flex().autodiff()).transpose()
+}
+
+fn plain(logits: Tensor<3>, vocab: usize) -> Tensor<1> {
+    let logp = log_softmax(logits.narrow(2, 0, vocab), 2);
+    let ids: Tensor<3, Int> = labels(vocab).reshape([S, B, 1]);
+    -logp.gather(2, ids).reshape([S * B])
+}
+
+#[test]
+fn one_rank_with_and_without_padding() {
+    for (columns, vocab) in [(1, 1), (7, 7), (8, 5), (100, 65), (129, 129)] {
+        let view = |x: &[Tensor<1>]| -> Tensor<3> { x[0].clone().reshape([S, B, columns]) * 5.0 };
+        let fused = |x: Vec<Tensor<1>>| {
+            vocab_parallel_cross_entropy(view(&x), labels(vocab), 0, vocab, &Group::single()).reshape([S * B])
+        };
+        same(&format!("cross-entropy {vocab} of {columns}"), &[S * B * columns], fused, |x| plain(view(&x), vocab));
+    }
+}
+
+#[test]
+fn large_logits_do_not_overflow() {
+    let device = Device::flex().autodiff();
+    let logits = Tensor::<3>::from_data([[[1e4, 0.0]]], &device).require_grad();
+    let label = Tensor::<2, Int>::from_data([[1]], &device);
+    let loss = vocab_parallel_cross_entropy(logits.clone(), label, 0, 2, &Group::single());
+    assert_eq!(values(loss.clone()), [1e4]);
+    let grad = logits.grad(&loss.backward()).unwrap();
+    assert!(distance(&values(grad), &[1.0, -1.0]) < 1e-6);
+}
+
+#[test]
+fn split_vocabularies_agree_with_the_whole() {
+    // The last rank of four holds two columns of padding in the first case, only padding in the second.
+    for (columns, vocab) in [(16, 14), (16, 11)] {
+        let all = numbers(S * B * columns, 0);
+        let f = |x: Vec<Tensor<1>>| plain(x[0].clone().reshape([S, B, columns]), vocab);
+        let (expected, expected_grad) = run(&f, std::slice::from_ref(&all), &[true], DType::F64);
+        let expected_grad = expected_grad[0].clone().unwrap();
+        for tp in [1, 2, 4] {
+            let local = columns / tp;
+            let mesh = Mesh::new(ParallelLayout { tp, ..Default::default() }).unwrap();
+            let ranks = launch(&mesh, &[Device::flex()], |rank| {
+                let first = rank.rank * local;
+                let mine: Vec<f64> = all.chunks(columns).flat_map(|row| row[first..first + local].to_vec()).collect();
+                let f = |x: Vec<Tensor<1>>| {
+                    let logits = x[0].clone().reshape([S, B, local]);
+                    let loss = vocab_parallel_cross_entropy(logits, labels(vocab), first, vocab, &rank.group(Axis::Tp));
+                    loss.reshape([S * B])
+                };
+                Ok(run(&f, &[mine], &[true], DType::F64))
+            })
+            .unwrap();
+            for (r, (loss, grads)) in ranks.into_iter().enumerate() {
+                assert!(distance(&loss, &expected) < 1e-14, "loss of rank {r} of {tp}");
+                let first = r * local;
+                let slice = expected_grad.chunks(columns).flat_map(|row| row[first..first + local].to_vec());
+                // Nothing but padding has nothing but zero gradients.
+                let slice: Vec<f64> = slice.collect();
+                let off = grads[0].as_ref().unwrap().iter().zip(&slice).fold(0.0f64, |m, (a, b)| m.max((a - b).abs()));
+                assert!(off < 1e-14, "gradient of rank {r} of {tp} off by {off:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn dropout_masks_do_not_depend_on_the_split() {
+    let n = 6 * 4 * 10;
+    let x: Tensor<3> = leaf(&vec![1.0; n], DType::F64, false).reshape([6, 4, 10]);
+    let whole = dropout(x.clone(), 0.3, DropKey::new(5));
+    let share = values(whole.clone()).iter().filter(|&&v| v == 0.0).count() as f64 / n as f64;
+    assert!((0.15..0.45).contains(&share), "{share} dropped");
+    assert!(values(whole.clone()).iter().all(|&v| v == 0.0 || v == 1.0 / 0.7));
+    // A sequence-parallel and a tensor-parallel slice.
+    for (offset, local) in [([2, 0, 0], [2, 4, 10]), ([0, 0, 5], [6, 4, 5]), ([3, 1, 2], [1, 2, 7])] {
+        let ranges = [0, 1, 2].map(|d| offset[d]..offset[d] + local[d]);
+        let part = dropout(x.clone().slice(ranges.clone()), 0.3, DropKey::of_part(5, &offset, &[6, 4, 10]));
+        assert_eq!(values(part), values(whole.clone().slice(ranges)));
+    }
+    assert_eq!(values(dropout(x.clone(), 0.0, DropKey::new(5))), vec![1.0; n]);
+}
+
+#[test]
+fn dropout_gradients_use_the_mask_of_the_forward_pass() {
+    let n = 1000;
+    let mask = dropout(leaf(&vec![1.0; n], DType::F64, false), 0.25, DropKey::new(3));
+    same("dropout", &[n], |x| dropout(x[0].clone(), 0.25, DropKey::new(3)), |x| x[0].clone() * mask.clone());
+}
