@@ -115,7 +115,7 @@ impl Real for f32 {
         p = p * r + 8.333_452e-3;
         p = p * r + 4.166_579_6e-2;
         p = p * r + 1.666_666_5e-1;
-        p = p * r + 5.000_000_1e-1;
+        p = p * r + 0.5;
         let e = p * r * r + r + 1.0;
         let power = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
         e * f32::from_bits(power)
@@ -132,7 +132,7 @@ impl Real for f32 {
         p = p * t - 2.101_024e-6;
         p = p * t - 5.692_506_4e-5;
         p = p * t - 7.349_906_3e-4;
-        p = p * t - 2.954_599_8e-3;
+        p = p * t - 2.954_6e-3;
         p = p * t - 1.609_603_3e-2;
         let mut q = -1.456_607_2e-5;
         q = q * t - 2.133_740_6e-4;
