@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use indicatif::HumanCount;
 use tokenizers::Tokenizer;
 
+use super::print;
 use crate::data::indexed::IndexedDataset;
 use crate::data::{Blend, EpochPlan, GptDataConfig, GptPart, GptParts, Part, Sample, Split, TokenDataset, npy};
 
@@ -30,7 +31,7 @@ pub struct Args {
     #[arg(long, value_name = "A,B,C", default_value = "1,0,0")]
     split: Split,
     /// Samples wanted for training, validation and test; by default those of one epoch
-    #[arg(long, value_name = "T,V,E", value_delimiter = ',', num_args = 1..=3)]
+    #[arg(long, value_name = "T,V,E", value_delimiter = ',')]
     num_samples: Vec<usize>,
     /// Whose samples to show and write
     #[arg(long, value_enum, default_value = "train")]
@@ -75,7 +76,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let open = |prefix: &PathBuf| IndexedDataset::open(prefix).map(Arc::new);
     let datasets = blend.prefixes.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     for (prefix, data) in blend.prefixes.iter().zip(&datasets) {
-        describe_files(prefix, data);
+        print(&describe_files(prefix, data))?;
     }
     let Some(seq_length) = args.seq_length else {
         if args.out.is_some() || args.samples.is_some() {
@@ -84,6 +85,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
 
+    if args.num_samples.len() > Part::ALL.len() {
+        bail!("--num-samples has {} numbers; at most train,valid,test", args.num_samples.len());
+    }
     let mut num_samples = [None; 3];
     for (wanted, given) in num_samples.iter_mut().zip(&args.num_samples) {
         *wanted = Some(*given);
@@ -98,24 +102,22 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         cache: args.data_cache_path.clone(),
     };
     let parts = GptParts::from_datasets(&datasets, &blend, &config)?;
-    println!("samples of {seq_length} tokens, seed {}, split {}", config.seed, config.split);
+    print(&format!("samples of {seq_length} tokens, seed {}, split {}\n", config.seed, config.split))?;
     for part in Part::ALL {
-        match parts.part(part) {
-            Some(data) => describe_part(part, data, &blend),
-            None => println!("  {:5}  none", part.name()),
-        }
+        let description = parts.part(part).map_or("none\n".into(), |data| describe_part(data, &blend));
+        print(&format!("  {:5}  {description}", part.name()))?;
     }
     show(&args, &parts)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn describe_files(prefix: &Path, data: &IndexedDataset) {
+fn describe_files(prefix: &Path, data: &IndexedDataset) -> String {
     let mut lengths: Vec<usize> = (0..data.num_sequences()).map(|i| data.sequence_length(i)).collect();
     lengths.sort_unstable();
     let empty = (0..data.num_documents()).filter(|&document| data.document(document).is_empty()).count();
-    println!("{}", prefix.display());
-    println!(
-        "  {} tokens of {} in {} sequences and {} documents ({} empty){}",
+    let mut text = format!(
+        "{}\n  {} tokens of {} in {} sequences and {} documents ({} empty){}\n",
+        prefix.display(),
         count(data.num_tokens()),
         data.dtype(),
         count(data.num_sequences()),
@@ -124,36 +126,36 @@ fn describe_files(prefix: &Path, data: &IndexedDataset) {
         if data.is_multimodal() { ", with modes" } else { "" },
     );
     if let (Some(shortest), Some(longest)) = (lengths.first(), lengths.last()) {
-        println!(
-            "  tokens per sequence: {} to {}, median {}, mean {:.1}",
+        text += &format!(
+            "  tokens per sequence: {} to {}, median {}, mean {:.1}\n",
             count(*shortest),
             count(*longest),
             count(lengths[lengths.len() / 2]),
             data.num_tokens() as f64 / lengths.len() as f64,
         );
     }
+    text
 }
 
-fn describe_part(part: Part, data: &GptPart, blend: &Blend) {
-    match data {
-        GptPart::Single(single) => {
-            println!("  {:5}  {} samples: {}", part.name(), count(data.len()), describe_plan(single.plan()));
-        }
-        GptPart::Blended(blended) => {
-            println!("  {:5}  {} samples", part.name(), count(data.len()));
-            for (i, (component, prefix)) in blended.datasets().iter().zip(&blend.prefixes).enumerate() {
-                let used = blended.index().dataset.iter().filter(|&&dataset| usize::from(dataset) == i).count();
-                println!(
-                    "         {:5.2} % {} of {} samples of {}: {}",
-                    100.0 * used as f64 / data.len().max(1) as f64,
-                    count(used),
-                    count(component.len()),
-                    prefix.display(),
-                    describe_plan(component.plan()),
-                );
-            }
-        }
+fn describe_part(data: &GptPart, blend: &Blend) -> String {
+    let samples = count(data.len());
+    let blended = match data {
+        GptPart::Single(single) => return format!("{samples} samples: {}\n", describe_plan(single.plan())),
+        GptPart::Blended(blended) => blended,
+    };
+    let mut text = format!("{samples} samples\n");
+    for (i, (component, prefix)) in blended.datasets().iter().zip(&blend.prefixes).enumerate() {
+        let used = blended.index().dataset.iter().filter(|&&dataset| usize::from(dataset) == i).count();
+        text += &format!(
+            "         {:5.2} % {} of {} samples of {}: {}\n",
+            100.0 * used as f64 / data.len().max(1) as f64,
+            count(used),
+            count(component.len()),
+            prefix.display(),
+            describe_plan(component.plan()),
+        );
     }
+    text
 }
 
 fn describe_plan(plan: &EpochPlan) -> String {
@@ -170,19 +172,17 @@ fn show(args: &Args, parts: &GptParts) -> anyhow::Result<()> {
     if let Some(samples) = args.samples.filter(|&samples| samples > data.len()) {
         bail!("{samples} {} samples are wanted, there are {}", part.name(), data.len());
     }
-    let tokenizer = match &args.tokenizer {
-        Some(path) => Some(Tokenizer::from_file(path).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?),
-        None => None,
-    };
+    let load = |path: &PathBuf| Tokenizer::from_file(path).map_err(|error| anyhow!("{}: {error}", path.display()));
+    let tokenizer = args.tokenizer.as_ref().map(load).transpose()?;
     for index in 0..args.samples.unwrap_or(SHOWN.min(data.len())) {
-        let sample = data.sample(index);
-        println!("{}[{index}] {}", part.name(), describe_sample(&sample, tokenizer.as_ref())?);
+        let sample = describe_sample(&data.sample(index), tokenizer.as_ref())?;
+        print(&format!("{}[{index}] {sample}\n", part.name()))?;
     }
     if let Some(out) = &args.out {
         let rows = args.samples.unwrap_or(data.len());
         npy::write_i64(out, (0..rows).map(|index| data.sample(index).tokens), data.seq_length())
             .with_context(|| out.display().to_string())?;
-        println!("wrote {}: int64 ({rows}, {})", out.display(), data.seq_length());
+        print(&format!("wrote {}: int64 ({rows}, {})\n", out.display(), data.seq_length()))?;
     }
     Ok(())
 }
@@ -194,7 +194,7 @@ fn describe_sample(sample: &Sample, tokenizer: Option<&Tokenizer>) -> anyhow::Re
         None => sample.tokens.iter().map(i64::to_string).collect::<Vec<_>>().join(" "),
         Some(tokenizer) => {
             let ids: Vec<u32> = sample.tokens.iter().map(|&id| u32::try_from(id)).collect::<Result<_, _>>()?;
-            format!("{:?}", tokenizer.decode(&ids, false).map_err(|error| anyhow::anyhow!("decoding: {error}"))?)
+            format!("{:?}", tokenizer.decode(&ids, false).map_err(|error| anyhow!("decoding: {error}"))?)
         }
     };
     Ok(text + &mask)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 
+use super::print;
 use crate::data::indexed::Dtype;
 use crate::data::preprocess::{
     PreprocessOptions, PreprocessReport, Progress, Stage, TextDocuments, TokenizerChoice, prepare,
@@ -84,15 +85,16 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut display = Display::new();
     let report = prepare(&args.options(), &mut |progress| display.show(progress));
     display.clear();
-    print(&report?);
+    print(&describe(&report?))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(report: &PreprocessReport) {
+fn describe(report: &PreprocessReport) -> String {
+    let mut text = String::new();
     for output in &report.outputs {
         let summary = &output.summary;
-        println!(
-            "{}.bin: {} documents, {} tokens, {} bytes of {}",
+        text += &format!(
+            "{}.bin: {} documents, {} tokens, {} bytes of {}\n",
             output.prefix.display(),
             HumanCount(summary.documents as u64),
             HumanCount(summary.tokens as u64),
@@ -102,18 +104,16 @@ fn print(report: &PreprocessReport) {
     }
     if let (Some(tokenizer), Some(size)) = (&report.tokenizer, report.vocab_size) {
         let eod = report.eod_id.map_or(String::new(), |id| format!(", end of document {id}"));
-        println!("{}: vocabulary {}{eod}", tokenizer.display(), HumanCount(size as u64));
+        text += &format!("{}: vocabulary {}{eod}\n", tokenizer.display(), HumanCount(size as u64));
     }
-    if report.skipped > 0 {
-        let first = report.first_skipped.as_deref().unwrap_or_default();
-        println!("left out {} documents that cannot be read; the first: {first}", HumanCount(report.skipped));
+    if let Some(first) = &report.first_skipped {
+        let skipped = HumanCount(report.skipped);
+        text += &format!("left out {skipped} documents that cannot be read; the first: {first}\n");
     }
     let seconds = report.seconds.max(1e-9);
-    println!(
-        "tokenized in {seconds:.2} s: {} documents/s, {:.2} MB/s",
-        HumanCount((report.documents as f64 / seconds) as u64),
-        report.bytes as f64 / seconds / 1e6
-    );
+    let documents = HumanCount((report.documents as f64 / seconds) as u64);
+    let megabytes = report.bytes as f64 / seconds / 1e6;
+    text + &format!("tokenized in {seconds:.2} s: {documents} documents/s, {megabytes:.2} MB/s\n")
 }
 
 /// A bar on a terminal, a line every few seconds elsewhere.
@@ -129,7 +129,7 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 impl Display {
     fn new() -> Self {
         let bar = io::stderr().is_terminal().then(|| {
-            let style = "{msg:<60} {bar:30} {percent:>3} %";
+            let style = "{bar:20} {percent:>3} % {wide_msg}";
             ProgressBar::new(1).with_style(ProgressStyle::with_template(style).expect("a valid template"))
         });
         Self { bar, stage: Stage::Tokenizer, started: Instant::now(), last_line: Instant::now() }
@@ -139,7 +139,7 @@ impl Display {
         if progress.stage != self.stage {
             (self.stage, self.started) = (progress.stage, Instant::now());
         }
-        let text = describe(progress, self.started.elapsed().as_secs_f64());
+        let text = describe_progress(progress, self.started.elapsed().as_secs_f64());
         match &self.bar {
             Some(bar) => {
                 bar.set_length(progress.total_bytes);
@@ -161,12 +161,15 @@ impl Display {
     }
 }
 
-fn describe(progress: Progress, seconds: f64) -> String {
+fn describe_progress(progress: Progress, seconds: f64) -> String {
     let what = match progress.stage {
         Stage::Tokenizer => "tokenizer",
         Stage::Tokens => "tokens",
     };
-    let left = (progress.total_bytes.saturating_sub(progress.bytes)) as f64 * seconds / progress.bytes.max(1) as f64;
+    if progress.bytes == 0 {
+        return format!("{what}: reading");
+    }
+    let left = progress.total_bytes.saturating_sub(progress.bytes) as f64 * seconds / progress.bytes as f64;
     format!(
         "{what}: {} documents, {} documents/s, {} left",
         HumanCount(progress.documents),
@@ -182,6 +185,7 @@ mod tests {
     #[test]
     fn rate_and_time_left_follow_from_the_bytes() {
         let progress = Progress { stage: Stage::Tokens, bytes: 250, total_bytes: 1000, documents: 5000 };
-        assert_eq!(describe(progress, 10.0), "tokens: 5,000 documents, 500 documents/s, 30 seconds left");
+        assert_eq!(describe_progress(progress, 10.0), "tokens: 5,000 documents, 500 documents/s, 30 seconds left");
+        assert_eq!(describe_progress(Progress { bytes: 0, documents: 0, ..progress }, 0.0), "tokens: reading");
     }
 }

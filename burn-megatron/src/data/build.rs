@@ -173,8 +173,8 @@ fn build_part(
         let range = config.split.ranges(data.num_sequences())[part as usize].clone().expect("checked above");
         GptDataset::new(data.clone(), range, &config.options(part, num_samples)).map_err(|error| match error {
             DataError::Samples { path, what } => {
-                let hint = format!("{} has {} sequences to split", path.display(), data.num_sequences());
-                refuse(format!("{what}; split {} and {hint}", config.split))
+                let split = format!("its share by split {} of {} sequences", config.split, data.num_sequences());
+                DataError::Samples { path, what: format!("{what} for {}; {split}", part.name()) }
             }
             other => other,
         })

@@ -22,12 +22,12 @@ pub enum DataError {
         what: String,
     },
     /// The sample order cannot be written to the cache folder.
-    #[error("cannot keep the sample order in {}: {source}; choose another cache folder", path.display())]
+    #[error("cannot keep the sample order in {}: {cause}; choose another cache folder", path.display())]
     Cache {
         /// The cache file.
         path: PathBuf,
         /// Cause.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A split such as `969,30,1` makes no sense.
     #[error("split '{split}': {what}")]

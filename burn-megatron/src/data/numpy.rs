@@ -111,6 +111,23 @@ mod tests {
         assert_eq!(outputs[9_999], 4_123_659_995);
     }
 
+    #[test]
+    fn shuffle_and_sum_are_numpys() {
+        // numpy 2.4.6: x = arange(n); RandomState(seed).shuffle(x)
+        let shuffled = |seed, n: usize| {
+            let mut items: Vec<usize> = (0..n).collect();
+            RandomState::new(seed).shuffle(&mut items);
+            items
+        };
+        assert_eq!(shuffled(1234, 10), [7, 2, 9, 1, 0, 8, 4, 5, 6, 3]);
+        assert_eq!(shuffled(u32::MAX, 9), [5, 1, 8, 7, 0, 6, 4, 2, 3]);
+        assert_eq!(shuffled(77, 1000)[..8], [156, 112, 198, 972, 328, 38, 446, 585]);
+        // sum([1/1, .., 1/300]), whose last digit the order of additions decides.
+        let values: Vec<f64> = (1..=300).map(|k| 1.0 / f64::from(k)).collect();
+        assert_eq!(sum(&values), 6.282663880299504);
+        assert_ne!(values.iter().sum::<f64>(), 6.282663880299504);
+    }
+
     proptest! {
         #[test]
         fn shuffle_is_a_permutation_decided_by_the_seed(seed: u32, size in 0usize..300) {

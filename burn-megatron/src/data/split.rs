@@ -58,7 +58,7 @@ impl FromStr for Split {
 
     fn from_str(split: &str) -> Result<Self, DataError> {
         let refuse = |what: String| DataError::Split { split: split.into(), what };
-        let mut shares = [0.0; 3];
+        let mut shares = [0.0f64; 3];
         let words: Vec<&str> = split.split(',').map(str::trim).collect();
         if words.len() > 3 {
             return Err(refuse(format!("{} shares; at most train,valid,test", words.len())));

@@ -49,8 +49,7 @@ pub(super) fn load_or_build(
         return Ok(indices);
     }
     let indices = build();
-    store(folder, &path, key, indices.words(), plan)
-        .map_err(|source| DataError::Cache { path: path.clone(), source })?;
+    store(folder, &path, key, indices.words(), plan).map_err(|cause| DataError::Cache { path: path.clone(), cause })?;
     Ok(indices)
 }
 
@@ -116,6 +115,23 @@ mod tests {
         let bytes = fs::read(&path).unwrap();
         fs::write(&path, &bytes[..bytes.len() - 4]).unwrap();
         assert_eq!(load_or_fail(folder.path(), 1), None, "truncated");
+    }
+
+    #[test]
+    fn many_may_build_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = EpochPlan::new(60, &options(1)).unwrap();
+        let one = || {
+            let key = key(0, &LENGTHS, &options(1));
+            let build = || build(0, &LENGTHS, &plan, &options(1));
+            load_or_build(folder.path(), &key, &plan, 9, build).unwrap().words().to_vec()
+        };
+        let all: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(one)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(all.iter().all(|words| *words == all[0]));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]

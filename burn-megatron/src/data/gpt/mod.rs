@@ -54,9 +54,12 @@ impl GptDataset {
     /// When `documents` holds no tokens though samples are wanted, when there are too many samples to index, or when
     /// the cache cannot be written.
     pub fn new(tokens: Arc<IndexedDataset>, documents: Range<usize>, options: &GptOptions) -> Result<Self, DataError> {
+        let refuse = |what| DataError::Samples { path: tokens.bin_path().to_path_buf(), what };
+        if documents.end > u32::MAX as usize {
+            return Err(refuse(format!("{} sequences are too many to index", documents.end)));
+        }
         let lengths: Vec<u32> = documents.clone().map(|i| tokens.sequence_length(i) as u32).collect();
         let tokens_per_epoch = lengths.iter().map(|&length| u64::from(length)).sum();
-        let refuse = |what| DataError::Samples { path: tokens.bin_path().to_path_buf(), what };
         let plan = EpochPlan::new(tokens_per_epoch, options).map_err(refuse)?;
         if plan.epochs.saturating_mul(lengths.len() as u64) > u64::from(u32::MAX) {
             return Err(refuse(format!("{} epochs of {} sequences are too many to index", plan.epochs, lengths.len())));
@@ -117,5 +120,46 @@ impl TokenDataset for GptDataset {
             }
         }
         sample
+    }
+}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::indexed::{Dtype, IndexedWriter};
+
+    /// One document of the ids 1 to 10, the tenth being the end-of-document token.
+    fn ten(drop_last: bool, eod_mask_loss: Option<i64>) -> GptDataset {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("ten");
+        let mut writer = IndexedWriter::create(&prefix, Dtype::U8).unwrap();
+        writer.push_sequence(&Vec::from_iter(1..=10i64)).unwrap();
+        writer.finish().unwrap();
+        let tokens = Arc::new(IndexedDataset::open(&prefix).unwrap());
+        let options = GptOptions { seq_length: 4, num_samples: None, seed: 1, drop_last, eod_mask_loss, cache: None };
+        GptDataset::new(tokens, 0..1, &options).unwrap()
+    }
+
+    fn sample_starting_with(data: &GptDataset, token: i64) -> Sample {
+        (0..data.len()).map(|i| data.sample(i)).find(|sample| sample.tokens[0] == token).unwrap()
+    }
+
+    #[test]
+    fn a_partial_last_sample_is_padded_and_masked() {
+        assert_eq!(ten(true, None).len(), 2);
+        let data = ten(false, None);
+        assert_eq!(data.len(), 3);
+        let full = sample_starting_with(&data, 5);
+        assert_eq!(full, Sample { tokens: vec![5, 6, 7, 8], labels: vec![6, 7, 8, 9], loss_mask: None });
+        let partial = sample_starting_with(&data, 9);
+        assert_eq!((partial.tokens.clone(), partial.labels.clone()), (vec![9, 10, 0, 0], vec![10, 0, 0, 0]));
+        assert_eq!(partial.loss_mask, Some(vec![true, false, false, false]));
+        assert_eq!(partial.counted(), 1);
+    }
+
+    #[test]
+    fn what_is_predicted_at_an_end_of_document_can_be_left_out() {
+        let data = ten(true, Some(6));
+        assert_eq!(sample_starting_with(&data, 5).loss_mask, Some(vec![true, false, true, true]));
+        assert_eq!(sample_starting_with(&data, 1).loss_mask, Some(vec![true; 4]));
     }
 }

@@ -28,7 +28,7 @@ impl EpochPlan {
         if tokens_per_epoch == 0 {
             return match wanted {
                 None | Some(0) => Ok(Self { tokens_per_epoch, epochs: 0, shuffled_apart: None, samples: 0 }),
-                Some(wanted) => Err(format!("{wanted} samples are wanted of documents that hold no tokens")),
+                Some(wanted) => Err(format!("{wanted} samples are wanted of no tokens")),
             };
         }
         let epochs = match wanted {

@@ -105,6 +105,7 @@ impl Dtype {
     }
 
     /// Whether the value is stored without loss.
+    #[allow(clippy::unnecessary_cast, reason = "of one of the eight types")]
     pub fn holds(self, value: i64) -> bool {
         with_type!(self, T => (value as T) as i64 == value)
     }
@@ -115,6 +116,7 @@ impl Dtype {
     }
 
     /// Appends the values stored in `bytes`; fractions of float types are cut off, as numpy's `astype(int64)` does.
+    #[allow(clippy::unnecessary_cast, reason = "of one of the eight types")]
     pub fn decode(self, bytes: &[u8], out: &mut Vec<i64>) {
         with_type!(self, T => {
             let (chunks, _) = bytes.as_chunks::<{ size_of::<T>() }>();

@@ -3,6 +3,8 @@
 mod dtype;
 mod layout;
 mod reader;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use std::ffi::OsString;
@@ -19,12 +21,12 @@ pub use writer::{IndexedSummary, IndexedWriter};
 #[derive(Debug, Error)]
 pub enum IndexedError {
     /// The operating system refused.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     Io {
         /// File.
         path: PathBuf,
         /// Cause.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The index is truncated, inconsistent or not Megatron's.
     #[error("{}: byte {byte}: {what}", path.display())]
@@ -80,16 +82,4 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     name.into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn prefixes_keep_their_dots() {
-        let (bin, idx) = paths(Path::new("a/corpus.v1"));
-        assert_eq!((bin, idx), ("a/corpus.v1.bin".into(), "a/corpus.v1.idx".into()));
-        assert_eq!(paths(Path::new("corpus.idx")).0, PathBuf::from("corpus.bin"));
-    }
 }

@@ -101,6 +101,13 @@ impl IndexedDataset {
         tokens
     }
 
+    /// All tokens of all sequences, one after the other.
+    pub fn all_tokens(&self) -> Vec<i64> {
+        let mut tokens = Vec::with_capacity(self.num_tokens);
+        self.dtype().decode(&self.tokens, &mut tokens);
+        tokens
+    }
+
     /// Appends the tokens of a part of a sequence to `out`.
     ///
     /// # Panics
@@ -114,7 +121,7 @@ impl IndexedDataset {
 }
 
 fn map(path: &Path) -> Result<Mmap, IndexedError> {
-    let io = |source| IndexedError::Io { path: path.to_path_buf(), source };
+    let io = |cause| IndexedError::Io { path: path.to_path_buf(), cause };
     let file = File::open(path).map_err(io)?;
     // SAFETY: a map is sound as long as nobody truncates the file while it is open; datasets are written under a
     // temporary name and renamed, never changed in place.

@@ -41,10 +41,10 @@ impl IndexedWriter {
     pub fn create(prefix: impl AsRef<Path>, dtype: Dtype) -> Result<Self, IndexedError> {
         let (bin, idx) = paths(prefix.as_ref());
         if let Some(folder) = bin.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            fs::create_dir_all(folder).map_err(|source| IndexedError::Io { path: folder.to_path_buf(), source })?;
+            fs::create_dir_all(folder).map_err(|cause| IndexedError::Io { path: folder.to_path_buf(), cause })?;
         }
         let partial = partial(&bin);
-        let file = File::create(&partial).map_err(|source| IndexedError::Io { path: partial, source })?;
+        let file = File::create(&partial).map_err(|cause| IndexedError::Io { path: partial, cause })?;
         Ok(Self {
             bin,
             idx,
@@ -78,7 +78,7 @@ impl IndexedWriter {
             }
             self.dtype.encode(value, &mut self.buffer);
         }
-        self.file.write_all(&self.buffer).map_err(|source| self.io(&self.bin, source))?;
+        self.file.write_all(&self.buffer).map_err(|cause| self.io(&self.bin, cause))?;
         self.bytes += self.buffer.len();
         self.lengths.push(length);
         Ok(())
@@ -95,11 +95,11 @@ impl IndexedWriter {
         if self.boundaries.last() != Some(&(self.lengths.len() as i64)) {
             self.end_document();
         }
-        self.file.flush().map_err(|source| self.io(&self.bin, source))?;
+        self.file.flush().map_err(|cause| self.io(&self.bin, cause))?;
         let index = partial(&self.idx);
-        self.write_index(&index).map_err(|source| self.io(&index, source))?;
+        self.write_index(&index).map_err(|cause| self.io(&index, cause))?;
         for path in [&self.bin, &self.idx] {
-            fs::rename(partial(path), path).map_err(|source| self.io(path, source))?;
+            fs::rename(partial(path), path).map_err(|cause| self.io(path, cause))?;
         }
         Ok(IndexedSummary {
             sequences: self.lengths.len(),
@@ -130,8 +130,8 @@ impl IndexedWriter {
         file.flush()
     }
 
-    fn io(&self, path: &Path, source: std::io::Error) -> IndexedError {
-        IndexedError::Io { path: path.to_path_buf(), source }
+    fn io(&self, path: &Path, cause: std::io::Error) -> IndexedError {
+        IndexedError::Io { path: path.to_path_buf(), cause }
     }
 }
 

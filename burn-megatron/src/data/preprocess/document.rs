@@ -18,7 +18,7 @@ pub(super) fn fields(body: Body, keys: &[String]) -> Result<Vec<Field>, String> 
             String::from_utf8(bytes)
                 .map_err(|error| format!("not UTF-8 at byte {} of the document", error.utf8_error().valid_up_to()))?,
         ),
-        Body::Json(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
+        Body::Json(bytes) => serde_json::from_slice(bytes.trim_ascii_end()).map_err(|error| {
             // The document is one line, so only the column of the parser's place says anything.
             let text = error.to_string();
             let what = text.split(" at line ").next().unwrap_or(&text).to_owned();
@@ -76,7 +76,7 @@ mod tests {
     fn what_is_wrong_is_said() {
         let wrong = |json, keys: &[&str]| parse(json, keys).unwrap_err();
         assert_eq!(wrong(r#"{"a": 1, "b": 2}"#, &["text"]), "no key 'text'; the keys are a, b");
-        assert_eq!(wrong(r#"{"text": "#, &["text"]), "not JSON: EOF while parsing a value at column 9");
+        assert_eq!(wrong("{\"text\": \r\n", &["text"]), "not JSON: EOF while parsing a value at column 8");
         assert_eq!(
             wrong(r#"{"text": [1, "x"]}"#, &["text"]),
             "key 'text': element 1 of the array, \"x\", is no token id"

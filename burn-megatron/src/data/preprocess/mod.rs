@@ -3,11 +3,31 @@
 //! [`prepare`] reads `.txt`, `.jsonl` and `.json` files, makes or loads a tokenizer, and writes
 //! `{prefix}_{key}_document.bin/.idx` for every JSON key. The result depends on the input and the options only, not on
 //! the number of workers.
+//!
+//! ```
+//! use burn_megatron::data::indexed::IndexedDataset;
+//! use burn_megatron::data::preprocess::{PreprocessOptions, TokenizerChoice, prepare};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let folder = folder.path();
+//! let book = folder.join("book.txt");
+//! std::fs::write(&book, "A first paragraph.\n\nA second paragraph.\n")?;
+//! let options = PreprocessOptions::new(vec![book], folder.join("book"), TokenizerChoice::TrainBpe(260));
+//! let report = prepare(&options, &mut |_progress| {})?;
+//! assert_eq!(report.documents, 2);
+//! assert_eq!(report.tokenizer, Some(folder.join("book_tokenizer.json")));
+//! let data = IndexedDataset::open(&report.outputs[0].prefix)?;
+//! assert_eq!(data.sequence(1).last().copied(), report.eod_id);
+//! # Ok(())
+//! # }
+//! ```
 
 mod document;
 mod pipeline;
 mod source;
 mod tokenizer;
+mod words;
 
 use std::fmt;
 use std::io;
@@ -148,12 +168,12 @@ impl fmt::Display for Place {
 #[derive(Debug, Error)]
 pub enum PreprocessError {
     /// The operating system refused.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     Io {
         /// File.
         path: PathBuf,
         /// Cause.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A document cannot be read.
     #[error("{place}: {what}")]

@@ -11,6 +11,7 @@ use super::super::indexed::{Dtype, IndexedWriter, with_suffix};
 use super::document::{Field, fields};
 use super::source::{Record, Records};
 use super::tokenizer::{TokenizerChoice, end_of_document, usual_end_tokens, vocab_size};
+use super::words::WordEncoder;
 use super::{KeyOutput, PreprocessError, PreprocessOptions, PreprocessReport, Progress, Stage};
 
 /// A batch is read, then tokenized by all workers, then written.
@@ -57,7 +58,8 @@ pub fn prepare(
         tokenizer: None,
         dtype,
     };
-    let mut records = Records::new(&options.inputs, options.text_documents);
+    let mut records = Records::new(options.inputs.clone(), options.text_documents);
+    progress(Progress { stage: Stage::Tokens, bytes: 0, total_bytes, documents: 0 });
     loop {
         let batch = next_batch(&mut records)?;
         if batch.is_empty() {
@@ -87,6 +89,9 @@ pub fn prepare(
         progress(Progress { stage: Stage::Tokens, bytes, total_bytes, documents });
     }
 
+    if let (0, Some(first)) = (report.documents, &report.first_skipped) {
+        return Err(PreprocessError::Options(format!("no document can be read, the first not because: {first}")));
+    }
     for (key, writer) in options.json_keys.iter().zip(writers) {
         report.outputs.push(KeyOutput { key: key.clone(), prefix: prefix_of(key), summary: writer.finish()? });
     }
@@ -109,7 +114,7 @@ fn total_bytes(inputs: &[PathBuf]) -> Result<u64, PreprocessError> {
     let size = |path: &PathBuf| {
         fs::metadata(path)
             .map(|metadata| metadata.len())
-            .map_err(|source| PreprocessError::Io { path: path.clone(), source })
+            .map_err(|cause| PreprocessError::Io { path: path.clone(), cause })
     };
     inputs.iter().map(size).sum()
 }
@@ -135,7 +140,7 @@ fn make_tokenizer(
     let mut failure = None;
     let (mut bytes, mut documents) = (0, 0);
     // A document that cannot be read ends the text here; with `skip_bad_lines` it is left out here and counted later.
-    let texts = Records::new(&options.inputs, options.text_documents).map_while(|record| {
+    let texts = Records::new(options.inputs.clone(), options.text_documents).map_while(|record| {
         let read = record.and_then(|record| {
             (bytes, documents) = (bytes + record.bytes, documents + 1);
             if documents % 1024 == 0 {
@@ -167,6 +172,7 @@ fn make_tokenizer(
 /// From a document to the token ids of each key.
 struct Encoder<'a> {
     tokenizer: Option<&'a Tokenizer>,
+    words: Option<WordEncoder<'a>>,
     keys: &'a [String],
     vocab_size: Option<usize>,
     /// Id of the end-of-document token, if there is one.
@@ -189,7 +195,8 @@ impl<'a> Encoder<'a> {
             }));
         }
         let vocab_size = tokenizer.map(vocab_size).or(options.vocab_size);
-        Ok(Self { tokenizer, keys: &options.json_keys, vocab_size, eod, append_eod: options.append_eod })
+        let words = tokenizer.and_then(|tokenizer| WordEncoder::new(tokenizer, options.workers));
+        Ok(Self { tokenizer, words, keys: &options.json_keys, vocab_size, eod, append_eod: options.append_eod })
     }
 
     fn encode(&self, record: Record) -> Result<Vec<Vec<i64>>, PreprocessError> {
@@ -209,10 +216,15 @@ impl<'a> Encoder<'a> {
                 ids
             }
             Field::Text(text) => {
-                let tokenizer =
-                    self.tokenizer.ok_or_else(|| format!("key '{key}' is text, but there is no tokenizer"))?;
-                let encoding = tokenizer.encode_fast(text, false).map_err(|error| format!("key '{key}': {error}"))?;
-                encoding.get_ids().iter().map(|&id| i64::from(id)).collect::<Vec<_>>()
+                let tokenizer = self.tokenizer.ok_or_else(|| {
+                    format!("key '{key}' is text, and no tokenizer is chosen (--tokenizer or --train-tokenizer)")
+                })?;
+                let short_cut = self.words.as_ref().and_then(|words| words.encode(&text));
+                let ids = short_cut.unwrap_or_else(|| {
+                    let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
+                    Ok(encoding.get_ids().iter().map(|&id| i64::from(id)).collect())
+                });
+                ids.map_err(|error| format!("key '{key}': {error}"))?
             }
         };
         // Megatron leaves empty documents without their end as well.

@@ -60,8 +60,8 @@ enum Unit {
 }
 
 impl Records {
-    pub fn new(files: &[PathBuf], text: TextDocuments) -> Self {
-        Self { files: files.to_vec().into_iter(), text, open: None }
+    pub fn new(files: Vec<PathBuf>, text: TextDocuments) -> Self {
+        Self { files: files.into_iter(), text, open: None }
     }
 
     fn read_next(&mut self) -> Result<Option<Record>, PreprocessError> {
@@ -89,7 +89,7 @@ impl Iterator for Records {
 
 impl Reader {
     fn open(path: &Path, text: TextDocuments) -> Result<Self, PreprocessError> {
-        let io = |source| PreprocessError::Io { path: path.to_path_buf(), source };
+        let io = |cause| PreprocessError::Io { path: path.to_path_buf(), cause };
         let file = File::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
         let mut file = BufReader::with_capacity(1 << 20, file);
@@ -110,7 +110,7 @@ impl Reader {
     }
 
     fn next(&mut self, file: &Path) -> Result<Option<Record>, PreprocessError> {
-        let io = |source| PreprocessError::Io { path: file.to_path_buf(), source };
+        let io = |cause| PreprocessError::Io { path: file.to_path_buf(), cause };
         match self {
             Reader::Array { values, bytes_each } => Ok(values.next().map(|(i, value)| Record {
                 place: Place { file: file.to_path_buf(), line: i as u64 + 1 },
@@ -212,7 +212,7 @@ mod tests {
             Body::Text(bytes) | Body::Json(bytes) => String::from_utf8(bytes).unwrap(),
             Body::Value(value) => value.to_string(),
         };
-        Records::new(&[path], text).map(|record| record.unwrap()).map(|r| (r.place.line, body(r.body))).collect()
+        Records::new(vec![path], text).map(|record| record.unwrap()).map(|r| (r.place.line, body(r.body))).collect()
     }
 
     fn pairs(expected: &[(u64, &str)]) -> Vec<(u64, String)> {

@@ -156,7 +156,7 @@ fn from_symbols(
 }
 
 /// GPT-2's printable stand-in for a byte: itself where it is printable Latin-1, else the next free code point from 256.
-fn byte_symbol(byte: u8) -> char {
+pub(super) fn byte_symbol(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     match printable(byte) {
         true => char::from(byte),

@@ -1,0 +1,107 @@
+//! `burn-megatron preprocess` and `inspect`, as a user types them.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn run(folder: &Path, arguments: &str) -> Output {
+    let arguments = arguments.split_whitespace();
+    Command::new(env!("CARGO_BIN_EXE_burn-megatron")).current_dir(folder).args(arguments).output().unwrap()
+}
+
+fn succeed(folder: &Path, arguments: &str) -> String {
+    let output = run(folder, arguments);
+    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn fail(folder: &Path, arguments: &str) -> String {
+    let output = run(folder, arguments);
+    assert_eq!(output.status.code(), Some(1), "{arguments}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn text_to_samples_and_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let text: String = (0..40).map(|i| format!("Paragraph number {i}\nspeaks of {}.\n\n", i * i)).collect();
+    fs::write(folder.path().join("book.txt"), &text).unwrap();
+    let said = succeed(
+        folder.path(),
+        "preprocess --input book.txt --output-prefix out/a --train-tokenizer 300 --append-eod --workers 1",
+    );
+    assert!(said.contains("out/a_text_document.bin: 40 documents"), "{said}");
+
+    // One worker or three, this run or the next: the same bytes.
+    succeed(
+        folder.path(),
+        "preprocess --input book.txt --output-prefix out/b --train-tokenizer 300 --append-eod --workers 3",
+    );
+    for end in ["_text_document.bin", "_text_document.idx", "_tokenizer.json"] {
+        let read = |name: &str| fs::read(folder.path().join(format!("out/{name}{end}"))).unwrap();
+        assert!(read("a") == read("b"), "{end} differs");
+    }
+
+    let said = succeed(
+        folder.path(),
+        "inspect --seq-length 16 --split 80,20 --samples 2 --tokenizer out/a_tokenizer.json --out rows.npy \
+         --num-samples 50,3 out/a_text_document",
+    );
+    assert!(said.contains("40 sequences and 40 documents (0 empty)"), "{said}");
+    assert!(said.contains("train[1] \"") && said.contains("speaks of"), "{said}");
+    assert!(said.contains("wrote rows.npy: int64 (2, 16)"), "{said}");
+    assert_eq!(fs::metadata(folder.path().join("rows.npy")).unwrap().len(), 128 + 2 * 16 * 8);
+}
+
+#[test]
+fn keys_become_outputs_and_ids_stay_ids() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("x.jsonl"), "{\"q\": \"ab\", \"ids\": [7, 8, 9]}\n{\"ids\": [], \"q\": \"c\"}\n")
+        .unwrap();
+    let said = succeed(
+        folder.path(),
+        "preprocess --input x.jsonl --output-prefix x --json-keys q ids --tokenizer byte --append-eod",
+    );
+    assert!(said.contains("x_q_document.bin: 2 documents, 5 tokens, 10 bytes of uint16"), "{said}");
+    assert!(said.contains("x_ids_document.bin: 2 documents, 4 tokens, 8 bytes of uint16"), "{said}");
+    let bytes: Vec<u8> = [97u16, 98, 256, 99, 256].into_iter().flat_map(u16::to_le_bytes).collect();
+    assert_eq!(fs::read(folder.path().join("x_q_document.bin")).unwrap(), bytes);
+    let said = succeed(folder.path(), "inspect x_ids_document");
+    assert!(said.contains("4 tokens of uint16 in 1 sequences and 2 documents (1 empty)"), "{said}");
+}
+
+#[test]
+fn a_bad_line_is_named_or_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("bad.jsonl"), "{\"text\": \"a\"}\n{\"text\": \n{\"txt\": \"b\"}\n").unwrap();
+    let command = "preprocess --input bad.jsonl --output-prefix bad --tokenizer byte";
+    assert_eq!(fail(folder.path(), command), "error: bad.jsonl:2: not JSON: EOF while parsing a value at column 8\n");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "a failed run leaves nothing");
+    let said = succeed(folder.path(), &format!("{command} --skip-bad-lines"));
+    assert!(said.contains("bad_text_document.bin: 1 documents"), "{said}");
+    assert!(said.contains("left out 2 documents that cannot be read; the first: bad.jsonl:2: not JSON"), "{said}");
+    // A forgotten tokenizer is no bad line.
+    let said = fail(folder.path(), "preprocess --input bad.jsonl --output-prefix c --skip-bad-lines");
+    assert!(said.contains("no tokenizer is chosen"), "{said}");
+}
+
+#[test]
+fn refusals_say_what_to_change() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("one.txt"), "one document\n").unwrap();
+    let prepare = "preprocess --input one.txt --output-prefix one --tokenizer char";
+    succeed(folder.path(), prepare);
+    assert_eq!(
+        fail(folder.path(), "inspect one_text_document --seq-length 4 --split 90,10 --num-samples 3,3"),
+        "error: one_text_document.bin: 3 samples are wanted of no tokens for valid; \
+         its share by split 90,10,0 of 1 sequences\n"
+    );
+    assert!(
+        fail(folder.path(), "preprocess --input none.txt --output-prefix x").starts_with("error: none.txt: No such")
+    );
+    let idx = folder.path().join("one_text_document.idx");
+    let bytes = fs::read(&idx).unwrap();
+    fs::write(&idx, &bytes[..40]).unwrap();
+    let said = fail(folder.path(), "inspect one_text_document");
+    assert!(said.contains("one_text_document.idx: byte 40: the file ends inside the sequence pointers"), "{said}");
+}
