@@ -1,7 +1,10 @@
 //! The `burn-megatron` command: one module per subcommand, each with its arguments and a `run`.
 
 mod inspect;
+pub mod layout;
 mod preprocess;
+mod replay;
+mod verify;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -24,6 +27,10 @@ pub enum Command {
     Preprocess(preprocess::Args),
     /// Show what a model will see of .bin/.idx files
     Inspect(inspect::Args),
+    /// Train in many layouts in double precision and compare each with one device
+    Verify(verify::Args),
+    /// Repeat a recorded Megatron-Core run and compare every step
+    Replay(replay::Args),
 }
 
 /// Runs a parsed command.
@@ -34,6 +41,8 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Preprocess(args) => preprocess::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Verify(args) => verify::run(args),
+        Command::Replay(args) => replay::run(args),
     }
 }
 

@@ -1,0 +1,123 @@
+//! The layout flags that every training command has.
+
+use anyhow::{Result, bail};
+use backend_dist::mesh::ParallelLayout;
+use clap::Args;
+
+/// How ranks are divided. Megatron's spellings are accepted too.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+#[command(next_help_heading = "Layout")]
+pub struct LayoutArgs {
+    /// Ranks that share each layer's matrices
+    #[arg(long, alias = "tensor-model-parallel-size", value_name = "N")]
+    pub tensor_parallel: Option<usize>,
+    /// Also cut the activations between those matrices along the sequence
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub sequence_parallel: Option<bool>,
+    /// Stages that the layers are divided over
+    #[arg(long, alias = "pipeline-model-parallel-size", value_name = "N")]
+    pub pipeline_parallel: Option<usize>,
+    /// Model chunks per pipeline stage
+    #[arg(long, alias = "num-virtual-stages-per-pipeline-rank", value_name = "N")]
+    pub virtual_pipeline: Option<usize>,
+    /// Ranks that each sequence is cut over
+    #[arg(long, alias = "context-parallel-size", value_name = "N")]
+    pub context_parallel: Option<usize>,
+    /// Ranks that the experts of a layer are divided over
+    #[arg(long, alias = "expert-model-parallel-size", value_name = "N")]
+    pub expert_parallel: Option<usize>,
+    /// Ranks that share the matrices of an expert
+    #[arg(long, alias = "expert-tensor-parallel-size", value_name = "N")]
+    pub expert_tensor_parallel: Option<usize>,
+    /// Replicas of the model, each with its own rows of the batch
+    #[arg(long, alias = "data-parallel-size", value_name = "N")]
+    pub data_parallel: Option<usize>,
+    /// What is cut over the replicas: 1 optimizer states, 2 also gradients, 3 also weights
+    #[arg(long, value_name = "STAGE")]
+    pub zero: Option<u8>,
+}
+
+impl LayoutArgs {
+    /// The layout that the flags ask for, over `default` where they say nothing.
+    ///
+    /// # Errors
+    /// If it is not a layout, or one that does not run yet.
+    pub fn over(&self, default: ParallelLayout) -> Result<ParallelLayout> {
+        let layout = ParallelLayout {
+            tp: self.tensor_parallel.unwrap_or(default.tp),
+            cp: self.context_parallel.unwrap_or(default.cp),
+            ep: self.expert_parallel.unwrap_or(default.ep),
+            etp: self.expert_tensor_parallel.or(default.etp),
+            pp: self.pipeline_parallel.unwrap_or(default.pp),
+            vpp: self.virtual_pipeline.unwrap_or(default.vpp),
+            dp: self.data_parallel.unwrap_or(default.dp),
+            sp: self.sequence_parallel.unwrap_or(default.sp),
+            zero: self.zero.unwrap_or(default.zero),
+        };
+        runnable(&layout)?;
+        Ok(layout)
+    }
+}
+
+/// Refuses layouts that are illegal or do not run yet.
+///
+/// # Errors
+/// Naming the flag and the nearest legal value.
+pub fn runnable(layout: &ParallelLayout) -> Result<()> {
+    layout.check()?;
+    let not_yet = [
+        ("pipeline-parallel", layout.pp, 1),
+        ("virtual-pipeline", layout.vpp, 1),
+        ("context-parallel", layout.cp, 1),
+        ("expert-parallel", layout.ep, 1),
+        ("zero", usize::from(layout.zero), 0),
+    ];
+    for (flag, value, legal) in not_yet {
+        if value > legal {
+            bail!(
+                "--{flag} {value} does not run yet: this version trains with tensor, sequence and data parallelism; nearest legal: --{flag} {legal}"
+            );
+        }
+    }
+    if layout.etp.is_some_and(|etp| etp != layout.tp) {
+        bail!("--expert-tensor-parallel does not run yet: this version has no models with experts");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        layout: LayoutArgs,
+    }
+
+    fn parse(flags: &str) -> Result<ParallelLayout> {
+        let default = ParallelLayout { tp: 2, sp: true, dp: 2, ..Default::default() };
+        Command::try_parse_from(["x"].into_iter().chain(flags.split_whitespace()))?.layout.over(default)
+    }
+
+    #[test]
+    fn flags_override_the_default_in_both_spellings() {
+        assert_eq!(parse("").unwrap().to_string(), "TP2 SP DP2");
+        assert_eq!(parse("--tensor-parallel 4 --data-parallel 1").unwrap().to_string(), "TP4 SP");
+        assert_eq!(parse("--tensor-model-parallel-size 4 --sequence-parallel=false").unwrap().to_string(), "TP4 DP2");
+        let off = Command::try_parse_from(["x", "--sequence-parallel"]).unwrap().layout;
+        assert!(off.over(ParallelLayout::default()).unwrap().sp);
+    }
+
+    #[test]
+    fn what_does_not_run_is_refused() {
+        for flags in ["--pipeline-parallel 2", "--context-parallel-size 2", "--expert-parallel 2", "--zero 1"] {
+            let error = parse(flags).unwrap_err().to_string();
+            let flag = flags.split_whitespace().next().unwrap().trim_end_matches("-size");
+            assert!(error.contains(flag) && error.contains("nearest legal"), "{error}");
+        }
+        assert!(parse("--tensor-parallel 0").is_err());
+        assert!(parse("--virtual-pipeline 2").is_err());
+    }
+}

@@ -1,0 +1,97 @@
+//! Rows of tokens on the host, and the device tensors of one micro-batch.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use std::ops::Range;
+
+/// Rows of equal length: inputs, what to predict at each, and which predictions count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenBatch {
+    /// Number of rows.
+    pub rows: usize,
+    /// Tokens per row.
+    pub seq: usize,
+    /// Inputs, `rows × seq` ids, row by row.
+    pub tokens: Vec<i64>,
+    /// What to predict at each input, same shape.
+    pub labels: Vec<i64>,
+    /// Which predictions count in the loss, same shape; `None` when all do.
+    pub mask: Option<Vec<bool>>,
+}
+
+impl TokenBatch {
+    /// Rows of `seq + 1` consecutive tokens: inputs are all but the last, labels all but the first.
+    ///
+    /// # Panics
+    /// If `ids` is not a whole number of rows.
+    pub fn from_sequences(ids: &[i64], seq: usize) -> Self {
+        assert!(ids.len().is_multiple_of(seq + 1), "{} ids are not rows of {} ids", ids.len(), seq + 1);
+        let rows = ids.len() / (seq + 1);
+        let cut = |offset| ids.chunks(seq + 1).flat_map(|row| row[offset..offset + seq].to_vec()).collect();
+        Self { rows, seq, tokens: cut(0), labels: cut(1), mask: None }
+    }
+
+    /// Some of the rows.
+    pub fn slice(&self, rows: Range<usize>) -> Self {
+        let range = rows.start * self.seq..rows.end * self.seq;
+        Self {
+            rows: rows.len(),
+            seq: self.seq,
+            tokens: self.tokens[range.clone()].to_vec(),
+            labels: self.labels[range.clone()].to_vec(),
+            mask: self.mask.as_ref().map(|mask| mask[range].to_vec()),
+        }
+    }
+
+    /// Number of predictions that count.
+    pub fn counted(&self) -> usize {
+        self.mask.as_ref().map_or(self.tokens.len(), |mask| mask.iter().filter(|counts| **counts).count())
+    }
+
+    /// Inputs and labels `[rows, seq]` on a device.
+    pub fn to_device(&self, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
+        let shape = [self.rows, self.seq];
+        let upload = |ids: &Vec<i64>| Tensor::from_data(TensorData::new(ids.clone(), shape), (device, DType::I64));
+        (upload(&self.tokens), upload(&self.labels))
+    }
+
+    /// Sum, in double precision, of the losses that count. `losses` are row by row.
+    pub fn masked_sum(&self, losses: impl Iterator<Item = f64>) -> f64 {
+        match &self.mask {
+            None => losses.sum(),
+            Some(mask) => losses.zip(mask).filter(|(_, counts)| **counts).map(|(loss, _)| loss).sum(),
+        }
+    }
+
+    /// The mask as factors `[rows, seq]`, each `factor` or 0; `None` where all factors would be 1.
+    pub fn weights(&self, factor: f64, device: &Device, dtype: DType) -> Option<Tensor<2>> {
+        let shape = [self.rows, self.seq];
+        if self.mask.is_none() && factor == 1.0 {
+            return None;
+        }
+        let weight = |index: usize| if self.mask.as_ref().is_none_or(|mask| mask[index]) { factor } else { 0.0 };
+        let values: Vec<f64> = (0..self.tokens.len()).map(weight).collect();
+        Some(Tensor::from_data(TensorData::new(values, shape), (device, dtype)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_labels_and_masks_stay_together() {
+        let mut batch = TokenBatch::from_sequences(&[1, 2, 3, 4, 5, 6], 2);
+        assert_eq!(
+            (batch.tokens.as_slice(), batch.labels.as_slice()),
+            ([1, 2, 4, 5].as_slice(), [2, 3, 5, 6].as_slice())
+        );
+        assert_eq!(batch.counted(), 4);
+        batch.mask = Some(vec![true, false, false, true]);
+        let last = batch.slice(1..2);
+        assert_eq!((last.tokens.as_slice(), last.mask.clone()), ([4, 5].as_slice(), Some(vec![false, true])));
+        assert_eq!((batch.counted(), batch.masked_sum([1.0, 2.0, 4.0, 8.0].into_iter())), (2, 9.0));
+        let weights = batch.weights(0.5, &Device::flex(), DType::F64).unwrap().into_data();
+        assert_eq!(weights.iter::<f64>().collect::<Vec<_>>(), [0.5, 0.0, 0.0, 0.5]);
+        assert!(TokenBatch { mask: None, ..batch }.weights(1.0, &Device::flex(), DType::F64).is_none());
+    }
+}

@@ -1,0 +1,54 @@
+//! Why a step could not be done.
+
+use crate::batch::BatchError;
+use crate::lr::LrError;
+use crate::optim::OptimError;
+use backend_dist::mesh::Coords;
+
+/// Errors of the engine. After one, parameters and optimizer states are those of the last finished step.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum EngineError {
+    /// The loss of a micro-batch is NaN or infinite.
+    #[error(
+        "loss {loss} in step {step}, micro-batch {micro_batch}, on rank {rank} ({coords}); parameters are those of the last finished step"
+    )]
+    NonFiniteLoss {
+        /// The loss, mean over the micro-batch's tokens.
+        loss: f64,
+        /// Step, counted from 0.
+        step: u64,
+        /// Micro-batch of the rank, counted from 0.
+        micro_batch: usize,
+        /// Global rank.
+        rank: usize,
+        /// Place of the rank in the mesh.
+        coords: Coords,
+    },
+    /// The global gradient norm is NaN or infinite while every loss was finite.
+    #[error("gradient norm {norm} in step {step} with loss {loss}; parameters are those of the last finished step")]
+    NonFiniteGradient {
+        /// The norm.
+        norm: f64,
+        /// The step's loss.
+        loss: f64,
+        /// Step, counted from 0.
+        step: u64,
+    },
+    /// A batch does not have the rows that the configuration says.
+    #[error("the batch has {rows} rows, `global-batch` says {expected}")]
+    Rows {
+        /// Rows of the batch.
+        rows: usize,
+        /// Rows of the configuration.
+        expected: usize,
+    },
+    /// The batch sizes do not divide.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// The learning rate makes no sense.
+    #[error(transparent)]
+    LearningRate(#[from] LrError),
+    /// Module and registry disagree.
+    #[error(transparent)]
+    Optimizer(#[from] OptimError),
+}

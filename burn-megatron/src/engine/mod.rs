@@ -1,0 +1,15 @@
+//! One rank's training step: micro-batches, gradient sums, clipping, the optimizer.
+
+mod batch;
+mod config;
+mod error;
+mod rank_engine;
+mod report;
+#[cfg(test)]
+mod tests;
+
+pub use batch::TokenBatch;
+pub use config::{EngineConfig, LossMean};
+pub use error::EngineError;
+pub use rank_engine::RankEngine;
+pub use report::{EvalReport, StepReport};

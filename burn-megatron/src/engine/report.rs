@@ -1,0 +1,53 @@
+//! What a step says of itself.
+
+/// One finished optimizer step; equal on all ranks but for `seconds`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Step, counted from 0.
+    pub step: u64,
+    /// Mean loss over the counted tokens of the global batch, before the update.
+    pub loss: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Factor that clipping multiplied the gradients with, 1 where it did not.
+    pub clip_factor: f64,
+    /// Learning rate of the update.
+    pub lr: f64,
+    /// Counted tokens of the global batch.
+    pub tokens: u64,
+    /// Rows of the data set consumed so far, this step included.
+    pub consumed: u64,
+    /// Wall time of this rank's step.
+    pub seconds: f64,
+}
+
+/// Loss on held-out rows; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvalReport {
+    /// Mean loss over the counted tokens.
+    pub loss: f64,
+    /// Counted tokens.
+    pub tokens: u64,
+}
+
+/// Sums that ranks exchange to get a mean over all of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LossSum {
+    pub loss: f64,
+    pub tokens: u64,
+}
+
+impl LossSum {
+    /// The sum over the group in group order, so that all members get the same bits.
+    pub fn total(self, group: &backend_dist::comm::Group) -> Self {
+        let parts = group.all_gather_host((self.loss, self.tokens));
+        parts
+            .into_iter()
+            .fold(Self::default(), |sum, (loss, tokens)| Self { loss: sum.loss + loss, tokens: sum.tokens + tokens })
+    }
+
+    /// The mean; 0 where nothing counts.
+    pub fn mean(self) -> f64 {
+        self.loss / self.tokens.max(1) as f64
+    }
+}

@@ -1,0 +1,190 @@
+//! The engine on a bigram table: batch cuts, masks, both loss means, errors.
+
+use super::*;
+use crate::lr::{LrConfig, LrDecay, Span};
+use crate::optim::AdamWConfig;
+use backend_dist::comm::RunError;
+use backend_dist::launch::{Rank, launch};
+use backend_dist::mesh::{Mesh, ParallelLayout};
+use backend_dist::shard::{ParamSpec, Place, Registry, Section};
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use models::layers::DropoutKey;
+use models::layout::ModelDims;
+use models::names::NameMap;
+use models::param::{BuildError, ParamBuilder};
+use models::{CausalLm, ModelConfig};
+use serde::{Deserialize, Serialize};
+
+const VOCAB: usize = 5;
+const SEQ: usize = 3;
+
+#[derive(Module, Debug)]
+struct Bigram {
+    table: Param<Tensor<2>>,
+    #[module(skip)]
+    registry: Registry,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct NoConfig;
+
+impl ModelConfig for NoConfig {
+    fn dims(&self) -> ModelDims {
+        ModelDims { heads: 1, kv_heads: 1, intermediate: 1, layers: 1, max_positions: None }
+    }
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+    fn megatron_names(&self) -> NameMap {
+        NameMap::default()
+    }
+    fn hf_names(&self) -> NameMap {
+        NameMap::default()
+    }
+}
+
+impl CausalLm for Bigram {
+    type Config = NoConfig;
+
+    fn build(_config: &NoConfig, _params: ParamBuilder) -> Result<Self, BuildError> {
+        Ok(bigram(None))
+    }
+
+    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let [rows, seq] = tokens.dims();
+        self.table.val().select(0, tokens.reshape([rows * seq])).reshape([rows, seq, VOCAB])
+    }
+
+    fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    fn training_losses(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>, _: Option<&DropoutKey>) -> Tensor<2> {
+        let [rows, seq] = tokens.dims();
+        let logits = self.logits(tokens).reshape([rows * seq, VOCAB]);
+        let picked = log_softmax(logits, 1).gather(1, labels.reshape([rows * seq, 1]));
+        picked.neg().reshape([rows, seq])
+    }
+}
+
+/// A table whose row `poisoned` is NaN.
+fn bigram(poisoned: Option<usize>) -> Bigram {
+    let mut registry = Registry::default();
+    let section = Section::replicated("table", &[VOCAB, VOCAB], Place { rank: 0, size: 1 });
+    registry.register(ParamSpec::new(vec![section], false)).unwrap();
+    let value = |i: usize| if poisoned == Some(i / VOCAB) { f64::NAN } else { (i as f64).sin() };
+    let values: Vec<f64> = (0..VOCAB * VOCAB).map(value).collect();
+    let data = TensorData::new(values, [VOCAB, VOCAB]);
+    let table = Tensor::from_data(data, (&Device::flex().autodiff(), DType::F64)).require_grad();
+    let id = ParamId::from(registry.iter().next().unwrap().id);
+    Bigram { table: Param::initialized(id, table), registry }
+}
+
+/// Four rows of which row 3 alone uses token 4; masks leave 3, 1, 2 and 3 tokens.
+fn batch() -> TokenBatch {
+    let ids = [0, 1, 2, 3, 3, 2, 1, 0, 1, 1, 3, 2, 2, 4, 0, 1];
+    let mask = [1, 1, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1];
+    TokenBatch { mask: Some(mask.iter().map(|m| *m == 1).collect()), ..TokenBatch::from_sequences(&ids, SEQ) }
+}
+
+fn config(micro_batch: usize, loss: LossMean) -> EngineConfig {
+    EngineConfig {
+        micro_batch,
+        global_batch: 4,
+        lr: LrConfig {
+            init: 0.1,
+            warmup: Span::Steps(2),
+            decay: Span::Steps(8),
+            form: LrDecay::Linear,
+            ..LrConfig::constant(0.3)
+        },
+        optimizer: AdamWConfig::default(),
+        clip: Some(0.1),
+        loss,
+        seed: 0,
+    }
+}
+
+struct Run {
+    reports: Vec<StepReport>,
+    gradients: Vec<f64>,
+    eval: EvalReport,
+}
+
+fn train(dp: usize, config: EngineConfig, poisoned: Option<usize>) -> Result<Vec<Run>, RunError> {
+    let mesh = Mesh::new(ParallelLayout { dp, ..Default::default() }).unwrap();
+    launch(&mesh, &[Device::flex()], |rank: Rank| {
+        let mut engine = RankEngine::new(&rank, bigram(poisoned), config.clone())?;
+        let mut reports = Vec::new();
+        for _ in 0..3 {
+            reports.push(engine.train_step(&batch())?);
+        }
+        Ok(Run { reports, gradients: engine.gradients(), eval: engine.eval_step(&batch())? })
+    })
+}
+
+#[test]
+fn every_cut_of_the_batch_trains_the_same() {
+    let single = train(1, config(4, LossMean::PerToken), None).unwrap().remove(0);
+    assert_eq!(single.reports[0].tokens, 9);
+    assert_eq!(single.reports.iter().map(|r| r.consumed).collect::<Vec<_>>(), [4, 8, 12]);
+    let rates: Vec<f64> = single.reports.iter().map(|r| (r.lr * 1e9).round() / 1e9).collect();
+    assert_eq!(rates, [0.1, 0.2, 0.3]);
+    assert!(single.reports[2].loss < single.reports[0].loss);
+    assert!(single.reports[0].clip_factor < 1.0);
+    for (dp, micro) in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)] {
+        for run in train(dp, config(micro, LossMean::PerToken), None).unwrap() {
+            for (a, b) in run.reports.iter().zip(&single.reports) {
+                assert!((a.loss - b.loss).abs() < 1e-13 && (a.grad_norm - b.grad_norm).abs() < 1e-13, "{a:?} {b:?}");
+                assert_eq!(a.tokens, b.tokens);
+            }
+            assert!(run.gradients.iter().zip(&single.gradients).all(|(a, b)| (a - b).abs() < 1e-13));
+            assert!((run.eval.loss - single.eval.loss).abs() < 1e-13 && run.eval.tokens == 9);
+        }
+    }
+}
+
+#[test]
+fn the_mean_of_micro_batch_means_is_megatrons() {
+    // One row per micro-batch with 3, 1, 2 and 3 counted tokens: each row weighs the same, whoever computes it.
+    let single = train(1, config(1, LossMean::PerMicroBatch), None).unwrap().remove(0);
+    let over_two = train(2, config(1, LossMean::PerMicroBatch), None).unwrap().remove(1);
+    let per_token = train(1, config(1, LossMean::PerToken), None).unwrap().remove(0);
+    let gap = |a: &Run, b: &Run| (a.reports[0].grad_norm - b.reports[0].grad_norm).abs();
+    assert!(gap(&single, &over_two) < 1e-13);
+    assert!(gap(&single, &per_token) > 1e-3);
+    // The reported loss is the mean over tokens in both.
+    assert_eq!(single.reports[0].loss, per_token.reports[0].loss);
+
+    let model = bigram(None);
+    let losses = (0..4).map(|row| {
+        let rows = batch().slice(row..row + 1);
+        let (tokens, labels) = rows.to_device(&Device::flex().autodiff());
+        let weights = rows.weights(0.25 / rows.counted() as f64, &Device::flex(), DType::F64).unwrap();
+        (model.token_losses(tokens, labels) * weights).sum()
+    });
+    let grads = losses.reduce(|a, b| a + b).unwrap().backward();
+    let grad = model.table.val().grad(&grads).unwrap().into_data();
+    let by_hand = grad.iter::<f64>().map(|g| g * g).sum::<f64>().sqrt();
+    assert!((single.reports[0].grad_norm - by_hand).abs() < 1e-13);
+}
+
+#[test]
+fn a_bad_loss_names_step_rank_and_micro_batch() {
+    // Row 3 is micro-batch 1 of data-parallel rank 1.
+    let error = train(2, config(1, LossMean::PerToken), Some(4)).err().unwrap().to_string();
+    assert!(error.contains("loss NaN in step 0, micro-batch 1, on rank 1") && error.contains("dp1"), "{error}");
+}
+
+#[test]
+fn a_bad_batch_changes_nothing() {
+    let rank = Rank::single(Device::flex());
+    let mut engine = RankEngine::new(&rank, bigram(None), config(4, LossMean::PerToken)).unwrap();
+    let before = engine.model().table.val().into_data();
+    let error = engine.train_step(&batch().slice(0..2)).unwrap_err();
+    assert_eq!(error, EngineError::Rows { rows: 2, expected: 4 });
+    assert_eq!(engine.model().table.val().into_data(), before);
+    assert_eq!(engine.steps(), 0);
+}

@@ -1,0 +1,120 @@
+//! Floating-point operations per token and MFU, in the two conventions in use.
+//!
+//! Megatron counts a causal attention once (half of the score matrix), torchtitan and others count it in full; numbers
+//! of one convention must not be compared with numbers of the other. Formula of Megatron:
+//! `num_floating_point_operations` in megatron/training/training.py.
+
+/// What the count needs to know of a decoder.
+#[derive(Clone, Copy, Debug)]
+pub struct FlopShape {
+    /// Layers with a dense MLP.
+    pub dense_layers: usize,
+    /// Layers with routed experts.
+    pub moe_layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Query heads × head size.
+    pub query_width: usize,
+    /// Key/value heads × head size.
+    pub kv_width: usize,
+    /// Inner width of the dense MLP.
+    pub ffn: usize,
+    /// Inner width of one expert.
+    pub expert_ffn: usize,
+    /// Experts that a token visits.
+    pub top_k: usize,
+    /// Inner width of the shared expert, 0 without one.
+    pub shared_ffn: usize,
+    /// Whether the MLP is gated (three matrices instead of two).
+    pub gated: bool,
+    /// Vocabulary rows with padding.
+    pub padded_vocab: usize,
+    /// Tokens per sequence.
+    pub seq: usize,
+}
+
+/// How much of a causal score matrix is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionCount {
+    /// Only the lower triangle, as Megatron-LM.
+    Causal,
+    /// All of it, as torchtitan and NeMo up to 25.07.
+    Full,
+}
+
+impl FlopShape {
+    /// FLOPs of forward and backward per token: matrix products only, recomputation not counted.
+    pub fn per_token(&self, count: AttentionCount) -> f64 {
+        let [h, q, kv, f, fe, fs] =
+            [self.hidden, self.query_width, self.kv_width, self.ffn, self.expert_ffn, self.shared_ffn]
+                .map(|n| n as f64);
+        let (dense, moe) = (self.dense_layers as f64, self.moe_layers as f64);
+        let layers = dense + moe;
+        let matrices = if self.gated { 3.0 } else { 2.0 };
+        let mlp = 6.0 * h * matrices * (f * dense + (fe * self.top_k as f64 + fs) * moe);
+        let projections = 6.0 * layers * (h * (q + 2.0 * kv) + q * h);
+        let logits = 6.0 * h * self.padded_vocab as f64;
+        let triangle = 6.0 * q * self.seq as f64 * layers;
+        let scores = match count {
+            AttentionCount::Causal => triangle,
+            AttentionCount::Full => 2.0 * triangle,
+        };
+        mlp + projections + logits + scores
+    }
+
+    /// Model FLOPs utilisation: the share of `peak` FLOP/s per device that `tokens_per_second` per device amounts to.
+    pub fn mfu(&self, tokens_per_second: f64, peak: f64, count: AttentionCount) -> f64 {
+        tokens_per_second * self.per_token(count) / peak
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn llama3_8b(seq: usize) -> FlopShape {
+        FlopShape {
+            dense_layers: 32,
+            moe_layers: 0,
+            hidden: 4096,
+            query_width: 4096,
+            kv_width: 1024,
+            ffn: 14336,
+            expert_ffn: 0,
+            top_k: 0,
+            shared_ffn: 0,
+            gated: true,
+            padded_vocab: 128256,
+            seq,
+        }
+    }
+
+    fn giga(shape: FlopShape, count: AttentionCount) -> f64 {
+        shape.per_token(count) / 1e9
+    }
+
+    // Published test vectors: Megatron's own unit test of the formula and torchtitan's Llama-3-8B number.
+    #[test]
+    fn both_conventions_give_the_published_numbers() {
+        assert!((giga(llama3_8b(8192), AttentionCount::Causal) - 51.470).abs() < 5e-4);
+        assert!((giga(llama3_8b(8192), AttentionCount::Full) - 57.91).abs() < 5e-3);
+        let llama3_70b = FlopShape { dense_layers: 80, hidden: 8192, query_width: 8192, ffn: 28672, ..llama3_8b(8192) };
+        assert!((giga(llama3_70b, AttentionCount::Causal) - 449.22).abs() < 5e-3);
+        let mixtral = FlopShape {
+            dense_layers: 0,
+            moe_layers: 32,
+            expert_ffn: 14336,
+            top_k: 2,
+            padded_vocab: 32000,
+            ..llama3_8b(4096)
+        };
+        assert!((giga(mixtral, AttentionCount::Causal) - 79.71).abs() < 5e-3);
+    }
+
+    #[test]
+    fn published_throughput_gives_the_published_teraflops() {
+        // 14,451 tokens/s/GPU of Llama-3-8B at 8192 were published as 744 TFLOP/s; an H100's bf16 peak is 989.
+        let mfu = llama3_8b(8192).mfu(14_451.0, 989e12, AttentionCount::Causal);
+        assert!((mfu * 989.0 - 744.0).abs() < 1.0, "{mfu}");
+    }
+}

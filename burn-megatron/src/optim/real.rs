@@ -1,0 +1,52 @@
+//! The two float types that optimizer states are kept in on the host.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{Element, ElementConversion};
+use std::ops::{Add, Div, Mul, Sub};
+
+/// `f32` or `f64`: arithmetic, and access to the storage of a CPU tensor of that type.
+pub trait Real:
+    Element
+    + ElementConversion
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + PartialEq
+{
+    /// The square root.
+    fn sqrt(self) -> Self;
+    /// Rounds to this type.
+    fn of(value: f64) -> Self;
+    /// Widens to `f64`.
+    fn wide(self) -> f64;
+    /// The elements of a contiguous tensor of this type, in row-major order; `None` for a strided view.
+    fn read(tensor: &FlexTensor) -> Option<&[Self]>;
+    /// The whole storage, to write; copied first where another tensor shares it.
+    fn write(tensor: &mut FlexTensor) -> &mut [Self];
+}
+
+macro_rules! real {
+    ($float:ty) => {
+        impl Real for $float {
+            fn sqrt(self) -> Self {
+                self.sqrt()
+            }
+            fn of(value: f64) -> Self {
+                value as $float
+            }
+            fn wide(self) -> f64 {
+                f64::from(self)
+            }
+            fn read(tensor: &FlexTensor) -> Option<&[Self]> {
+                tensor.as_slice()
+            }
+            fn write(tensor: &mut FlexTensor) -> &mut [Self] {
+                tensor.storage_mut()
+            }
+        }
+    };
+}
+
+real!(f32);
+real!(f64);

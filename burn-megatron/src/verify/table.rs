@@ -1,0 +1,63 @@
+//! The table that `verify` prints.
+
+use super::{Candidate, Differences};
+use std::fmt;
+
+/// One layout and how far it is from one device.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The layout.
+    pub candidate: Candidate,
+    /// Its differences.
+    pub differences: Differences,
+    /// The largest difference that passes.
+    pub tolerance: f64,
+}
+
+impl Row {
+    /// The heading over rows.
+    pub fn heading() -> String {
+        format!("{:<18} {:>6} {:>10} {:>10} {:>10}   verdict", "layout", "ranks", "loss", "gradients", "parameters")
+    }
+
+    /// Whether the layout equals one device.
+    pub fn passes(&self) -> bool {
+        self.differences.within(self.tolerance)
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Differences { loss, gradients, parameters } = &self.differences;
+        let (name, ranks) = (self.candidate.to_string(), self.candidate.layout.world_size());
+        write!(f, "{name:<18} {ranks:>6}")?;
+        for worst in [loss, gradients, parameters] {
+            write!(f, " {:>10.1e}", worst.relative)?;
+        }
+        match self.passes() {
+            true => write!(f, "   equal"),
+            false => write!(f, "   DIFFERENT: {}", self.differences.worst().at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Worst;
+    use super::*;
+
+    #[test]
+    fn a_row_says_what_differs() {
+        let layout = "TP2 SP DP2".parse().unwrap();
+        let mut row = Row {
+            candidate: Candidate { layout, accumulation: 2 },
+            differences: Differences::default(),
+            tolerance: 1e-10,
+        };
+        assert!(row.to_string().ends_with("equal"));
+        row.differences.gradients = Worst { relative: 0.25, at: "gradient of w, step 0, rank 1".into() };
+        let text = row.to_string();
+        assert!(text.starts_with("TP2 SP DP2 x2") && text.contains("2.5e-1"), "{text}");
+        assert!(text.ends_with("DIFFERENT: gradient of w, step 0, rank 1"), "{text}");
+    }
+}

@@ -1,0 +1,155 @@
+//! Every layout trains like one device in double precision, the gradients are the derivatives of the loss, and the
+//! comparison notices when a layout does not agree.
+
+use backend_dist::launch::{BoxError, Rank};
+use backend_dist::mesh::ParallelLayout;
+use backend_dist::shard::{HostTensor, ParamSpec, Registry};
+use burn::module::Module;
+use burn::tensor::{FloatDType, Int, Tensor};
+use burn_megatron::verify::{Candidate, Row, Settings, TOLERANCE, assemble, candidates, trace, verify};
+use models::layers::DropoutKey;
+use models::{BuildError, CausalLm, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, ParamBuilder};
+use std::collections::BTreeMap;
+
+const SETTINGS: Settings = Settings { steps: 3, global_batch: 8, seq: 16, seed: 1234, tolerance: TOLERANCE };
+
+/// Fewer key-value heads than ranks, and a vocabulary that two ranks do not divide.
+fn llama() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 101,
+        hidden_size: 32,
+        intermediate_size: 64,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        ..LlamaConfig::tiny()
+    }
+}
+
+fn gpt() -> GptConfig {
+    GptConfig {
+        vocab_size: 101,
+        hidden_size: 32,
+        intermediate_size: 64,
+        num_attention_heads: 4,
+        hidden_dropout: 0.1,
+        ..GptConfig::tiny()
+    }
+}
+
+fn all_layouts(config: &impl ModelConfig) -> Vec<Candidate> {
+    candidates(4, SETTINGS.global_batch, |layout| config.dims().check(layout, SETTINGS.seq).is_ok())
+}
+
+fn every_layout_equals_one_device<M: CausalLm>(config: &M::Config) {
+    let layouts = all_layouts(config);
+    assert_eq!(layouts.len(), 17);
+    let rows = verify::<M>(config, &SETTINGS, &layouts, |_| {}).unwrap();
+    let table: Vec<String> = rows.iter().map(ToString::to_string).collect();
+    assert!(rows.iter().all(Row::passes), "{}", table.join("\n"));
+}
+
+#[test]
+fn llama_equals_one_device() {
+    every_layout_equals_one_device::<Llama>(&llama());
+}
+
+#[test]
+fn gpt_with_dropout_equals_one_device() {
+    every_layout_equals_one_device::<Gpt>(&gpt());
+}
+
+/// Central differences of the loss in some elements of every tensor, in double precision.
+fn gradients_are_derivatives<M: CausalLm>(config: &M::Config) {
+    let single = Candidate { layout: ParallelLayout::default(), accumulation: 1 };
+    let mut job = Settings { steps: 1, global_batch: 2, ..SETTINGS }.job(config.vocab_size());
+    job.engine.lr.max = 0.0;
+    job.engine.lr.min = 0.0;
+    job.engine.lr.init = 0.0;
+    let run = |weights: Option<&BTreeMap<String, HostTensor>>| {
+        let build = |rank: &Rank| -> Result<M, BoxError> {
+            let params = ParamBuilder::new(rank, FloatDType::F64, SETTINGS.seed);
+            let params = match weights {
+                Some(weights) => params.with_source(weights),
+                None => params,
+            };
+            Ok(M::build(config, params)?)
+        };
+        trace(&single, &job, build).unwrap().remove(0)
+    };
+    let start = run(None);
+    let mut weights = assemble(&start.parameters).unwrap();
+    let gradients = assemble(&start.gradients[0]).unwrap();
+    for (name, gradient) in gradients {
+        let largest = gradient.data.iter().fold(0.0f64, |max, g| g.abs().max(max));
+        for element in [0, gradient.data.len() / 2 + 1, gradient.data.len() - 1] {
+            let mut loss_at = |offset: f64| {
+                let before = weights[&name].data[element];
+                weights.get_mut(&name).unwrap().data[element] = before + offset;
+                let loss = run(Some(&weights)).losses[0];
+                weights.get_mut(&name).unwrap().data[element] = before;
+                loss
+            };
+            let step = 1e-4;
+            let slope = (loss_at(step) - loss_at(-step)) / (2.0 * step);
+            let gap = (slope - gradient.data[element]).abs();
+            assert!(
+                gap <= 1e-4 * largest + 1e-10,
+                "{name}[{element}]: gradient {}, slope {slope}, largest {largest}",
+                gradient.data[element]
+            );
+        }
+    }
+}
+
+#[test]
+fn llama_gradients_are_derivatives() {
+    gradients_are_derivatives::<Llama>(&llama());
+}
+
+#[test]
+fn gpt_gradients_are_derivatives() {
+    gradients_are_derivatives::<Gpt>(&gpt());
+}
+
+/// A Llama whose norms are registered as if sequence parallelism did not cut what they see: the sum of their gradients
+/// over the tensor parallel ranks is forgotten.
+#[derive(Module, Debug)]
+struct ForgottenSum {
+    inner: Llama,
+    #[module(skip)]
+    registry: Registry,
+}
+
+impl CausalLm for ForgottenSum {
+    type Config = LlamaConfig;
+
+    fn build(config: &LlamaConfig, params: ParamBuilder) -> Result<Self, BuildError> {
+        let inner = Llama::build(config, params)?;
+        let mut registry = Registry::default();
+        for spec in inner.registry().iter() {
+            registry.register(ParamSpec { sequence_parallel: false, ..spec.clone() })?;
+        }
+        Ok(Self { inner, registry })
+    }
+
+    fn training_losses(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>, key: Option<&DropoutKey>) -> Tensor<2> {
+        self.inner.training_losses(tokens, labels, key)
+    }
+
+    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        self.inner.logits(tokens)
+    }
+
+    fn registry(&self) -> &Registry {
+        &self.registry
+    }
+}
+
+#[test]
+fn a_forgotten_gradient_sum_is_found() {
+    let layouts = ["DP2", "TP2", "TP2 SP"].map(|text| text.parse().unwrap());
+    let rows = verify::<ForgottenSum>(&llama(), &SETTINGS, &layouts, |_| {}).unwrap();
+    assert_eq!(rows.iter().map(Row::passes).collect::<Vec<_>>(), [true, true, false]);
+    let worst = &rows[2].differences.gradients;
+    assert!(worst.relative > 1e-3 && worst.at.contains("norm"), "{worst:?}");
+}

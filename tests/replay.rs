@@ -1,0 +1,65 @@
+//! Recorded Megatron-Core runs are repeated, step by step, in every layout that runs.
+
+use burn::tensor::FloatDType;
+use burn_megatron::replay::{Oracle, replay};
+use std::path::Path;
+
+const LAYOUTS: [&str; 8] = ["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP", "DP2", "TP2 DP2", "TP2 SP DP2"];
+
+fn load(name: &str) -> Oracle {
+    Oracle::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/megatron").join(name)).unwrap()
+}
+
+fn repeats_in_every_layout(name: &str, steps: usize) {
+    let oracle = load(name);
+    assert_eq!(oracle.steps.len(), steps);
+    for layout in LAYOUTS {
+        let replay = replay(&oracle, &layout.parse().unwrap(), FloatDType::F64).unwrap();
+        assert_eq!(replay.steps.len(), steps);
+        assert!(replay.passes(), "{name} in {layout}:\n{replay}");
+    }
+}
+
+#[test]
+fn dense() {
+    repeats_in_every_layout("dense", 20);
+}
+
+#[test]
+fn tied() {
+    repeats_in_every_layout("tied", 10);
+}
+
+/// In single precision our rounding comes on top of Megatron's: a little wider than the tolerances.
+#[test]
+fn single_precision_stays_near() {
+    for (name, layout) in [("dense", "TP1"), ("dense", "TP2 SP"), ("tied", "TP2 SP DP2"), ("tied", "TP4")] {
+        let replay = replay(&load(name), &layout.parse().unwrap(), FloatDType::F32).unwrap();
+        let (loss, norm) = replay.worst();
+        assert!(loss < 1e-5 && norm < 1e-3 && replay.weights.tensor < 5e-4, "{name} in {layout}:\n{replay}");
+    }
+}
+
+#[test]
+fn other_tokens_are_noticed() {
+    let mut oracle = load("tied");
+    oracle.batches[3].labels[5] = (oracle.batches[3].labels[5] + 1) % 128;
+    let replay = replay(&oracle, &"TP2 SP".parse().unwrap(), FloatDType::F64).unwrap();
+    assert!(!replay.passes());
+    let text = replay.to_string();
+    let outside: Vec<_> = text.lines().filter(|line| line.ends_with("OUTSIDE")).collect();
+    assert!(outside[0].trim_start().starts_with('3') && text.ends_with("DIFFERENT"), "{text}");
+}
+
+#[test]
+fn what_does_not_run_is_refused() {
+    let mut oracle = load("tied");
+    let refuse = |oracle: &Oracle, layout: &str| {
+        replay(oracle, &layout.parse().unwrap(), FloatDType::F64).unwrap_err().to_string()
+    };
+    assert!(refuse(&oracle, "DP3").contains("global-batch 8"), "{}", refuse(&oracle, "DP3"));
+    assert!(refuse(&oracle, "TP3").contains("nearest legal"), "{}", refuse(&oracle, "TP3"));
+    assert!(refuse(&oracle, "PP2").contains("pipeline-parallel"), "{}", refuse(&oracle, "PP2"));
+    oracle.model.experts = 4;
+    assert!(refuse(&oracle, "TP1").contains("4 experts"));
+}
