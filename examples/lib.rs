@@ -1,1 +1,58 @@
-//! e
+//! What the examples share: text to learn from.
+
+mod text;
+
+use std::path::{Path, PathBuf};
+
+pub use text::Text;
+
+/// Folders that hold no text of the repository's own.
+const SKIPPED: [&str; 3] = ["target", "runs", "golden"];
+
+/// The repository's own sources and documents (`.rs`, `.md`, `.toml`).
+///
+/// Files come in an order that looks random but is the same everywhere, so that a part held out for validation is of
+/// the same kind as the rest.
+///
+/// # Errors
+/// If the repository that the example was built from is not there any more.
+pub fn repository_text() -> Result<Vec<PathBuf>, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the repository");
+    let mut files = Vec::new();
+    walk(root, &mut files).map_err(|error| {
+        format!("cannot read the repository at {} ({error}): name a text with --data FILE", root.display())
+    })?;
+    files.sort_by_key(|file| fnv1a(file.strip_prefix(root).unwrap_or(file).to_string_lossy().as_bytes()));
+    Ok(files)
+}
+
+fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        if entry.file_type()?.is_dir() {
+            if !name.starts_with('.') && !SKIPPED.contains(&name.as_str()) {
+                walk(&path, files)?;
+            }
+        } else if ["rs", "md", "toml"].iter().any(|kind| path.extension().is_some_and(|extension| extension == *kind)) {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_this_file_once_and_nothing_built() {
+        let files = repository_text().unwrap();
+        assert_eq!(files.iter().filter(|file| file.ends_with("examples/lib.rs")).count(), 1);
+        assert!(!files.iter().any(|file| file.components().any(|part| part.as_os_str() == "target")));
+    }
+}

@@ -2,10 +2,15 @@
 
 pub mod batch;
 pub mod cli;
+pub mod console;
 pub mod data;
 pub mod engine;
 pub mod flops;
+pub mod generate;
+pub mod learner;
 pub mod lr;
+pub mod metrics;
 pub mod optim;
+pub mod prelude;
 pub mod replay;
 pub mod verify;

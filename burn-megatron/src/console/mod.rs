@@ -1,0 +1,24 @@
+//! What the user sees while training: burn-train's dashboard on a terminal, one line per step elsewhere.
+
+pub mod format;
+mod log_renderer;
+
+use std::io::IsTerminal;
+
+use burn::train::Interrupter;
+use burn::train::renderer::{MetricsRenderer, default_renderer};
+
+pub use log_renderer::{LogRenderer, STEPS};
+
+/// burn-train's dashboard when stdout is a terminal that can draw it, else a [`LogRenderer`].
+///
+/// `resumed_epoch` is the epoch of the checkpoint that the run continues, if it does.
+pub fn renderer(interrupter: Interrupter, resumed_epoch: Option<usize>) -> Box<dyn MetricsRenderer> {
+    if dashboard_possible() { default_renderer(interrupter, resumed_epoch) } else { Box::new(LogRenderer::stdout()) }
+}
+
+/// Whether stdout and stdin are a terminal that can draw the dashboard.
+pub fn dashboard_possible() -> bool {
+    let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    std::io::stdout().is_terminal() && std::io::stdin().is_terminal() && !dumb
+}

@@ -1,0 +1,179 @@
+//! Global batches as burn-train passes them around: which samples, not their tokens.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
+use burn::data::dataset::DatasetError;
+use burn::tensor::Device;
+
+use crate::console::STEPS;
+use crate::data::TokenDataset;
+use crate::engine::TokenBatch;
+
+/// The samples of one optimizer step, or of one validation batch, over all ranks. Nothing is read before a rank asks
+/// for its own rows.
+#[derive(Clone)]
+pub struct GlobalBatch {
+    data: Arc<dyn TokenDataset>,
+    first: usize,
+    rows: usize,
+}
+
+impl GlobalBatch {
+    /// `rows` samples of `data` from `first` on.
+    pub(super) fn new(data: Arc<dyn TokenDataset>, first: usize, rows: usize) -> Self {
+        Self { data, first, rows }
+    }
+
+    /// Rows of the batch over all ranks.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Reads some rows of the batch. Samples after the last one of the data set start again at the first.
+    ///
+    /// # Panics
+    /// If the rows are not in the batch or the data set is empty.
+    pub fn read(&self, rows: Range<usize>) -> TokenBatch {
+        assert!(rows.end <= self.rows, "rows {rows:?} of a batch of {}", self.rows);
+        let count = rows.len();
+        let seq = self.data.seq_length();
+        let mut batch = TokenBatch { rows: count, seq, tokens: Vec::new(), labels: Vec::new(), mask: None };
+        let mut mask = Vec::new();
+        let mut masked = false;
+        for row in rows {
+            let sample = self.data.sample((self.first + row) % self.data.len());
+            batch.tokens.extend(sample.tokens);
+            batch.labels.extend(sample.labels);
+            masked |= sample.loss_mask.is_some();
+            mask.extend(sample.loss_mask.unwrap_or_else(|| vec![true; seq]));
+        }
+        batch.mask = masked.then_some(mask);
+        batch
+    }
+}
+
+/// A burn-train loader over the batches of a data set: each pass yields the next `per_pass` of them.
+#[derive(Clone)]
+pub struct BatchStream {
+    data: Arc<dyn TokenDataset>,
+    rows: usize,
+    /// Batches of the whole run.
+    batches: Range<usize>,
+    per_pass: usize,
+    /// The next batch; `None` makes every pass start at the first.
+    cursor: Option<Arc<AtomicUsize>>,
+}
+
+impl BatchStream {
+    /// `total` batches of `rows` samples; a pass, which burn-train calls an epoch, yields `per_pass` of them and the
+    /// next pass goes on behind it.
+    pub fn advancing(data: Arc<dyn TokenDataset>, rows: usize, total: usize, per_pass: usize) -> Self {
+        let cursor = Some(Arc::new(AtomicUsize::new(0)));
+        Self { data, rows, batches: 0..total, per_pass, cursor }
+    }
+
+    /// The same `total` batches of `rows` samples in every pass.
+    pub fn repeating(data: Arc<dyn TokenDataset>, rows: usize, total: usize) -> Self {
+        Self { data, rows, batches: 0..total, per_pass: total, cursor: None }
+    }
+}
+
+struct Pass<'a> {
+    stream: &'a BatchStream,
+    next: usize,
+    end: usize,
+    done: usize,
+    total: usize,
+}
+
+impl Iterator for Pass<'_> {
+    type Item = Result<GlobalBatch, DatasetError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        (self.next < self.end).then(|| {
+            let first = self.next * self.stream.rows;
+            self.next += 1;
+            self.done += 1;
+            if let Some(cursor) = &self.stream.cursor {
+                cursor.store(self.next, Ordering::Relaxed);
+            }
+            Ok(GlobalBatch::new(self.stream.data.clone(), first, self.stream.rows))
+        })
+    }
+}
+
+impl DataLoaderIterator<GlobalBatch> for Pass<'_> {
+    fn progress(&self) -> Progress {
+        Progress::new(self.done, self.total, Some(STEPS.to_string()))
+    }
+}
+
+impl DataLoader<GlobalBatch> for BatchStream {
+    fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<GlobalBatch> + 'a> {
+        let at = self.cursor.as_ref().map_or(0, |cursor| cursor.load(Ordering::Relaxed));
+        let next = (self.batches.start + at).min(self.batches.end);
+        let end = (next + self.per_pass).min(self.batches.end);
+        Box::new(Pass { stream: self, next, end, done: 0, total: end - next })
+    }
+
+    fn num_items(&self) -> usize {
+        self.per_pass
+    }
+
+    fn expected_num_items(&self) -> Option<usize> {
+        Some(self.per_pass)
+    }
+
+    fn to_device(&self, _: &Device) -> Arc<dyn DataLoader<GlobalBatch>> {
+        Arc::new(self.clone())
+    }
+
+    fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<GlobalBatch>> {
+        let batches = self.batches.start + start..(self.batches.start + end).min(self.batches.end);
+        let cursor = self.cursor.as_ref().map(|_| Arc::new(AtomicUsize::new(0)));
+        Arc::new(Self { per_pass: batches.len(), batches, cursor, ..self.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::TokensInMemory;
+
+    fn data() -> Arc<dyn TokenDataset> {
+        Arc::new(TokensInMemory::new((0..21).collect::<Vec<i64>>(), 4))
+    }
+
+    fn firsts(stream: &BatchStream) -> Vec<i64> {
+        stream.iter().map(|batch| batch.unwrap().read(0..1).tokens[0]).collect()
+    }
+
+    #[test]
+    fn passes_go_on_where_the_last_ended_and_wrap_around_the_data() {
+        let stream = BatchStream::advancing(data(), 2, 5, 2);
+        assert_eq!(firsts(&stream), [0, 8]);
+        assert_eq!(firsts(&stream), [16, 4]);
+        assert_eq!(firsts(&stream), [12], "the last pass is shorter");
+        assert!(firsts(&stream).is_empty());
+    }
+
+    #[test]
+    fn repeating_passes_are_equal() {
+        let stream = BatchStream::repeating(data(), 2, 2);
+        assert_eq!(firsts(&stream), [0, 8]);
+        assert_eq!(firsts(&stream), [0, 8]);
+    }
+
+    #[test]
+    fn a_rank_reads_its_own_rows() {
+        let batch = BatchStream::repeating(data(), 4, 1).iter().next().unwrap().unwrap();
+        let rows = batch.read(1..3);
+        assert_eq!((rows.rows, rows.seq), (2, 4));
+        assert_eq!(rows.tokens, (4..12).collect::<Vec<i64>>());
+        assert_eq!(rows.labels, (5..13).collect::<Vec<i64>>());
+        assert!(rows.mask.is_none());
+    }
+}

@@ -1,0 +1,16 @@
+//! Training of this crate's own models in any layout, under burn-train's `SupervisedTraining`.
+//!
+//! burn-train sees a [`Megatron`] facade and plain numbers; the model lives in slices on the rank threads.
+
+mod batches;
+mod evaluate;
+mod facade;
+mod fit;
+mod pretraining;
+#[cfg(test)]
+mod tests;
+
+pub use batches::{BatchStream, GlobalBatch};
+pub use evaluate::loss_over;
+pub use facade::Megatron;
+pub use pretraining::Pretraining;

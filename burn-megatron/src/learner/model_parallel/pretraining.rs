@@ -1,0 +1,148 @@
+//! A training run of one of this crate's models, up to the point where burn-train takes over.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use backend_dist::launch::{BoxError, Rank};
+use backend_dist::mesh::Mesh;
+use burn::optim::SgdConfig;
+use burn::tensor::Device;
+use burn::train::{Interrupter, Learner, SupervisedTraining};
+use models::CausalLm;
+
+use super::batches::BatchStream;
+use super::facade::Megatron;
+use super::fit::{Build, Finish, ModelParallel};
+use crate::console::{LogRenderer, dashboard_possible, renderer};
+use crate::data::TokenDataset;
+use crate::engine::{EngineConfig, RankEngine};
+use crate::learner::custom;
+use crate::metrics::{GradNorm, LearningRate, Loss, Memory, Perplexity, Throughput};
+
+/// A language model, a layout and the data, ready to train under burn-train's `SupervisedTraining`.
+///
+/// `M` is the model and `R` what [`finish`](Pretraining::finish) makes of the trained one.
+pub struct Pretraining<M, R = ()> {
+    mesh: Mesh,
+    devices: Vec<Device>,
+    engine: EngineConfig,
+    build: Build<M>,
+    train: Arc<dyn TokenDataset>,
+    valid: Arc<dyn TokenDataset>,
+    steps: usize,
+    evaluate_every: usize,
+    evaluation_batches: usize,
+    directory: PathBuf,
+    finish: Finish<M, R>,
+    finished: Arc<Mutex<Option<R>>>,
+}
+
+impl<M: CausalLm + 'static> Pretraining<M> {
+    /// A run of `steps` optimizer steps on CPU ranks, evaluated ten times, that writes to `./runs/pretraining`.
+    ///
+    /// `build` makes a rank's part of the model; it runs on the rank's own thread.
+    pub fn new(
+        mesh: Mesh,
+        engine: EngineConfig,
+        steps: usize,
+        (train, valid): (Arc<dyn TokenDataset>, Arc<dyn TokenDataset>),
+        build: impl Fn(&Rank) -> Result<M, BoxError> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            mesh,
+            devices: vec![Device::flex()],
+            engine,
+            build: Arc::new(build),
+            train,
+            valid,
+            steps,
+            evaluate_every: steps.div_ceil(10).max(1),
+            evaluation_batches: 8,
+            directory: PathBuf::from("runs/pretraining"),
+            finish: Arc::new(|_, _| Ok(())),
+            finished: Arc::default(),
+        }
+    }
+}
+
+impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
+    /// One device per rank, or fewer that the ranks take in turn.
+    pub fn devices(mut self, devices: Vec<Device>) -> Self {
+        self.devices = devices;
+        self
+    }
+
+    /// Steps between two evaluations and global batches per evaluation. The steps between two evaluations are what
+    /// burn-train calls an epoch.
+    pub fn evaluate(mut self, every: usize, batches: usize) -> Self {
+        (self.evaluate_every, self.evaluation_batches) = (every.max(1), batches);
+        self
+    }
+
+    /// Where logs go.
+    pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.directory = directory.into();
+        self
+    }
+
+    /// What every rank does with the trained model at the end, for example to generate text. All ranks of a model must
+    /// make the same calls; the value of rank 0 is kept for [`finished`](Self::finished).
+    pub fn finish<S: Send + 'static>(
+        self,
+        finish: impl Fn(&Rank, &RankEngine<M>) -> Result<S, BoxError> + Send + Sync + 'static,
+    ) -> Pretraining<M, S> {
+        Pretraining {
+            mesh: self.mesh,
+            devices: self.devices,
+            engine: self.engine,
+            build: self.build,
+            train: self.train,
+            valid: self.valid,
+            steps: self.steps,
+            evaluate_every: self.evaluate_every,
+            evaluation_batches: self.evaluation_batches,
+            directory: self.directory,
+            finish: Arc::new(finish),
+            finished: Arc::default(),
+        }
+    }
+
+    /// burn-train's training with the metrics, the screen and the strategy of this run, and the learner to launch it
+    /// with. Early stopping, a summary and further metrics may be added.
+    pub fn supervised(&self) -> (SupervisedTraining<Megatron>, Learner<Megatron>) {
+        let rows = self.engine.global_batch;
+        let train = BatchStream::advancing(self.train.clone(), rows, self.steps, self.evaluate_every);
+        let valid = BatchStream::repeating(self.valid.clone(), rows, self.evaluation_batches);
+        let interrupter = Interrupter::new();
+        let screen = match dashboard_possible() {
+            true => renderer(interrupter.clone(), None),
+            false => Box::new(LogRenderer::stdout().counting_steps(self.steps)),
+        };
+        let strategy = ModelParallel {
+            mesh: self.mesh.clone(),
+            devices: self.devices.clone(),
+            engine: self.engine.clone(),
+            build: self.build.clone(),
+            finish: self.finish.clone(),
+            finished: self.finished.clone(),
+            directory: self.directory.clone(),
+        };
+        let training = SupervisedTraining::new(&self.directory, Arc::new(train), Arc::new(valid))
+            .metrics((Loss::new(), Perplexity::new()))
+            .metric_train_numeric(GradNorm::new())
+            .metric_train_numeric(LearningRate::new())
+            .metric_train_numeric(Throughput::new())
+            .metric_train_numeric(Memory::new())
+            .num_epochs(self.steps.div_ceil(self.evaluate_every))
+            .with_interrupter(interrupter)
+            .renderer(screen)
+            .with_training_strategy(custom(strategy));
+        // The ranks have their own optimizer and learning rate; burn-train's are never stepped.
+        (training, Learner::new(Megatron::new(), SgdConfig::new().init(), 0.0))
+    }
+
+    /// What [`finish`](Self::finish) returned on rank 0, once, after a training that did not fail.
+    pub fn finished(&self) -> Option<R> {
+        self.finished.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+    }
+}

@@ -1,0 +1,129 @@
+//! A tiny Llama under `SupervisedTraining`: layouts agree, stops and failures end all ranks.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use backend_dist::mesh::{Mesh, ParallelLayout};
+use burn::module::Module;
+use burn::tensor::FloatDType;
+use burn::train::LearningResult;
+use models::{CausalLm, Llama, LlamaConfig, ParamBuilder};
+
+use super::*;
+use crate::data::{TokenDataset, TokensInMemory};
+use crate::engine::{EngineConfig, LossMean};
+use crate::generate::{Sampling, generate};
+use crate::lr::{LrConfig, LrDecay, Span};
+use crate::optim::AdamWConfig;
+
+const SEQ: usize = 8;
+
+fn data(length: usize, seed: usize) -> Arc<dyn TokenDataset> {
+    // Half of the tokens follow from the one before, so there is something to learn.
+    let mut tokens = vec![seed as i64];
+    for index in 1..length {
+        let last = tokens[index - 1];
+        tokens.push(if index % 2 == 0 { (index * 7919 + seed) as i64 % 32 } else { (last * 5 + 3) % 32 });
+    }
+    Arc::new(TokensInMemory::new(tokens, SEQ))
+}
+
+fn engine() -> EngineConfig {
+    let lr = LrConfig {
+        max: 1e-2,
+        min: 1e-3,
+        init: 0.0,
+        warmup: Span::Steps(2),
+        decay: Span::Steps(12),
+        form: LrDecay::Cosine,
+    };
+    let optimizer = AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    EngineConfig {
+        micro_batch: 2,
+        global_batch: 8,
+        lr,
+        optimizer,
+        clip: Some(1.0),
+        loss: LossMean::PerToken,
+        seed: 1,
+    }
+}
+
+fn run(layout: &str, directory: &Path) -> Pretraining<Llama> {
+    let layout: ParallelLayout = layout.parse().unwrap();
+    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
+    Pretraining::new(Mesh::new(layout).unwrap(), engine(), 12, (data(900, 1), data(200, 2)), move |rank| {
+        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F64, 7))?)
+    })
+    .evaluate(5, 2)
+    .directory(directory)
+}
+
+fn launch<M: CausalLm + 'static, R: Send + 'static>(run: &Pretraining<M, R>) -> LearningResult<Megatron> {
+    let (training, learner) = run.supervised();
+    training.with_application_logger(None).launch(learner)
+}
+
+fn log(directory: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(directory.join("steps.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn layouts_log_the_same_steps_and_write_the_same_text() {
+    let mut reference: Option<(Vec<serde_json::Value>, Vec<i64>)> = None;
+    for layout in ["TP1", "TP2 SP DP2", "TP4", "DP4"] {
+        let folder = tempfile::tempdir().unwrap();
+        let run = run(layout, folder.path()).finish(|rank, engine| {
+            Ok(generate(rank, &engine.model().valid(), &[3, 1], 10, SEQ, &Sampling::default()))
+        });
+        let result = launch(&run);
+        assert!(result.error.is_none() && result.interrupted.is_none());
+        let (steps, text) = (log(folder.path()), run.finished().unwrap());
+        let kinds: Vec<&str> = steps.iter().map(|step| step["kind"].as_str().unwrap()).collect();
+        assert_eq!(kinds.iter().filter(|kind| **kind == "train").count(), 12);
+        assert_eq!(kinds.iter().filter(|kind| **kind == "valid").count(), 3, "after steps 5, 10 and 12");
+        assert_eq!((steps[14]["kind"].as_str(), steps[14]["step"].as_u64()), (Some("valid"), Some(12)));
+        let loss = |line: usize| steps[line]["loss"].as_f64().unwrap();
+        assert!(loss(13) < loss(0) - 0.3 && loss(14) < loss(5) - 0.1, "{} -> {}", loss(0), loss(13));
+
+        let Some((first, first_text)) = &reference else {
+            reference = Some((steps, text));
+            continue;
+        };
+        assert_eq!(&text, first_text, "{layout}");
+        for (line, expected) in steps.iter().zip(first) {
+            for key in ["loss", "grad_norm", "lr", "tokens"] {
+                let (value, expected) = (line[key].as_f64(), expected[key].as_f64());
+                let difference = (value.unwrap_or(0.0) - expected.unwrap_or(0.0)).abs();
+                assert!(difference < 1e-9, "{layout}: {key} {value:?} instead of {expected:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_build_its_model_ends_the_run_with_its_own_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = LlamaConfig::tiny();
+    let mesh = Mesh::new("TP2 DP2".parse().unwrap()).unwrap();
+    let run = Pretraining::new(mesh, engine(), 4, (data(900, 1), data(200, 2)), move |rank| match rank.rank {
+        2 => Err("no memory left for this part".into()),
+        _ => Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7))?),
+    })
+    .directory(folder.path());
+    let error = launch(&run).error.expect("the failure is the result's error").to_string();
+    assert!(error.contains("rank 2") && error.contains("no memory left for this part"), "{error}");
+    assert!(run.finished().is_none());
+}
+
+#[test]
+fn stopping_ends_all_ranks_and_still_finishes() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = run("TP2 DP2", folder.path()).finish(|_, engine| Ok(engine.steps()));
+    let (training, learner) = run.supervised();
+    training.interrupter().stop(Some("not today"));
+    let result = training.with_application_logger(None).launch(learner);
+    assert_eq!(result.interrupted.unwrap().reason.as_deref(), Some("not today"));
+    assert_eq!(run.finished(), Some(0));
+}

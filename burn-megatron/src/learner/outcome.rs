@@ -1,0 +1,121 @@
+//! Ends a training so that its user learns the truth: a failure is printed after the terminal is restored and is the
+//! `error` of the result.
+//!
+//! burn-train's dashboard forgets the interrupter's state when training ends, before the result is made, so the reason
+//! of the stop is kept here.
+
+use std::sync::{Arc, Mutex};
+
+use backend_dist::comm::RunError;
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::train::WorkerFailure;
+use burn::train::{
+    Interruption, Learner, LearnerModel, LearningResult, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
+    TrainLoader, TrainingComponents, TrainingError, ValidLoader,
+};
+
+use super::stop::on_ctrl_c;
+
+/// A strategy whose fit may fail.
+pub(super) trait Fit<M: LearnerModel> {
+    /// Trains the model; on failure the event processor and some model still come back.
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> Fitted<M>;
+}
+
+/// What a fit leaves behind.
+pub(super) struct Fitted<M: LearnerModel> {
+    pub model: M,
+    pub processor: SupervisedTrainingEventProcessor<M>,
+    pub failure: Option<RunError>,
+}
+
+/// Adds the report of how the training ended to a [`Fit`].
+pub(super) struct Reported<S>(S);
+
+impl<S> Reported<S> {
+    pub fn new(strategy: S) -> Self {
+        Self(strategy)
+    }
+}
+
+impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Reported<S> {
+    fn train(
+        &self,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        components: TrainingComponents<M>,
+    ) -> LearningResult<M> {
+        let _ctrl_c = on_ctrl_c(&components.interrupter);
+        let run = Run { strategy: &self.0, ending: Mutex::new(Ending::default()) };
+        let mut result = SupervisedLearningStrategy::train(&run, learner, train, valid, components);
+        let ending = run.ending.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        result.interrupted = result.interrupted.or(ending.interruption);
+        result.error = result.error.or(ending.error);
+        if let Some(failure) = ending.failure {
+            // Dropping the dashboard restores the terminal; only then can a message be seen.
+            drop(std::mem::replace(&mut result.renderer, Box::new(CliMetricsRenderer::new())));
+            eprintln!("\ntraining failed: {failure}");
+            result.interrupted = None;
+            result.error = Some(Arc::new(training_error(&failure)));
+        }
+        result
+    }
+
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<M>) {
+        let fitted = self.0.fit(components, learner, train, valid, starting_epoch);
+        (fitted.model, fitted.processor)
+    }
+}
+
+#[derive(Default)]
+struct Ending {
+    failure: Option<RunError>,
+    interruption: Option<Interruption>,
+    error: Option<Arc<TrainingError>>,
+}
+
+/// burn-train's own course of a training around a fit, with how it ended.
+struct Run<'a, S> {
+    strategy: &'a S,
+    ending: Mutex<Ending>,
+}
+
+impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Run<'_, S> {
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<M>) {
+        let interrupter = components.interrupter.clone();
+        let fitted = self.strategy.fit(components, learner, train, valid, starting_epoch);
+        let (interruption, error) = (interrupter.interruption(), interrupter.error());
+        if let Some(failure) = &fitted.failure {
+            interrupter.fail(training_error(failure));
+        }
+        *self.ending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+            Ending { failure: fitted.failure, interruption, error };
+        (fitted.model, fitted.processor)
+    }
+}
+
+fn training_error(failure: &RunError) -> TrainingError {
+    TrainingError::Workers(vec![WorkerFailure { device_id: failure.rank, message: failure.to_string() }])
+}

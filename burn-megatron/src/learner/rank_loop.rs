@@ -1,0 +1,245 @@
+//! What one data-parallel rank does from the first epoch to the last.
+
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex};
+
+use backend_dist::comm::Group;
+use backend_dist::launch::BoxError;
+use burn::data::dataloader::{DataLoaderIterator, Progress};
+use burn::optim::GradientsAccumulator;
+use burn::tensor::Device;
+use burn::train::metric::store::EventStoreClient;
+use burn::train::{
+    CloneEarlyStoppingStrategy, EventProcessorError, EventProcessorTraining, InferenceStep, Interrupter, Learner,
+    LearnerEvent, LearnerModel, LearningCheckpointer, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
+    TrainingItem, ValidLoader,
+};
+
+use super::average::average_gradients;
+use super::items::Items;
+
+/// What all ranks of a training see.
+pub(super) struct Shared<M: LearnerModel> {
+    pub epochs: RangeInclusive<usize>,
+    /// Micro-steps per optimizer step.
+    pub accumulation: usize,
+    pub interrupter: Interrupter,
+    pub store: Arc<EventStoreClient>,
+    /// Only rank 0 sends events.
+    pub processor: Mutex<SupervisedTrainingEventProcessor<M>>,
+    pub trained: Items<TrainingItem<<M as TrainStep>::Output>>,
+    pub validated: Items<TrainingItem<<M as InferenceStep>::Output>>,
+}
+
+impl<M: LearnerModel> Shared<M> {
+    /// Sends events from rank 0; an error of a metric stops the training through the interrupter.
+    fn send(&self, send: impl FnOnce(&mut SupervisedTrainingEventProcessor<M>) -> Result<(), EventProcessorError>) {
+        let mut processor = self.processor.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.interrupter.fail_on_error(send(&mut processor));
+    }
+}
+
+/// One rank's learner and its share of the data.
+pub(super) struct RankLoop<M: LearnerModel> {
+    pub learner: Learner<M>,
+    pub device: Device,
+    pub train: TrainLoader<M>,
+    pub valid: ValidLoader<M>,
+    pub checkpointer: Option<LearningCheckpointer<M>>,
+    pub early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
+}
+
+/// What the ranks know of a round of batches before they work on it, the same on every rank.
+struct Round {
+    /// Which ranks have a batch.
+    ready: Vec<bool>,
+    stop: bool,
+    /// Items of all ranks, with those of this round.
+    progress: Progress,
+}
+
+impl<M: LearnerModel> RankLoop<M> {
+    /// Trains to the end and returns the model, which is equal on every rank.
+    pub fn run(mut self, group: &Group, shared: &Shared<M>) -> Result<M, BoxError> {
+        // Own leaves: graphs of different threads must not share a node.
+        self.learner.fork(&self.device);
+        for epoch in shared.epochs.clone() {
+            let stop = self.train_epoch(epoch, group, shared)?
+                || self.valid_epoch(epoch, group, shared)?
+                || self.end_epoch(epoch, group, shared);
+            if stop {
+                break;
+            }
+        }
+        Ok(self.learner.model())
+    }
+
+    fn train_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
+        let first = group.rank() == 0;
+        let loader = self.train.clone();
+        let mut batches = loader.iter();
+        let start = aggregate(group, batches.progress());
+        if first {
+            shared.send(|to| to.process_train(LearnerEvent::StartSplit { epoch_number: epoch, progress: start }));
+        }
+        let mut accumulator = GradientsAccumulator::new();
+        let mut accumulated = 0;
+        for iteration in 1.. {
+            let (batch, round) = next(&mut *batches, group, &shared.interrupter)?;
+            // Every rank has pushed its output of the previous round before it came here.
+            self.report_train(first, shared);
+            if round.ready.contains(&false) && round.ready.contains(&true) && !round.stop {
+                return Err(uneven(&round.ready, iteration).into());
+            }
+            let (Some(batch), false) = (batch, round.stop) else { break };
+            let output = self.learner.train_step(batch);
+            accumulator.accumulate(&self.learner.model(), output.grads);
+            accumulated += 1;
+            if accumulated == shared.accumulation {
+                self.optimizer_step(&mut accumulator, group);
+                accumulated = 0;
+            }
+            let lr = self.learner.lr_current();
+            let item = TrainingItem::new(output.item, round.progress, Some(iteration), Some(lr));
+            shared.trained.push(group.rank(), item);
+        }
+        if first {
+            shared.send(EventProcessorTraining::flush);
+        }
+        let stop = agree_on_stop(group, shared);
+        if accumulated > 0 && !stop {
+            self.optimizer_step(&mut accumulator, group);
+        }
+        let mut progress = aggregate(group, batches.progress());
+        if !stop {
+            progress.resolve_total();
+        }
+        if first {
+            shared.send(|to| to.process_train(LearnerEvent::EndSplit { epoch, progress }));
+            shared.send(EventProcessorTraining::flush);
+        }
+        Ok(stop)
+    }
+
+    /// Averages the accumulated gradients over the ranks and takes the same optimizer step on all of them.
+    fn optimizer_step(&mut self, accumulator: &mut GradientsAccumulator<M>, group: &Group) {
+        let grads = average_gradients(&self.learner.model(), accumulator.grads(), group);
+        self.learner.lr_step();
+        self.learner.optimizer_step(grads);
+    }
+
+    fn report_train(&self, first: bool, shared: &Shared<M>) {
+        if first {
+            for item in shared.trained.take() {
+                shared.send(|to| to.process_train(LearnerEvent::ProcessedItem(item)));
+            }
+        }
+    }
+
+    fn report_valid(&self, first: bool, shared: &Shared<M>) {
+        if first {
+            for item in shared.validated.take() {
+                shared.send(|to| to.process_valid(LearnerEvent::ProcessedItem(item)));
+            }
+        }
+    }
+
+    fn valid_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
+        let first = group.rank() == 0;
+        let model = self.learner.model().valid();
+        let mut batches = self.valid.iter();
+        let start = aggregate(group, batches.progress());
+        if first {
+            shared.send(|to| to.process_valid(LearnerEvent::StartSplit { epoch_number: epoch, progress: start }));
+        }
+        for iteration in 1.. {
+            let (batch, round) = next(&mut *batches, group, &shared.interrupter)?;
+            self.report_valid(first, shared);
+            if round.stop || !round.ready.contains(&true) {
+                break;
+            }
+            // Shares of the validation set may differ by a batch: nothing is exchanged inside one.
+            if let Some(batch) = batch {
+                let output = InferenceStep::step(&model, batch);
+                shared.validated.push(group.rank(), TrainingItem::new(output, round.progress, Some(iteration), None));
+            }
+        }
+        if first {
+            shared.send(EventProcessorTraining::flush);
+        }
+        let stop = agree_on_stop(group, shared);
+        let mut progress = aggregate(group, batches.progress());
+        if !stop {
+            progress.resolve_total();
+        }
+        if first {
+            shared.send(|to| to.process_valid(LearnerEvent::EndSplit { epoch, progress }));
+            shared.send(EventProcessorTraining::flush);
+        }
+        Ok(stop)
+    }
+
+    /// Checkpoint and early stopping on rank 0; the decision is everyone's.
+    fn end_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> bool {
+        let decision = (group.rank() == 0).then(|| {
+            shared.send(|to| to.process_train(LearnerEvent::EndEpoch(epoch)));
+            shared.send(EventProcessorTraining::flush);
+            if shared.interrupter.should_stop() {
+                return true;
+            }
+            if let Some(checkpointer) = &mut self.checkpointer {
+                checkpointer.checkpoint(&self.learner, epoch, &shared.store);
+            }
+            self.early_stopping.as_mut().is_some_and(|strategy| strategy.should_stop(epoch, &shared.store))
+        });
+        group.broadcast_host(decision, 0)
+    }
+}
+
+/// Takes this rank's next batch and tells the others; no rank starts a batch that another will not join.
+fn next<B>(
+    batches: &mut dyn DataLoaderIterator<B>,
+    group: &Group,
+    interrupter: &Interrupter,
+) -> Result<(Option<B>, Round), BoxError> {
+    let batch = batches.next().transpose()?;
+    let ranks = group.all_gather_host((batch.is_some(), interrupter.should_stop(), batches.progress()));
+    let round = Round {
+        ready: ranks.iter().map(|rank| rank.0).collect(),
+        stop: ranks.iter().any(|rank| rank.1),
+        progress: Progress::aggregate(ranks.iter().map(|rank| &rank.2)),
+    };
+    Ok((batch, round))
+}
+
+fn aggregate(group: &Group, progress: Progress) -> Progress {
+    Progress::aggregate(group.all_gather_host(progress))
+}
+
+fn agree_on_stop<M: LearnerModel>(group: &Group, shared: &Shared<M>) -> bool {
+    group.all_gather_host(shared.interrupter.should_stop()).contains(&true)
+}
+
+fn uneven(ready: &[bool], iteration: usize) -> String {
+    let list = |wanted: bool| {
+        let ranks = ready.iter().enumerate().filter(|(_, ready)| **ready == wanted).map(|(rank, _)| rank.to_string());
+        ranks.collect::<Vec<_>>().join(", ")
+    };
+    format!(
+        "ranks {} have no batch {iteration} while ranks {} do: every share of the training loader must yield the same number of \
+         batches",
+        list(false),
+        list(true)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::uneven;
+
+    #[test]
+    fn an_uneven_loader_names_the_ranks() {
+        let text = uneven(&[true, false, true], 4);
+        assert!(text.starts_with("ranks 1 have no batch 4 while ranks 0, 2 do"), "{text}");
+    }
+}

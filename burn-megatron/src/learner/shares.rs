@@ -1,0 +1,38 @@
+//! Which part of a data set a rank reads.
+
+use std::ops::Range;
+
+/// `ranks` contiguous ranges of the same length; the last `items % ranks` items are in none of them.
+pub(super) fn equal_shares(items: usize, ranks: usize) -> Vec<Range<usize>> {
+    let share = items / ranks;
+    (0..ranks).map(|rank| rank * share..(rank + 1) * share).collect()
+}
+
+/// `ranks` contiguous ranges that cover all items; lengths differ by at most one.
+pub(super) fn whole_shares(items: usize, ranks: usize) -> Vec<Range<usize>> {
+    (0..ranks).map(|rank| rank * items / ranks..(rank + 1) * items / ranks).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn equal_shares_are_equal_adjacent_and_leave_out_less_than_one_item_per_rank(items in 0usize..500, ranks in 1usize..9) {
+            let shares = equal_shares(items, ranks);
+            prop_assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start && pair[0].len() == pair[1].len()));
+            prop_assert!(items - shares[ranks - 1].end < ranks);
+        }
+
+        #[test]
+        fn whole_shares_cover_everything_once_and_evenly(items in 0usize..500, ranks in 1usize..9) {
+            let shares = whole_shares(items, ranks);
+            prop_assert_eq!((shares[0].start, shares[ranks - 1].end), (0, items));
+            prop_assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start));
+            prop_assert!(shares.iter().all(|share| share.len() == items / ranks || share.len() == items / ranks + 1));
+        }
+    }
+}

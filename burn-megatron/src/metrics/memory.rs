@@ -1,0 +1,35 @@
+//! Memory of this process as the operating system sees it.
+
+/// Resident memory of the process in bytes, or `None` where `/proc` does not exist.
+pub fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    status_field(&status, "VmRSS:")
+}
+
+/// The value in bytes of a `Name:   1234 kB` line of `/proc/<pid>/status`.
+fn status_field(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_resident_set_of_a_status_file() {
+        let status = "Name:\tx\nVmPeak:\t  900 kB\nVmRSS:\t    123 kB\nRssAnon:\t 7 kB\n";
+        assert_eq!(status_field(status, "VmRSS:"), Some(123 * 1024));
+        assert_eq!(status_field("Name:\tx\n", "VmRSS:"), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_allocation_that_is_touched_shows() {
+        let before = resident_bytes().unwrap();
+        let block = vec![1u8; 64 << 20];
+        let after = resident_bytes().unwrap();
+        assert!(after >= before + (48 << 20), "{before} -> {after} after {} bytes", std::hint::black_box(block).len());
+    }
+}

@@ -1,0 +1,195 @@
+//! The metrics themselves: one shape ([`StepMetric`]), one small [`Reading`] each.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use burn::tensor::TensorReadError;
+use burn::train::metric::{
+    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry, SerializedEntry,
+};
+
+use super::running::Running;
+use super::stats::{StepStats, TokenLoss};
+use crate::console::format::quantity;
+
+/// What a metric reads from a step and how it is shown.
+pub trait Reading: Clone + Send + Sync + 'static {
+    /// The part of the step that is read.
+    type Input;
+    /// Name in the dashboard and in the log files.
+    const NAME: &'static str;
+    /// Unit, if the value has one.
+    const UNIT: Option<&'static str> = None;
+    /// Whether larger values are better.
+    const HIGHER_IS_BETTER: bool = false;
+
+    /// The value of one step and its weight in the mean of an epoch.
+    fn read(input: &Self::Input) -> (f64, u64);
+
+    /// How the mean is shown: means are taken before this, so that a perplexity is the exponential of a mean loss.
+    fn view(mean: f64) -> f64 {
+        mean
+    }
+}
+
+/// A burn-train metric over a [`Reading`].
+#[derive(Clone)]
+pub struct StepMetric<R: Reading> {
+    name: MetricName,
+    running: Running,
+    reading: PhantomData<R>,
+}
+
+impl<R: Reading> StepMetric<R> {
+    /// A metric without values yet.
+    pub fn new() -> Self {
+        Self { name: Arc::new(R::NAME.to_string()), running: Running::default(), reading: PhantomData }
+    }
+
+    fn formatted(&self) -> String {
+        let show = |value: f64| quantity(value, R::UNIT);
+        format!("epoch {} - batch {}", show(R::view(self.running.mean())), show(R::view(self.running.last())))
+    }
+}
+
+impl<R: Reading> Default for StepMetric<R> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<R: Reading> Metric for StepMetric<R> {
+    type Input = R::Input;
+
+    fn name(&self) -> MetricName {
+        self.name.clone()
+    }
+
+    fn attributes(&self) -> MetricAttributes {
+        NumericAttributes { unit: R::UNIT.map(str::to_string), higher_is_better: R::HIGHER_IS_BETTER }.into()
+    }
+
+    fn update(&mut self, input: &R::Input, _: &MetricMetadata) -> Result<SerializedEntry, TensorReadError> {
+        let (value, weight) = R::read(input);
+        self.running.push(value, weight);
+        Ok(SerializedEntry::new(self.formatted(), self.running.last_entry(R::view).serialize()))
+    }
+
+    fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
+        Ok(SerializedEntry::new(self.formatted(), self.final_value().serialize()))
+    }
+
+    fn clear(&mut self) {
+        self.running.clear();
+    }
+}
+
+impl<R: Reading> Numeric for StepMetric<R> {
+    fn value(&self) -> Option<NumericEntry> {
+        Some(self.running.last_entry(R::view))
+    }
+
+    fn running_value(&self) -> Option<NumericEntry> {
+        Some(self.running.mean_entry(R::view))
+    }
+
+    fn final_value(&self) -> NumericEntry {
+        NumericEntry::Final(R::view(self.running.mean()))
+    }
+}
+
+/// Mean loss per token, in nats. Named as burn-train's own loss, so that early stopping on it works unchanged.
+#[derive(Clone)]
+pub struct LossReading;
+/// [`LossReading`] as a metric.
+pub type Loss = StepMetric<LossReading>;
+
+impl Reading for LossReading {
+    type Input = TokenLoss;
+    const NAME: &'static str = "Loss";
+
+    fn read(input: &TokenLoss) -> (f64, u64) {
+        (input.loss, input.tokens)
+    }
+}
+
+/// Exponential of the mean loss per token.
+#[derive(Clone)]
+pub struct PerplexityReading;
+/// [`PerplexityReading`] as a metric.
+pub type Perplexity = StepMetric<PerplexityReading>;
+
+impl Reading for PerplexityReading {
+    type Input = TokenLoss;
+    const NAME: &'static str = "Perplexity";
+
+    fn read(input: &TokenLoss) -> (f64, u64) {
+        (input.loss, input.tokens)
+    }
+
+    fn view(mean: f64) -> f64 {
+        mean.exp()
+    }
+}
+
+/// Tokens per second of the whole world.
+#[derive(Clone)]
+pub struct ThroughputReading;
+/// [`ThroughputReading`] as a metric.
+pub type Throughput = StepMetric<ThroughputReading>;
+
+impl Reading for ThroughputReading {
+    type Input = StepStats;
+    const NAME: &'static str = "Tokens/s";
+    const HIGHER_IS_BETTER: bool = true;
+
+    fn read(input: &StepStats) -> (f64, u64) {
+        (input.tokens_per_second(), 1)
+    }
+}
+
+/// L2 norm of the gradient before clipping.
+#[derive(Clone)]
+pub struct GradNormReading;
+/// [`GradNormReading`] as a metric.
+pub type GradNorm = StepMetric<GradNormReading>;
+
+impl Reading for GradNormReading {
+    type Input = StepStats;
+    const NAME: &'static str = "Grad norm";
+
+    fn read(input: &StepStats) -> (f64, u64) {
+        (input.grad_norm, 1)
+    }
+}
+
+/// Learning rate of the step.
+#[derive(Clone)]
+pub struct LearningRateReading;
+/// [`LearningRateReading`] as a metric.
+pub type LearningRate = StepMetric<LearningRateReading>;
+
+impl Reading for LearningRateReading {
+    type Input = StepStats;
+    const NAME: &'static str = "Learning rate";
+
+    fn read(input: &StepStats) -> (f64, u64) {
+        (input.lr, 1)
+    }
+}
+
+/// Resident memory of the process.
+#[derive(Clone)]
+pub struct MemoryReading;
+/// [`MemoryReading`] as a metric.
+pub type Memory = StepMetric<MemoryReading>;
+
+impl Reading for MemoryReading {
+    type Input = StepStats;
+    const NAME: &'static str = "Memory";
+    const UNIT: Option<&'static str> = Some("MiB");
+
+    fn read(input: &StepStats) -> (f64, u64) {
+        (input.memory as f64 / (1024.0 * 1024.0), 1)
+    }
+}

@@ -1,0 +1,126 @@
+//! nanoGPT's smallest recipe: a GPT of 0.8 million parameters learns a text character by character.
+//!
+//! 4 layers, 4 heads, width 128, context 64, batches of 12 random windows, 2000 steps, AdamW from 1e-3 to 1e-4, the last
+//! tenth of the text held out (<https://github.com/karpathy/nanoGPT>, `config/train_shakespeare_char.py` as its README
+//! sets it for a CPU).
+//!
+//! ```text
+//! cargo run --release --example shakespeare_char -- --data tinyshakespeare.txt
+//! ```
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use burn::module::Module;
+use burn::tensor::FloatDType;
+use burn_megatron::cli::layout::LayoutArgs;
+use burn_megatron::console::format::duration;
+use burn_megatron::data::{RandomWindows, TokensInMemory};
+use burn_megatron::prelude::*;
+use clap::Parser;
+
+/// Trains a character-level GPT with nanoGPT's recipe.
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    layout: LayoutArgs,
+    /// Text to learn
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+    /// Optimizer steps
+    #[arg(long, default_value_t = 2000)]
+    steps: usize,
+    /// Where logs are written
+    #[arg(long, default_value = "runs/shakespeare_char")]
+    out: PathBuf,
+}
+
+const CONTEXT: usize = 64;
+const BATCH: usize = 12;
+
+fn recipe(steps: usize, data_parallel: usize) -> EngineConfig {
+    let steps = steps as u64;
+    EngineConfig {
+        micro_batch: (BATCH / data_parallel).max(1),
+        global_batch: BATCH,
+        lr: LrConfig {
+            max: 1e-3,
+            min: 1e-4,
+            init: 0.0,
+            warmup: Span::Steps(100.min(steps / 2)),
+            decay: Span::Steps(steps),
+            form: LrDecay::Cosine,
+        },
+        optimizer: AdamWConfig { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 },
+        clip: Some(1.0),
+        loss: LossMean::PerToken,
+        seed: 1337,
+    }
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let start = Instant::now();
+    let layout = args.layout.over(ParallelLayout::default())?;
+    let text = std::fs::read_to_string(&args.data).with_context(|| args.data.display().to_string())?;
+    let mut characters: Vec<char> = text.chars().collect();
+    characters.sort_unstable();
+    characters.dedup();
+    let id = |character| characters.binary_search(&character).expect("every character is listed") as i64;
+    let ids: Vec<i64> = text.chars().map(id).collect();
+    let (train, valid) = ids.split_at(ids.len() / 10 * 9);
+    if valid.len() <= CONTEXT {
+        bail!("{} has {} characters; at least {} are needed", args.data.display(), ids.len(), 10 * (CONTEXT + 1));
+    }
+
+    let config = GptConfig {
+        vocab_size: characters.len(),
+        max_position_embeddings: CONTEXT,
+        hidden_size: 128,
+        intermediate_size: 512,
+        num_hidden_layers: 4,
+        num_attention_heads: 4,
+        gelu_tanh: false,
+        bias: false,
+        ..GptConfig::gpt2()
+    };
+    let config = GptConfig { make_vocab_size_divisible_by: 1, ..config };
+    let recipe = recipe(args.steps, layout.dp);
+    config.dims().check(&layout, CONTEXT)?;
+    recipe.plan(layout.dp)?;
+    recipe.lr.schedule(BATCH)?;
+    println!("{} characters, vocabulary {}; {layout}", ids.len(), characters.len());
+
+    let windows = RandomWindows::new(train, CONTEXT, args.steps * BATCH, 1337);
+    let held_out = Arc::new(TokensInMemory::new(valid, CONTEXT));
+    let data = (Arc::new(windows) as _, Arc::new(RandomWindows::new(valid, CONTEXT, 20 * BATCH, 1338)) as _);
+    let prompt = vec![ids[0]];
+    let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, move |rank| {
+        Ok(Gpt::build(&config, ParamBuilder::new(rank, FloatDType::F32, 1337))?)
+    })
+    .directory(&args.out)
+    .evaluate(250, 20)
+    .finish(move |rank, engine| {
+        let loss = loss_over(engine, &(held_out.clone() as _))?.loss;
+        let written = match rank.coords.dp {
+            0 => generate(rank, &engine.model().valid(), &prompt, 300, CONTEXT, &Sampling::default()),
+            _ => Vec::new(),
+        };
+        Ok((loss, written))
+    });
+
+    let (training, learner) = run.supervised();
+    let result = training.launch(learner);
+    let failed = result.error.is_some();
+    drop(result); // Gives the terminal back.
+    if failed {
+        std::process::exit(1); // The strategy has said why.
+    }
+    let (loss, sample) = run.finished().context("the training ended without a model")?;
+    println!("\n{}\n", sample.iter().map(|id| characters[*id as usize]).collect::<String>());
+    println!("whole held-out tenth: loss {loss:.4}; {} from start to end", duration(start.elapsed().as_secs_f64()));
+    println!("written to {}", args.out.display());
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Text files to the two data sets of a run.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow};
+use burn_megatron::data::preprocess::{PreprocessOptions, TextDocuments, TokenizerChoice, prepare};
+use burn_megatron::data::{Blend, GptDataConfig, GptParts, TokenDataset};
+use tokenizers::Tokenizer;
+
+/// Text as a model sees it: tokens of a tokenizer trained on it, part of them held out.
+pub struct Text {
+    /// 95 of 100 documents, in Megatron's shuffled order.
+    pub train: Arc<dyn TokenDataset>,
+    /// The other documents.
+    pub valid: Arc<dyn TokenDataset>,
+    /// Size of the vocabulary.
+    pub vocab_size: usize,
+    /// Documents read.
+    pub documents: u64,
+    /// Tokens in them.
+    pub tokens: u64,
+    tokenizer: Tokenizer,
+}
+
+impl Text {
+    /// Reads `files`, trains a byte-pair tokenizer of `vocab_size` entries on them, writes tokens and tokenizer to
+    /// `folder`, and cuts samples of `seq_length` tokens, `samples` of them to train on.
+    ///
+    /// # Errors
+    /// If a file cannot be read or there is too little text.
+    pub fn prepare(
+        files: Vec<PathBuf>,
+        folder: &Path,
+        vocab_size: usize,
+        seq_length: usize,
+        samples: usize,
+    ) -> Result<Self> {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        // The documents of one book are its paragraphs, those of many files the files.
+        let documents = if files.len() == 1 { TextDocuments::Paragraph } else { TextDocuments::File };
+        let tokenizer = TokenizerChoice::TrainBpe(vocab_size);
+        let options = PreprocessOptions {
+            text_documents: documents,
+            ..PreprocessOptions::new(files, folder.join("text"), tokenizer)
+        };
+        let report = prepare(&options, &mut |_| ())?;
+        let output = report.outputs.first().context("no text was written")?;
+
+        let config = GptDataConfig {
+            split: "95,5".parse()?,
+            num_samples: [Some(samples), None, None],
+            ..GptDataConfig::new(seq_length)
+        };
+        let parts = GptParts::build(&Blend::single(&output.prefix), &config)?;
+        let valid = parts.valid.filter(|valid| !valid.is_empty());
+        let path = report.tokenizer.context("no tokenizer was written")?;
+        Ok(Self {
+            train: parts.train.context("no text to train on")?,
+            valid: valid.with_context(|| format!("the held-out text has no sample of {seq_length} tokens"))?,
+            vocab_size: report.vocab_size.context("the tokenizer does not say its size")?,
+            documents: report.documents,
+            tokens: output.summary.tokens,
+            tokenizer: Tokenizer::from_file(&path).map_err(|error| anyhow!("{}: {error}", path.display()))?,
+        })
+    }
+
+    /// Token ids of a prompt.
+    ///
+    /// # Errors
+    /// If the tokenizer refuses it.
+    pub fn encode(&self, prompt: &str) -> Result<Vec<i64>> {
+        let encoded = self.tokenizer.encode_fast(prompt, false).map_err(|error| anyhow!("{prompt:?}: {error}"))?;
+        Ok(encoded.get_ids().iter().map(|id| i64::from(*id)).collect())
+    }
+
+    /// The text of token ids.
+    ///
+    /// # Errors
+    /// If the tokenizer refuses them.
+    pub fn decode(&self, tokens: &[i64]) -> Result<String> {
+        let ids: Vec<u32> = tokens.iter().map(|id| *id as u32).collect();
+        self.tokenizer.decode(&ids, true).map_err(|error| anyhow!("{error}"))
+    }
+}
