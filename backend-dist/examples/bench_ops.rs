@@ -1,6 +1,6 @@
 //! Times every local operation against the same formula in plain Burn, at the sizes of a character-level GPT.
 //!
-//! `cargo run --release --workspace --example bench_ops [sequence batch width heads]`
+//! `cargo run --release --workspace --example bench_ops -- [sequence batch width heads] [operation..]`
 //!
 //! Each time is the least of many runs, in microseconds: forward, backward, and both in plain Burn with Burn's autodiff.
 
@@ -45,6 +45,10 @@ fn times(f: &dyn Fn() -> Tensor<1>) -> [f64; 2] {
 }
 
 fn row(name: &str, shape: String, fused: &dyn Fn() -> Tensor<1>, plain: &dyn Fn() -> Tensor<1>) {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|a| a.parse::<usize>().is_err()).collect();
+    if !wanted.is_empty() && !wanted.iter().any(|w| name.contains(w.as_str())) {
+        return;
+    }
     let ([forward, backward], [plain_forward, plain_backward]) = (times(fused), times(plain));
     let plain = plain_forward + plain_backward;
     println!("| {name} | {shape} | {forward:.0} | {backward:.0} | {plain:.0} |");
@@ -57,7 +61,7 @@ fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
 }
 
 fn main() {
-    let args: Vec<usize> = std::env::args().skip(1).map(|a| a.parse().expect("a size")).collect();
+    let args: Vec<usize> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
     let [s, b, h, heads] = if args.is_empty() { [64, 12, 128, 4] } else { args.try_into().expect("four sizes") };
     let (d, vocab) = (h / heads, 65);
     let device = Device::flex().autodiff();
@@ -134,9 +138,12 @@ fn main() {
     let table: Tensor<2> = random(&[vocab, h]).reshape([vocab, h]).require_grad();
     let ids: Vec<i64> = (0..s * b).map(|i| (i * 7 % vocab) as i64).collect();
     let ids: Tensor<2, Int> = Tensor::from_data(TensorData::new(ids, [s, b]), &device);
-    row("embedding", format!("[{vocab}, {h}] by [{s}, {b}]"), &|| flat(embedding(table.clone(), ids.clone(), 0)), &|| {
-        flat(table.clone().select(0, ids.clone().reshape([s * b])))
-    });
+    row(
+        "embedding",
+        format!("[{vocab}, {h}] by [{s}, {b}]"),
+        &|| flat(embedding(table.clone(), ids.clone(), 0)),
+        &|| flat(table.clone().select(0, ids.clone().reshape([s * b]))),
+    );
 
     let logits = random(&[s, b, vocab]).reshape([s, b, vocab]).require_grad();
     let group = Group::single();

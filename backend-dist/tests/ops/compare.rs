@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// Numbers in `-1.5..1.5` which look random, the same for the same seed.
 pub fn numbers(n: usize, seed: usize) -> Vec<f64> {
-    (0..n).map(|i| (((i + 1) as f64 * 12.9898 + seed as f64 * 78.233).sin() * 43_758.5453).fract() * 1.5).collect()
+    (0..n).map(|i| (((i + 1) as f64 * 12.9898 + seed as f64 * 78.233).sin() * 43_758.545_3).fract() * 1.5).collect()
 }
 
 /// A flat leaf on the autodiff device.

@@ -177,7 +177,7 @@ fn embedding_takes_rows_held_here() {
     for (ids, [a, b], first_row) in [(vec![0, 4, 2, 2, 1, 0], [2, 3], 0), (vec![5, 6, 12, 9, 7, 6], [3, 2], 5)] {
         let device = Device::flex().autodiff();
         let tensor = || -> Tensor<2, Int> { Tensor::from_data(TensorData::new(ids.clone(), [b, a]), &device) };
-        // Row i of the selection matrix has a 1 at the id's row, if it is held here.
+        // Row i of the selection matrix has a 1 at the row of the i-th id of the transposed list, if it is held here.
         let choice: Vec<f64> = (0..a * b)
             .flat_map(|i| (0..rows).map(move |r| (i, r)))
             .map(|(i, r)| f64::from(ids[(i % b) * a + i / b] == (r + first_row) as i64))
@@ -188,13 +188,12 @@ fn embedding_takes_rows_held_here() {
             let w: Tensor<2> = w[0].clone().reshape([rows, hidden]);
             choice.matmul(w).reshape([a * b * hidden])
         };
-        // The plain order is [b, a] transposed to [a, b]: ids as a view.
+        // The ids are a transposed view.
         let fused = |w: Vec<Tensor<1>>| {
             let out = embedding(w[0].clone().reshape([rows, hidden]), tensor().transpose(), first_row);
             assert_eq!(out.dims(), [a, b, hidden]);
             out.reshape([a * b * hidden])
         };
-        // Element (i / b, i % b) of the transposed ids is element (i % b, i / b) of the list.
         same("embedding", &[rows * hidden], fused, plain);
     }
 }

@@ -7,10 +7,10 @@ use burn::backend::flex::FlexTensor;
 
 use super::{
     gemm::{Matrix, Onto, product},
-    lanes::{max, sum, vectorized},
     output::{Output, filled},
     parallel::{for_parts, parts},
     real::Real,
+    softmax::{probability_rows, row_products, score_grad_rows, softmax_rows},
 };
 use crate::ops::options::AttentionOptions;
 
@@ -60,7 +60,12 @@ impl<'a, E: Real> Input<'a, E> {
     }
 
     fn matrix(&self, s: usize, b: usize, h: usize) -> Matrix<*const E> {
-        self.heads.matrix(self.data[self.heads.at(s, b, h)..].as_ptr())
+        self.heads.matrix(self.from(s, b, h).as_ptr())
+    }
+
+    /// The buffer from position `s` of a head on.
+    fn from(&self, s: usize, b: usize, h: usize) -> &'a [E] {
+        &self.data[self.heads.at(s, b, h)..]
     }
 }
 
@@ -73,6 +78,20 @@ struct Target<'a, E> {
 impl<E: Real> Target<'_, E> {
     fn matrix(&self, s: usize, b: usize, h: usize) -> Matrix<*mut E> {
         self.heads.matrix(self.data.pointer(self.heads.at(s, b, h)))
+    }
+
+    /// Divides consecutive positions of a head each by its total.
+    ///
+    /// # Safety
+    ///
+    /// No other thread may touch this head.
+    unsafe fn divide_rows(&self, [s, b, h]: [usize; 3], d: usize, totals: &[E]) {
+        for (i, &total) in totals.iter().enumerate() {
+            let factor = E::ONE / total;
+            let at = self.heads.at(s + i, b, h);
+            // SAFETY: promised by the caller.
+            unsafe { self.data.slice(at..at + d) }.iter_mut().for_each(|x| *x *= factor);
+        }
     }
 }
 
@@ -117,68 +136,6 @@ impl Sizes {
     }
 }
 
-vectorized! {
-    /// Softmax numerators in place, zero where hidden; `1/Σ` into `scale`, log-sum-exp into `lse`.
-    fn softmax_rows<E>(
-        scores: &mut [E],
-        first_query: usize,
-        keys: &[usize; 3],
-        options: &AttentionOptions,
-        scale: &mut [E],
-        lse: &mut [E],
-    ) {
-        let [from, to, all] = *keys;
-        for (i, row) in scores.chunks_exact_mut(to - from).enumerate() {
-            let (low, high) = options.visible(first_query + i, all);
-            let (before, row) = row.split_at_mut(low - from);
-            let (row, after) = row.split_at_mut(high - low);
-            before.fill(E::ZERO);
-            after.fill(E::ZERO);
-            let top = max(row);
-            for p in row.iter_mut() {
-                *p = (*p - top).exp();
-            }
-            let total = sum(row.len(), |j| row[j]);
-            scale[i] = E::ONE / total;
-            lse[i] = top + total.ln();
-        }
-    }
-}
-
-vectorized! {
-    /// Probabilities in place from scores and log-sum-exp, zero where hidden.
-    fn probability_rows<E>(
-        scores: &mut [E],
-        first_query: usize,
-        keys: &[usize; 3],
-        options: &AttentionOptions,
-        lse: &[E],
-    ) {
-        let [from, to, all] = *keys;
-        for (i, row) in scores.chunks_exact_mut(to - from).enumerate() {
-            let (low, high) = options.visible(first_query + i, all);
-            let (before, row) = row.split_at_mut(low - from);
-            let (row, after) = row.split_at_mut(high - low);
-            before.fill(E::ZERO);
-            after.fill(E::ZERO);
-            for p in row.iter_mut() {
-                *p = (*p - lse[i]).exp();
-            }
-        }
-    }
-}
-
-vectorized! {
-    /// `ds = p (dp - delta)` in place of `dp`.
-    fn score_grad_rows<E>(dp: &mut [E], p: &[E], delta: &[E], keys: usize) {
-        for ((dp, p), &delta) in dp.chunks_exact_mut(keys).zip(p.chunks_exact(keys)).zip(delta) {
-            for (dp, &p) in dp.iter_mut().zip(p) {
-                *dp = p * (*dp - delta);
-            }
-        }
-    }
-}
-
 /// Output `[s, b, hq, d]` and log-sum-exp of the scaled scores `[b, hq, s]`.
 pub(super) fn forward<E: Real>(
     q: &FlexTensor,
@@ -196,7 +153,7 @@ pub(super) fn forward<E: Real>(
         let out = Target { data, heads: Heads::within(0, heads, b, d) };
         sizes.for_kv_heads(2, |batch, kv| {
             let mut scores = vec![E::ZERO; sizes.scratch()];
-            let mut scale = [E::ZERO; BLOCK];
+            let mut totals = [E::ZERO; BLOCK];
             for head in kv * group..(kv + 1) * group {
                 for [q0, q1, k0, k1] in sizes.blocks(options) {
                     let (rows, keys) = (q1 - q0, k1 - k0);
@@ -208,14 +165,14 @@ pub(super) fn forward<E: Real>(
                         let (q, k) = (q.matrix(q0, batch, head), k.matrix(k0, batch, kv).transposed());
                         product([rows, keys, d], block, q, k, E::of(options.scale), Onto::Overwrite);
                         let lse = lse.slice(first + q0..first + q1);
-                        softmax_rows(scores, q0, &[k0, k1, s], &options, &mut scale[..rows], lse);
+                        let totals = &mut totals[..rows];
+                        softmax_rows(scores, q0, [k0, k1, s], &options, totals, lse);
                         let p = Matrix::rows(scores.as_ptr(), keys as isize);
                         let target = out.matrix(q0, batch, head);
                         product([rows, d, keys], target, p, v.matrix(k0, batch, kv), E::ONE, Onto::Overwrite);
-                        for (i, &scale) in scale[..rows].iter().enumerate() {
-                            let at = out.heads.at(q0 + i, batch, head);
-                            out.data.slice(at..at + d).iter_mut().for_each(|x| *x *= scale);
-                        }
+                        out.divide_rows([q0, batch, head], d, totals);
+                        // The maxima were only stored where the log-sum-exp goes.
+                        lse.iter_mut().zip(totals).for_each(|(lse, total)| *lse += total.ln());
                     }
                 }
             }
@@ -224,7 +181,7 @@ pub(super) fn forward<E: Real>(
     (E::tensor(out, Shape::new([s, b, heads, d])), E::tensor(lse, Shape::new([b, heads, s])))
 }
 
-/// Gradients in q, k and v, each a tensor of its own.
+/// Gradients in q, k and v, each a tensor of its own; `out` and `grad` must be dense.
 pub(super) fn grads<E: Real>(
     [q, k, v]: [&FlexTensor; 3],
     out: &FlexTensor,
@@ -250,7 +207,8 @@ pub(super) fn grads<E: Real>(
     [E::tensor(dq, Shape::new([s, b, heads, d])), E::tensor(dk, kv_shape.clone()), E::tensor(dv, kv_shape)]
 }
 
-/// The gradient of the packed `[s, b, heads + 2 kv_heads, d]` tensor whose parts q, k and v are.
+/// The gradient of the packed `[s, b, heads + 2 kv_heads, d]` tensor whose parts q, k and v are; `out` and `grad`
+/// must be dense.
 pub(super) fn packed_grad<E: Real>(
     [q, k, v]: [&FlexTensor; 3],
     out: &FlexTensor,
@@ -300,7 +258,9 @@ fn write_grads<E: Real>(
                 let (p, ds) = (&mut p[..rows * keys], &mut ds[..rows * keys]);
                 let first = (batch * heads + head) * s;
                 let scale = E::of(options.scale);
-                row_products(&grad, &out, [q0, batch, head], d, &mut delta[..rows]);
+                let (by_grad, by_out) = (grad.heads.strides[0] as usize, out.heads.strides[0] as usize);
+                let (from_grad, from_out) = (grad.from(q0, batch, head), out.from(q0, batch, head));
+                row_products(from_grad, by_grad, from_out, by_out, d, &mut delta[..rows]);
                 // SAFETY: inputs outlive the call; p, ds and the gradients of this head belong to this thread.
                 unsafe {
                     let block = |x: &mut [E]| Matrix::rows(x.as_mut_ptr(), keys as isize);
@@ -308,7 +268,7 @@ fn write_grads<E: Real>(
                     let (q, grad) = (q.matrix(q0, batch, head), grad.matrix(q0, batch, head));
                     let (k, v) = (k.matrix(k0, batch, kv), v.matrix(k0, batch, kv));
                     product([rows, keys, d], block(p), q, k.transposed(), scale, Onto::Overwrite);
-                    probability_rows(p, q0, &[k0, k1, s], &options, &lse[first + q0..first + q1]);
+                    probability_rows(p, q0, [k0, k1, s], &options, &lse[first + q0..first + q1]);
                     let target = dv.matrix(k0, batch, kv);
                     product([keys, d, rows], target, read(p).transposed(), grad, E::ONE, onto);
                     product([rows, keys, d], block(ds), grad, v.transposed(), E::ONE, Onto::Overwrite);
@@ -319,13 +279,4 @@ fn write_grads<E: Real>(
             }
         }
     });
-}
-
-/// `Σ a b` along the head for consecutive positions.
-fn row_products<E: Real>(a: &Input<'_, E>, b: &Input<'_, E>, [s, batch, head]: [usize; 3], d: usize, out: &mut [E]) {
-    let (by_a, by_b) = (a.heads.strides[3] as usize, b.heads.strides[3] as usize);
-    for (i, out) in out.iter_mut().enumerate() {
-        let (a, b) = (&a.data[a.heads.at(s + i, batch, head)..], &b.data[b.heads.at(s + i, batch, head)..]);
-        *out = sum(d, |j| a[j * by_a] * b[j * by_b]);
-    }
 }

@@ -24,8 +24,7 @@ vectorized! {
 vectorized! {
     fn sum_rows<E>(logits: &[E], columns: usize, valid: usize, max: &[E], out: &mut [E]) {
         for ((row, &max), out) in logits.chunks_exact(columns).zip(max).zip(out) {
-            let row = &row[..valid];
-            *out = lanes::sum(valid, |i| (row[i] - max).exp());
+            *out = lanes::sum(&row[..valid], |x| (x - max).exp());
         }
     }
 }

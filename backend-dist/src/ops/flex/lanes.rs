@@ -2,9 +2,9 @@
 
 use super::real::Real;
 
-/// Partial sums kept apart in a reduction: enough for two 512-bit registers of f32, and a fixed number, so that a sum
-/// does not depend on the machine.
-const LANES: usize = 32;
+/// Partial sums kept apart in a reduction: a 512-bit register of f32, and the same everywhere, so that a sum does not
+/// depend on the machine.
+pub(super) const LANES: usize = 16;
 
 /// Defines a function whose body is compiled three times, for AVX-512, AVX2 and the baseline, and chosen at run time.
 /// What the body calls must be `#[inline(always)]` to be compiled along.
@@ -57,37 +57,70 @@ pub(super) fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
-/// `Σ f(i)` for `i` below `n`, in [`LANES`] interleaved partial sums.
+/// `Σ f(a)` in [`LANES`] interleaved partial sums.
 #[inline(always)]
-pub(super) fn sum<E: Real>(n: usize, f: impl Fn(usize) -> E) -> E {
+pub(super) fn sum<E: Real>(a: &[E], f: impl Fn(E) -> E) -> E {
     let mut lanes = [E::ZERO; LANES];
-    let whole = n / LANES * LANES;
-    let mut start = 0;
-    while start < whole {
-        for (lane, total) in lanes.iter_mut().enumerate() {
-            *total += f(start + lane);
+    let (a, a_rest) = a.as_chunks::<LANES>();
+    for a in a {
+        for i in 0..LANES {
+            lanes[i] += f(a[i]);
         }
-        start += LANES;
     }
-    let mut total = E::ZERO;
-    for i in whole..n {
-        total += f(i);
+    for (lane, &a) in lanes.iter_mut().zip(a_rest) {
+        *lane += f(a);
     }
-    fold(lanes, |a, b| a + b) + total
+    fold(lanes, |a, b| a + b)
+}
+
+/// `Σ f(a, b)` over two slices of one length.
+#[inline(always)]
+pub(super) fn sum2<E: Real>(a: &[E], b: &[E], f: impl Fn(E, E) -> E) -> E {
+    let mut lanes = [E::ZERO; LANES];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        for i in 0..LANES {
+            lanes[i] += f(a[i], b[i]);
+        }
+    }
+    for ((lane, &a), &b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
+        *lane += f(a, b);
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// `Σ f(a, b, c)` over three slices of one length.
+#[inline(always)]
+pub(super) fn sum3<E: Real>(a: &[E], b: &[E], c: &[E], f: impl Fn(E, E, E) -> E) -> E {
+    let mut lanes = [E::ZERO; LANES];
+    let ((a, a_rest), (b, b_rest), (c, c_rest)) =
+        (a.as_chunks::<LANES>(), b.as_chunks::<LANES>(), c.as_chunks::<LANES>());
+    for ((a, b), c) in a.iter().zip(b).zip(c) {
+        for i in 0..LANES {
+            lanes[i] += f(a[i], b[i], c[i]);
+        }
+    }
+    for (((lane, &a), &b), &c) in lanes.iter_mut().zip(a_rest).zip(b_rest).zip(c_rest) {
+        *lane += f(a, b, c);
+    }
+    fold(lanes, |a, b| a + b)
 }
 
 /// The largest element, negative infinity for none. NaN is passed over.
 #[inline(always)]
-pub(super) fn max<E: Real>(x: &[E]) -> E {
+pub(super) fn max<E: Real>(a: &[E]) -> E {
     let larger = |a: E, b: E| if b > a { b } else { a };
     let mut lanes = [E::NEG_INFINITY; LANES];
-    let mut chunks = x.chunks_exact(LANES);
-    for chunk in &mut chunks {
-        for (lane, &value) in lanes.iter_mut().zip(chunk) {
-            *lane = larger(*lane, value);
+    let (a, a_rest) = a.as_chunks::<LANES>();
+    for a in a {
+        for i in 0..LANES {
+            lanes[i] = larger(lanes[i], a[i]);
         }
     }
-    chunks.remainder().iter().fold(fold(lanes, larger), |a, &b| larger(a, b))
+    for (lane, &a) in lanes.iter_mut().zip(a_rest) {
+        *lane = larger(*lane, a);
+    }
+    fold(lanes, larger)
 }
 
 /// Combines the lanes in a tree.

@@ -79,7 +79,7 @@ fn matmul<E: Real>([m, n, k]: [usize; 3], a: Matrix<*const E>, b: Matrix<*const 
 }
 
 /// Fewer rows than this in a part would repeat the packing of `b` for little work.
-const MIN_ROWS: usize = 32;
+const MIN_ROWS: usize = 64;
 
 /// The shape of `x` with another last dimension.
 fn with_last(x: &FlexTensor, last: usize) -> Shape {

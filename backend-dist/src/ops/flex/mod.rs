@@ -14,6 +14,7 @@ mod output;
 mod parallel;
 mod real;
 mod rope;
+mod softmax;
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DType, Flex, FloatDType, ops::FloatTensorOps};
@@ -148,7 +149,7 @@ impl LocalKernels for Flex {
     ) -> [FlexTensor; 3] {
         let (dtype, inner) = (qkv[0].dtype(), compute_type(qkv[0].dtype()));
         let [q, k, v] = qkv.map(|x| cast(x, inner));
-        let (out, grad) = (cast(out, inner), cast(grad, inner));
+        let (out, grad) = (dense(out, inner), dense(grad, inner));
         by_real!(inner, E => attention::grads::<E>([&q, &k, &v], &out, &lse, &grad, options)).map(|x| cast(x, dtype))
     }
 
@@ -170,7 +171,7 @@ impl LocalKernels for Flex {
     ) -> FlexTensor {
         let (dtype, inner) = (qkv.dtype(), compute_type(qkv.dtype()));
         let [q, k, v] = super::plain::attention::unpack::<Flex>(cast(qkv, inner), heads);
-        let (out, grad) = (cast(out, inner), cast(grad, inner));
+        let (out, grad) = (dense(out, inner), dense(grad, inner));
         cast(by_real!(inner, E => attention::packed_grad::<E>([&q, &k, &v], &out, &lse, &grad, options)), dtype)
     }
 

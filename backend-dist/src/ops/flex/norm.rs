@@ -5,7 +5,7 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, Shape};
 
 use super::{
-    lanes::{sum, vectorized},
+    lanes::{sum, sum2, sum3, vectorized},
     output::{Output, filled},
     parallel::{for_parts, parts},
     real::Real,
@@ -16,8 +16,8 @@ use crate::ops::kernels::{NormGrads, NormNeeds};
 #[inline(always)]
 fn statistics<E: Real>(x: &[E], eps: E, center: bool) -> (E, E) {
     let n = E::of(x.len() as f64);
-    let mean = if center { sum(x.len(), |i| x[i]) / n } else { E::ZERO };
-    let square = sum(x.len(), |i| (x[i] - mean) * (x[i] - mean)) / n;
+    let mean = if center { sum(x, |x| x) / n } else { E::ZERO };
+    let square = sum(x, |x| (x - mean) * (x - mean)) / n;
     (mean, E::ONE / (square + eps).sqrt())
 }
 
@@ -25,9 +25,11 @@ vectorized! {
     fn forward_rows<E>(x: &[E], w: &[E], b: Option<&[E]>, out: &mut [E], eps: E) {
         let n = w.len();
         for (x, out) in x.chunks_exact(n).zip(out.chunks_exact_mut(n)) {
+            let (x, out) = (&x[..n], &mut out[..n]);
             let (mean, inverse) = statistics(x, eps, b.is_some());
             match b {
                 Some(b) => {
+                    let b = &b[..n];
                     for i in 0..n {
                         out[i] = (x[i] - mean) * inverse * w[i] + b[i];
                     }
@@ -57,11 +59,12 @@ vectorized! {
         let n = w.len();
         let count = E::of(n as f64);
         for (r, (x, grad)) in x.chunks_exact(n).zip(grad.chunks_exact(n)).enumerate() {
+            let (x, grad) = (&x[..n], &grad[..n]);
             let (mean, inverse) = statistics(x, eps, center);
             if !dx.is_empty() {
                 let dx = &mut dx[r * n..(r + 1) * n];
-                let along = sum(n, |i| grad[i] * w[i] * (x[i] - mean)) * inverse * inverse / count;
-                let offset = if center { sum(n, |i| grad[i] * w[i]) / count } else { E::ZERO };
+                let along = sum3(grad, w, x, |grad, w, x| grad * w * (x - mean)) * inverse * inverse / count;
+                let offset = if center { sum2(grad, w, |grad, w| grad * w) / count } else { E::ZERO };
                 for i in 0..n {
                     dx[i] = (grad[i] * w[i] - offset - (x[i] - mean) * along) * inverse;
                 }

@@ -11,21 +11,44 @@ use super::{
 use crate::ops::options::Rotation;
 
 vectorized! {
-    /// One head: the first `2 cos.len()` elements turned, the rest copied.
-    fn turn<E>(x: &[E], cos: &[E], sin: &[E], sign: E, out: &mut [E]) {
-        let half = cos.len();
-        let (a, rest) = x.split_at(half);
-        let (b, rest) = rest.split_at(half);
-        let (out_a, out_rest) = out.split_at_mut(half);
-        let (out_b, out_rest) = out_rest.split_at_mut(half);
-        for i in 0..half {
-            let sin = sign * sin[i];
-            out_a[i] = a[i] * cos[i] - b[i] * sin;
-            out_b[i] = b[i] * cos[i] + a[i] * sin;
+    /// All heads of one position, `heads` of them turned. `at` is the first element in `x`, `strides` those of batch and
+    /// head, `sizes` the number of batches and heads and the head size.
+    fn turn<E>(
+        x: &[E],
+        at: isize,
+        strides: [isize; 2],
+        sizes: [usize; 3],
+        heads: usize,
+        cos: &[E],
+        sin: &[E],
+        sign: E,
+        out: &mut [E],
+    ) {
+        let ([b, h, d], half) = (sizes, cos.len());
+        let sin = &sin[..half];
+        for (i, out) in out.chunks_exact_mut(d).take(b * h).enumerate() {
+            let at = at + (i / h) as isize * strides[0] + (i % h) as isize * strides[1];
+            let x = &x[at as usize..][..d];
+            if i % h >= heads {
+                out.copy_from_slice(x);
+                continue;
+            }
+            let (a, rest) = x.split_at(half);
+            let (b, rest) = rest.split_at(half);
+            let (out_a, out_rest) = out.split_at_mut(half);
+            let (out_b, out_rest) = out_rest.split_at_mut(half);
+            for i in 0..half {
+                let sin = sign * sin[i];
+                out_a[i] = a[i] * cos[i] - b[i] * sin;
+                out_b[i] = b[i] * cos[i] + a[i] * sin;
+            }
+            out_rest.copy_from_slice(rest);
         }
-        out_rest.copy_from_slice(rest);
     }
 }
+
+/// A guess at the time of one element in picoseconds.
+const COST: usize = 300;
 
 pub(super) fn apply<E: Real>(
     x: &FlexTensor,
@@ -35,7 +58,7 @@ pub(super) fn apply<E: Real>(
     rotation: Rotation,
 ) -> FlexTensor {
     let dense;
-    let x = if x.layout().strides()[3] == 1 || x.layout().shape()[3] == 1 {
+    let x = if x.layout().strides()[3] == 1 {
         x
     } else {
         dense = x.to_contiguous();
@@ -47,31 +70,18 @@ pub(super) fn apply<E: Real>(
     let half = cos.layout().shape()[1];
     let (source, cos, sin) = (E::buffer(x), E::slice(cos), E::slice(sin));
     let sign = if rotation == Rotation::Forward { E::ONE } else { -E::ONE };
-    let data = filled(s * b * h * d, |out| {
-        for_parts(s, parts(s, b * h * d * COST), |_, rows| {
-            // SAFETY: each part has its own positions.
-            let out = unsafe { out.slice(rows.start * b * h * d..rows.end * b * h * d) };
-            let mut out = out.chunks_exact_mut(d);
+    let position = b * h * d;
+    let data = filled(s * position, |out| {
+        for_parts(s, parts(s, position * COST), |_, rows| {
             for i in rows {
-                let (cos, sin) = (&cos[i * half..(i + 1) * half], &sin[i * half..(i + 1) * half]);
-                for j in 0..b {
-                    let at = i as isize * strides[0] + j as isize * strides[1];
-                    for head in 0..h {
-                        let at = layout.start_offset() as isize + at + head as isize * strides[2];
-                        let x = &source[at as usize..at as usize + d];
-                        let out = out.next().expect("the output has as many heads");
-                        if head < heads {
-                            turn(x, cos, sin, sign, out);
-                        } else {
-                            out.copy_from_slice(x);
-                        }
-                    }
-                }
+                // SAFETY: each part has its own positions.
+                let out = unsafe { out.slice(i * position..(i + 1) * position) };
+                let at = layout.start_offset() as isize + i as isize * strides[0];
+                let angles = i * half..(i + 1) * half;
+                let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
+                turn(source, at, [strides[1], strides[2]], [b, h, d], heads, cos, sin, sign, out);
             }
         });
     });
     E::tensor(data, shape)
 }
-
-/// A guess at the time of one element in picoseconds.
-const COST: usize = 400;

@@ -1,0 +1,94 @@
+//! Row by row work on the scores of one block of queries.
+
+use super::{
+    lanes::{LANES, max, sum, sum2, vectorized},
+    real::Real,
+};
+use crate::ops::options::AttentionOptions;
+
+/// Applies `f` to the elements `low..high` of a row and sets the others to zero. Works on whole vectors and selects,
+/// instead of stopping in the middle of one.
+#[inline(always)]
+fn map_visible<E: Real>(row: &mut [E], low: usize, high: usize, f: impl Fn(E) -> E) {
+    let (inside, after) = row.split_at_mut(high.next_multiple_of(LANES).min(row.len()));
+    after.fill(E::ZERO);
+    let (low, count) = (low as u32, (high - low) as u32);
+    let one = |value: &mut E, j: u32| {
+        let mapped = f(*value);
+        *value = if j.wrapping_sub(low) < count { mapped } else { E::ZERO };
+    };
+    let (chunks, rest) = inside.as_chunks_mut::<LANES>();
+    let start = (chunks.len() * LANES) as u32;
+    for (c, chunk) in chunks.iter_mut().enumerate() {
+        for (lane, value) in chunk.iter_mut().enumerate() {
+            one(value, (c * LANES + lane) as u32);
+        }
+    }
+    for (lane, value) in rest.iter_mut().enumerate() {
+        one(value, start + lane as u32);
+    }
+}
+
+vectorized! {
+    /// Softmax numerators in place, zero where hidden; their sums into `totals`, the maxima into `tops`.
+    fn softmax_rows<E>(
+        scores: &mut [E],
+        first_query: usize,
+        keys: [usize; 3],
+        options: &AttentionOptions,
+        totals: &mut [E],
+        tops: &mut [E],
+    ) {
+        let [from, to, all] = keys;
+        for (i, row) in scores.chunks_exact_mut(to - from).enumerate() {
+            let (low, high) = options.visible(first_query + i, all);
+            tops[i] = max(&row[low - from..high - from]);
+        }
+        for (i, row) in scores.chunks_exact_mut(to - from).enumerate() {
+            let (low, high) = options.visible(first_query + i, all);
+            let top = tops[i];
+            map_visible(row, low - from, high - from, |score| (score - top).exp());
+        }
+        for (row, total) in scores.chunks_exact(to - from).zip(totals) {
+            *total = sum(row, |p| p);
+        }
+    }
+}
+
+vectorized! {
+    /// Probabilities in place from scores and log-sum-exp, zero where hidden.
+    fn probability_rows<E>(
+        scores: &mut [E],
+        first_query: usize,
+        keys: [usize; 3],
+        options: &AttentionOptions,
+        lse: &[E],
+    ) {
+        let [from, to, all] = keys;
+        for (i, row) in scores.chunks_exact_mut(to - from).enumerate() {
+            let (low, high) = options.visible(first_query + i, all);
+            let lse = lse[i];
+            map_visible(row, low - from, high - from, |score| (score - lse).exp());
+        }
+    }
+}
+
+vectorized! {
+    /// `ds = p (dp - delta)` in place of `dp`.
+    fn score_grad_rows<E>(dp: &mut [E], p: &[E], delta: &[E], keys: usize) {
+        for ((dp, p), &delta) in dp.chunks_exact_mut(keys).zip(p.chunks_exact(keys)).zip(delta) {
+            for (dp, &p) in dp.iter_mut().zip(p) {
+                *dp = p * (*dp - delta);
+            }
+        }
+    }
+}
+
+vectorized! {
+    /// `Σ a b` of consecutive rows of `d` elements, `by_a` and `by_b` apart.
+    fn row_products<E>(a: &[E], by_a: usize, b: &[E], by_b: usize, d: usize, out: &mut [E]) {
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = sum2(&a[i * by_a..][..d], &b[i * by_b..][..d], |a, b| a * b);
+        }
+    }
+}
