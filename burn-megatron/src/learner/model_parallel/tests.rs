@@ -37,7 +37,7 @@ fn engine() -> EngineConfig {
         decay: Span::Steps(12),
         form: LrDecay::Cosine,
     };
-    let optimizer = AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let optimizer = AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() };
     EngineConfig {
         micro_batch: 2,
         global_batch: 8,
