@@ -98,6 +98,21 @@ pub fn run_on<M: CausalLm>(
     Outcome { losses, logits, gradients: assemble(&locals) }
 }
 
+/// Losses of a model that records gradients and of its copy that does not: training, evaluation, training, evaluation.
+pub fn alternating_losses<M: CausalLm>(config: &M::Config) -> [Vec<f64>; 4] {
+    let rank = Rank::single(Device::flex());
+    let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(&Noise)).unwrap();
+    let batch = Batch::synthetic(config.vocab_size());
+    let losses = |model: &M, device: &Device| {
+        let losses = model.token_losses(batch.ids(&batch.tokens, device), batch.ids(&batch.labels, device));
+        assert_eq!(losses.is_autodiff(), device.is_autodiff());
+        host(losses)
+    };
+    let (plain, autodiff) = (rank.device.clone(), rank.device.autodiff());
+    let evaluated = model.valid();
+    [losses(&model, &autodiff), losses(&evaluated, &plain), losses(&model, &autodiff), losses(&evaluated, &plain)]
+}
+
 /// The randomly initialised weights of a model.
 pub fn initial_weights<M: CausalLm>(config: &M::Config, layout: &str, seed: u64) -> BTreeMap<String, HostTensor> {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
