@@ -1,6 +1,7 @@
 //! Every layout gives the losses, logits and gradients of one rank, to rounding in `f64`.
 
 mod harness;
+mod hf;
 
 use harness::{Outcome, assert_close, assert_within, initial_weights, largest, run};
 use models::layers::{DropoutKey, Llama3Scaling};
