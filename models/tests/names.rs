@@ -136,6 +136,11 @@ fn what_the_models_lack_is_refused() {
         refuse(GPT2, "attn_pdrop", json!(0.1)),
         "config.json: `attn_pdrop` is 0.1, which this model does not have; nearest legal: 0"
     );
+    assert_eq!(
+        refuse(GPT2, "scale_attn_weights", json!(false)),
+        "config.json: `scale_attn_weights` is false, which this model does not have; nearest legal: true"
+    );
+    assert!(refuse(LLAMA3, "attention_dropout", json!(0.1)).contains("`attention_dropout` is 0.1"));
     assert!(refuse(LLAMA3, "hidden_act", json!("gelu")).contains("nearest legal: silu"));
     assert!(refuse(LLAMA3, "rope_parameters", json!({"rope_type": "yarn"})).contains("`rope_type` is yarn"));
     assert_eq!(refuse(LLAMA3, "vocab_size", json!(-1)), "config.json: `vocab_size` is -1, not a positive integer");
