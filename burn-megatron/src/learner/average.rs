@@ -142,8 +142,8 @@ mod tests {
         })
         .unwrap();
         for [always, sometimes, never] in results {
-            assert_eq!(always.unwrap().to_vec::<f32>().unwrap(), [1.5; 6]);
-            assert_eq!(sometimes.unwrap().to_vec::<f32>().unwrap(), [1.0; 6]);
+            assert_eq!(always.unwrap().try_to_vec::<f32>().unwrap(), [1.5; 6]);
+            assert_eq!(sometimes.unwrap().try_to_vec::<f32>().unwrap(), [1.0; 6]);
             assert!(never.is_none());
         }
     }

@@ -87,7 +87,7 @@ impl Net {
     }
 
     fn weights(&self) -> Vec<f64> {
-        let read = |param: &Param<Tensor<2>>| param.val().into_data().to_vec::<f64>().unwrap();
+        let read = |param: &Param<Tensor<2>>| param.val().into_data().try_to_vec::<f64>().unwrap();
         [read(&self.hidden), read(&self.output)].concat()
     }
 }
