@@ -140,7 +140,7 @@ pub type Throughput = StepMetric<ThroughputReading>;
 
 impl Reading for ThroughputReading {
     type Input = StepStats;
-    const NAME: &'static str = "Tokens/s";
+    const NAME: &'static str = "Tokens per second";
     const HIGHER_IS_BETTER: bool = true;
 
     fn read(input: &StepStats) -> (f64, u64) {
