@@ -76,7 +76,7 @@ fn recipe(args: &Args) -> EngineConfig {
             decay: Span::Steps(steps),
             form: LrDecay::Cosine,
         },
-        optimizer: AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, ..Default::default() },
+        optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() },
         clip: Some(1.0),
         loss: LossMean::PerToken,
         seed: 1234,

@@ -53,7 +53,7 @@ fn recipe(steps: usize, data_parallel: usize) -> EngineConfig {
             decay: Span::Steps(steps),
             form: LrDecay::Cosine,
         },
-        optimizer: AdamWConfig { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, ..Default::default() },
+        optimizer: AdamWConfig { beta2: 0.99, weight_decay: 0.1, ..AdamWConfig::default() },
         clip: Some(1.0),
         loss: LossMean::PerToken,
         seed: 1337,

@@ -19,7 +19,7 @@ pub struct Text {
     /// Documents read.
     pub documents: u64,
     /// Tokens in them.
-    pub tokens: u64,
+    pub tokens: usize,
     tokenizer: Tokenizer,
 }
 

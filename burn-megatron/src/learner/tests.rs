@@ -20,6 +20,7 @@ use burn::train::{
 };
 
 use super::MegatronStrategy;
+use super::shares::whole_shares;
 
 const INPUTS: usize = 3;
 const HIDDEN: usize = 8;
@@ -56,7 +57,7 @@ struct Row {
     y: f64,
 }
 
-struct Rows;
+struct Rows(DType);
 
 type Batch = (Tensor<2>, Tensor<2>);
 
@@ -65,17 +66,17 @@ impl Batcher<Row, Batch> for Rows {
         let count = rows.len();
         let x: Vec<f64> = rows.iter().flat_map(|row| row.x).collect();
         let y: Vec<f64> = rows.iter().map(|row| row.y).collect();
-        let tensor = |values, width| Tensor::from_data(TensorData::new(values, [count, width]), (device, DType::F64));
+        let tensor = |values, width| Tensor::from_data(TensorData::new(values, [count, width]), (device, self.0));
         (tensor(x, INPUTS), tensor(y, 1))
     }
 }
 
 impl Net {
-    fn new(trap: Trap) -> Self {
+    fn new(trap: Trap, dtype: DType) -> Self {
         let device = Device::flex().autodiff();
         let weights = |rows: usize, columns: usize| {
             let values: Vec<f64> = (0..rows * columns).map(|i| ((i * 37 % 23) as f64 - 11.0) / 20.0).collect();
-            Param::from_tensor(Tensor::from_data(TensorData::new(values, [rows, columns]), (&device, DType::F64)))
+            Param::from_tensor(Tensor::from_data(TensorData::new(values, [rows, columns]), (&device, dtype)))
         };
         Self { hidden: weights(INPUTS, HIDDEN), output: weights(HIDDEN, 1), trap }
     }
@@ -87,7 +88,7 @@ impl Net {
     }
 
     fn weights(&self) -> Vec<f64> {
-        let read = |param: &Param<Tensor<2>>| param.val().into_data().try_to_vec::<f64>().unwrap();
+        let read = |param: &Param<Tensor<2>>| param.val().into_data().iter::<f64>().collect::<Vec<_>>();
         [read(&self.hidden), read(&self.output)].concat()
     }
 }
@@ -137,8 +138,8 @@ fn interleaved(rows: &[Row], ranks: usize, batch: usize) -> Vec<Row> {
     order
 }
 
-fn loader(rows: Vec<Row>, batch: usize) -> Arc<dyn DataLoader<Batch>> {
-    DataLoaderBuilder::new(Rows).batch_size(batch).build(InMemDataset::new(rows))
+fn loader(rows: Vec<Row>, batch: usize, dtype: DType) -> Arc<dyn DataLoader<Batch>> {
+    DataLoaderBuilder::new(Rows(dtype)).batch_size(batch).build(InMemDataset::new(rows))
 }
 
 struct Setup {
@@ -148,11 +149,19 @@ struct Setup {
     accumulation: Option<usize>,
     strategy: TrainingStrategy<Net>,
     trap: Trap,
+    dtype: DType,
+}
+
+impl Setup {
+    /// Batches of 4 in double precision.
+    fn new(rows: Vec<Row>, epochs: usize, strategy: TrainingStrategy<Net>, trap: Trap) -> Self {
+        Self { rows, batch: 4, epochs, accumulation: None, strategy, trap, dtype: DType::F64 }
+    }
 }
 
 fn training(directory: &Path, setup: Setup) -> (SupervisedTraining<Net>, Learner<Net>) {
-    let valid = loader(rows(10), 4);
-    let mut training = SupervisedTraining::new(directory, loader(setup.rows, setup.batch), valid)
+    let valid = loader(rows(10), 4, setup.dtype);
+    let mut training = SupervisedTraining::new(directory, loader(setup.rows, setup.batch, setup.dtype), valid)
         .metrics((LossMetric::new(),))
         .with_application_logger(None)
         .renderer(Box::new(CliMetricsRenderer::new()))
@@ -162,7 +171,7 @@ fn training(directory: &Path, setup: Setup) -> (SupervisedTraining<Net>, Learner
     if let Some(accumulation) = setup.accumulation {
         training = training.grads_accumulation(accumulation);
     }
-    (training, Learner::new(Net::new(setup.trap), AdamWConfig::new().with_weight_decay(0.1).init(), 0.01))
+    (training, Learner::new(Net::new(setup.trap, setup.dtype), AdamWConfig::new().with_weight_decay(0.1).init(), 0.01))
 }
 
 fn run(directory: &Path, setup: Setup) -> LearningResult<Net> {
@@ -192,21 +201,15 @@ fn ranks_equal_one_device_with_the_larger_batch() {
         let (all, batch, epochs) = (rows(61), 4, 3);
         let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let trap = Trap::default;
-        let single = Setup {
-            rows: interleaved(&all, ranks, batch),
-            batch: batch * ranks,
-            epochs,
-            accumulation,
-            strategy: one_device(),
-            trap: trap(),
-        };
+        let rows = interleaved(&all, ranks, batch);
+        let single = Setup { batch: batch * ranks, accumulation, ..Setup::new(rows, epochs, one_device(), trap()) };
         let strategy = MegatronStrategy::data_parallel(ranks);
-        let parallel = Setup { rows: all, batch, epochs, accumulation, strategy, trap: trap() };
+        let parallel = Setup { accumulation, ..Setup::new(all, epochs, strategy, trap()) };
         let single = run(one.path(), single).model.weights();
         let result = run(many.path(), parallel);
         assert!(result.error.is_none() && result.interrupted.is_none());
         let parallel = result.model.weights();
-        assert!(worst(&single, &Net::new(trap()).weights()) > 1e-2, "the single device did not learn");
+        assert!(worst(&single, &Net::new(trap(), DType::F64).weights()) > 1e-2, "the single device did not learn");
         assert!(worst(&parallel, &single) < 1e-10, "{ranks} ranks: {}", worst(&parallel, &single));
 
         for epoch in 1..=epochs {
@@ -217,7 +220,8 @@ fn ranks_equal_one_device_with_the_larger_batch() {
                 .collect();
             assert!(worst(&parallel, &single) < 1e-10, "{ranks} ranks, epoch {epoch}: {parallel:?} {single:?}");
         }
-        assert_eq!(losses(many.path(), 1, Split::Valid).len(), ranks, "every rank validates its share of 10 rows");
+        let batches: usize = whole_shares(10, ranks).iter().map(|share| share.len().div_ceil(4)).sum();
+        assert_eq!(losses(many.path(), 1, Split::Valid).len(), batches, "every rank validates its share of 10 rows");
     }
 }
 
@@ -226,17 +230,7 @@ fn a_rank_that_panics_ends_the_training_with_its_error() {
     let directory = tempfile::tempdir().unwrap();
     let trap = Trap { panic_at: Some(9), ..Trap::default() };
     let start = std::time::Instant::now();
-    let result = run(
-        directory.path(),
-        Setup {
-            rows: rows(64),
-            batch: 4,
-            epochs: 2,
-            accumulation: None,
-            strategy: MegatronStrategy::data_parallel(4),
-            trap,
-        },
-    );
+    let result = run(directory.path(), Setup::new(rows(64), 2, MegatronStrategy::data_parallel(4), trap));
     let error = result.error.expect("the failure is the result's error").to_string();
     assert!(error.contains("the model ran into a wall") && error.contains("dp "), "{error}");
     assert!(result.interrupted.is_none());
@@ -248,17 +242,7 @@ fn the_interrupter_stops_all_ranks_after_the_step() {
     let directory = tempfile::tempdir().unwrap();
     let trap = Trap { stop_at: Some(5), ..Trap::default() };
     let steps = trap.steps.clone();
-    let result = run(
-        directory.path(),
-        Setup {
-            rows: rows(64),
-            batch: 4,
-            epochs: 5,
-            accumulation: None,
-            strategy: MegatronStrategy::data_parallel(2),
-            trap,
-        },
-    );
+    let result = run(directory.path(), Setup::new(rows(64), 5, MegatronStrategy::data_parallel(2), trap));
     assert_eq!(result.interrupted.unwrap().reason.as_deref(), Some("enough"));
     assert!(result.error.is_none());
     assert_eq!(steps.load(Ordering::SeqCst), 6, "step 3 of both ranks is the last");
@@ -269,14 +253,7 @@ fn early_stopping_ends_all_ranks_in_the_same_epoch() {
     let directory = tempfile::tempdir().unwrap();
     let trap = Trap::default();
     let steps = trap.steps.clone();
-    let setup = Setup {
-        rows: rows(16),
-        batch: 4,
-        epochs: 50,
-        accumulation: None,
-        strategy: MegatronStrategy::data_parallel(2),
-        trap,
-    };
+    let setup = Setup::new(rows(16), 50, MegatronStrategy::data_parallel(2), trap);
     // A loss that falls counts as 'no improvement' when the highest is wanted: epoch 1 stays the best.
     let never_better = MetricEarlyStoppingStrategy::new(
         &LossMetric::new(),
@@ -296,7 +273,8 @@ fn checkpoints_resume_to_the_same_weights() {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let start = |directory: &Path, epochs: usize, resume: Option<usize>| {
         let strategy = MegatronStrategy::data_parallel(2);
-        let setup = Setup { rows: rows(16), batch: 4, epochs, accumulation: None, strategy, trap: Trap::default() };
+        // burn-train restores the optimizer's state in f32.
+        let setup = Setup { dtype: DType::F32, ..Setup::new(rows(16), epochs, strategy, Trap::default()) };
         let (mut training, mut learner) = training(directory, setup);
         training = training.with_default_checkpointers();
         if let Some(epoch) = resume {

@@ -140,6 +140,7 @@ pub type Throughput = StepMetric<ThroughputReading>;
 
 impl Reading for ThroughputReading {
     type Input = StepStats;
+    // burn-train names files after metrics, so no slash.
     const NAME: &'static str = "Tokens per second";
     const HIGHER_IS_BETTER: bool = true;
 
