@@ -27,7 +27,7 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
     /// Optimizer steps
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 600)]
     steps: usize,
     /// Tokens per sample
     #[arg(long, default_value_t = 128)]

@@ -86,8 +86,11 @@ impl<M: LearnerModel> RankLoop<M> {
         let mut accumulated = 0;
         for iteration in 1.. {
             let (batch, round) = next(&mut *batches, group, &shared.interrupter)?;
-            // Every rank has pushed its output of the previous round before it came here.
-            self.report_train(first, shared);
+            // Every rank has pushed its output of the previous round before it came here; a quick one may have pushed
+            // that of this round already.
+            if iteration > 1 {
+                self.report_train(first, shared);
+            }
             if round.ready.contains(&false) && round.ready.contains(&true) && !round.stop {
                 return Err(uneven(&round.ready, iteration).into());
             }
@@ -154,7 +157,9 @@ impl<M: LearnerModel> RankLoop<M> {
         }
         for iteration in 1.. {
             let (batch, round) = next(&mut *batches, group, &shared.interrupter)?;
-            self.report_valid(first, shared);
+            if iteration > 1 {
+                self.report_valid(first, shared);
+            }
             if round.stop || !round.ready.contains(&true) {
                 break;
             }

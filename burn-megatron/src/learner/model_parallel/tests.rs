@@ -76,7 +76,7 @@ fn layouts_log_the_same_steps_and_write_the_same_text() {
         assert_eq!(kinds.iter().filter(|kind| **kind == "valid").count(), 3, "after steps 5, 10 and 12");
         assert_eq!((steps[14]["kind"].as_str(), steps[14]["step"].as_u64()), (Some("valid"), Some(12)));
         let loss = |line: usize| steps[line]["loss"].as_f64().unwrap();
-        assert!(loss(13) < loss(0) - 0.3 && loss(14) < loss(5) - 0.1, "{} -> {}", loss(0), loss(13));
+        assert!(loss(13) < loss(0) - 1.0, "{} -> {}", loss(0), loss(13));
 
         let Some((first, first_text)) = &reference else {
             reference = Some((steps, text));
