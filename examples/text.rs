@@ -60,7 +60,7 @@ impl Text {
             valid: valid.with_context(|| format!("the held-out text has no sample of {seq_length} tokens"))?,
             vocab_size: report.vocab_size.context("the tokenizer does not say its size")?,
             documents: report.documents,
-            tokens: output.summary.tokens as u64,
+            tokens: output.summary.tokens,
             tokenizer: Tokenizer::from_file(&path).map_err(|error| anyhow!("{}: {error}", path.display()))?,
         })
     }
