@@ -6,6 +6,7 @@ use burn::tensor::{Int, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::config::ConfigError;
 use crate::layers::DropoutKey;
 use crate::layout::ModelDims;
 use crate::names::NameMap;
@@ -13,6 +14,14 @@ use crate::param::{BuildError, ParamBuilder};
 
 /// The sizes of a model and what follows from them without any tensor.
 pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'static {
+    /// Whether the sizes make a model, in any layout.
+    ///
+    /// # Errors
+    /// Names the key, its value and the nearest legal ones.
+    fn check(&self) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
     /// What a layout must divide; see [`ModelDims::check`].
     fn dims(&self) -> ModelDims;
 
@@ -24,6 +33,11 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
 
     /// Where every global tensor is found in a Hugging Face checkpoint.
     fn hf_names(&self) -> NameMap;
+
+    /// Number of parameters of the whole model, without padding.
+    fn parameter_count(&self) -> usize {
+        self.hf_names().iter().map(|(_, foreign)| foreign.our_shape().iter().product::<usize>()).sum()
+    }
 }
 
 /// A decoder that predicts the next token.

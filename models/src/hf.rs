@@ -117,6 +117,18 @@ impl<'a> ConfigReader<'a> {
         if self.get(key).is_none() { Ok(()) } else { self.expect(key, legal) }
     }
 
+    /// A number that must be the given one if it is there.
+    pub fn expect_number(&self, key: &str, default: f64, legal: f64) -> Result<(), HfError> {
+        let found = self.number(key)?.unwrap_or(default);
+        if found == legal { Ok(()) } else { Err(self.unsupported(key, &found.to_string(), &legal.to_string())) }
+    }
+
+    /// A truth value that must be the given one if it is there.
+    pub fn expect_flag(&self, key: &str, legal: bool) -> Result<(), HfError> {
+        let found = self.flag_or(key, legal)?;
+        if found == legal { Ok(()) } else { Err(self.unsupported(key, &found.to_string(), &legal.to_string())) }
+    }
+
     /// An error for a value that the model does not have.
     pub fn unsupported(&self, key: &str, value: &str, legal: &str) -> HfError {
         HfError::Unsupported { key: key.into(), value: value.into(), legal: legal.into() }

@@ -2,6 +2,7 @@
 //! Tensor- and sequence-parallel layers for Burn, and the model families built from them.
 
 pub mod causal_lm;
+pub mod config;
 pub mod gpt;
 pub mod hf;
 pub mod layers;
@@ -12,6 +13,7 @@ pub mod names;
 pub mod param;
 
 pub use causal_lm::{CausalLm, ModelConfig};
+pub use config::ConfigError;
 pub use gpt::{Gpt, GptConfig};
 pub use llama::{Llama, LlamaConfig};
 pub use param::{BuildError, ParamBuilder, WeightSource};

@@ -65,8 +65,8 @@ impl MegatronDecoder {
         let (fc1, width) = (format!("{theirs}.mlp.linear_fc1"), self.intermediate);
         if self.gated {
             let (gate, up) = (format!("{ours}.mlp.gate_proj"), format!("{ours}.mlp.up_proj"));
-            self.rows(map, &gate, &fc1, vec![0..width], 2 * width, self.mlp_bias);
-            self.rows(map, &up, &fc1, vec![width..2 * width], 2 * width, self.mlp_bias);
+            self.rows(map, &gate, &fc1, one(0..width), 2 * width, self.mlp_bias);
+            self.rows(map, &up, &fc1, one(width..2 * width), 2 * width, self.mlp_bias);
         } else {
             linear(map, &format!("{ours}.mlp.up_proj"), &fc1, [width, self.hidden], self.mlp_bias);
         }
@@ -107,6 +107,10 @@ impl MegatronDecoder {
             map.same(format!("{ours}.bias"), format!("{theirs}.bias"), &[self.hidden]);
         }
     }
+}
+
+fn one(rows: Range<usize>) -> Vec<Range<usize>> {
+    std::iter::once(rows).collect()
 }
 
 fn linear(map: &mut NameMap, ours: &str, theirs: &str, shape: [usize; 2], bias: bool) {

@@ -149,7 +149,7 @@ impl Foreign {
     fn positions(&self) -> impl Iterator<Item = usize> {
         let columns: usize = if self.transposed { self.shape[0] } else { self.shape[1..].iter().product() };
         let all_rows = if self.transposed { self.shape[1] } else { self.shape[0] };
-        let rows = self.rows.clone().unwrap_or_else(|| vec![0..all_rows]);
+        let rows = self.rows.clone().unwrap_or_else(|| std::iter::once(0..all_rows).collect());
         let (row_step, column_step) = if self.transposed { (1, all_rows) } else { (columns, 1) };
         rows.into_iter()
             .flatten()

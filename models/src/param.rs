@@ -11,6 +11,7 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use thiserror::Error;
 
+use crate::config::ConfigError;
 use crate::layout::ModelLayoutError;
 
 /// Where initial weights come from when they are not random.
@@ -37,6 +38,9 @@ impl WeightSource for BTreeMap<String, HostTensor> {
 /// Why a model cannot be built.
 #[derive(Debug, Error)]
 pub enum BuildError {
+    /// The model's sizes contradict each other.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The model does not fit the layout.
     #[error(transparent)]
     Layout(#[from] ModelLayoutError),

@@ -68,7 +68,9 @@ impl ParallelLayout {
         {
             divides(key, value, left, &of)?;
             left /= value;
-            of = format!("{left} (world size {world} / {key} and those before it)");
+            if value > 1 {
+                of = format!("{of} / {key} {value}");
+            }
         }
         self.dp = left;
         self.check()?;
@@ -84,9 +86,8 @@ impl ParallelLayout {
         let per_stage = self.tp * self.cp * self.dp;
         let etp = self.expert_tp();
         divides("expert-tensor-parallel", etp, per_stage, &format!("{per_stage} (ranks of a pipeline stage)"))?;
-        let left = per_stage / etp;
-        let of = format!("{left} (ranks of a pipeline stage / expert-tensor-parallel {etp})");
-        divides("expert-parallel", self.ep, left, &of)
+        let of = format!("{per_stage} (ranks of a pipeline stage) / expert-tensor-parallel {etp}");
+        divides("expert-parallel", self.ep, per_stage / etp, &of)
     }
 
     fn check_sizes(&self) -> Result<(), LayoutError> {

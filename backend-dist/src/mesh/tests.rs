@@ -49,11 +49,11 @@ fn refusals_name_the_nearest_legal_values() {
     );
     assert_eq!(
         refuse(ParallelLayout { tp: 2, pp: 8, ..layout() }, 8),
-        "pipeline-parallel 8 does not divide 4 (world size 8 / context-parallel and those before it); nearest legal: 4"
+        "pipeline-parallel 8 does not divide world size 8 / tensor-parallel 2; nearest legal: 4"
     );
     assert_eq!(
         refuse(ParallelLayout { dp: 4, ep: 3, ..layout() }, 4),
-        "expert-parallel 3 does not divide 4 (ranks of a pipeline stage / expert-tensor-parallel 1); nearest legal: 2, 4"
+        "expert-parallel 3 does not divide 4 (ranks of a pipeline stage) / expert-tensor-parallel 1; nearest legal: 2, 4"
     );
     assert_eq!(
         refuse(ParallelLayout { cp: 0, ..layout() }, 4),

@@ -29,7 +29,7 @@ pub(super) fn average_gradients<M: Module>(module: &M, mut grads: GradientsParam
         let mean = all_reduce(bucket, ReduceOp::Sum, group).div_scalar(group.size() as f64);
         let mut start = 0;
         for param in members {
-            averaged.insert(param.id, mean.clone().slice([start..start + param.length]));
+            averaged.insert(param.id, mean.clone().narrow(0, start, param.length));
             start += param.length;
         }
     }

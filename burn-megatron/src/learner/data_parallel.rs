@@ -90,5 +90,9 @@ fn split<I>(
     shares: Vec<std::ops::Range<usize>>,
     devices: &[Device],
 ) -> Vec<Arc<dyn DataLoader<I>>> {
-    shares.into_iter().zip(devices).map(|(share, device)| loader.slice(share.start, share.end).to_device(device)).collect()
+    shares
+        .into_iter()
+        .zip(devices)
+        .map(|(share, device)| loader.slice(share.start, share.end).to_device(device))
+        .collect()
 }

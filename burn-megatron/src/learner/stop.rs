@@ -49,7 +49,6 @@ fn handle() {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;

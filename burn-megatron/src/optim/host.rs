@@ -81,7 +81,7 @@ impl<E: Real> GradStore for HostStore<E> {
 
     fn update(&mut self, range: Range<usize>, param: Tensor<1>, decays: bool, k: &Coefficients) -> Tensor<1> {
         let mut param = host(param);
-        if E::read(&param).is_none_or(|slice| slice.len() * size_of::<E>() != param.bytes().len()) {
+        if E::read(&param).is_none_or(|slice| size_of_val(slice) != param.bytes().len()) {
             // A view into a larger buffer: the write below takes the whole storage.
             param = FlexTensor::from_data(param.into_data());
         }

@@ -73,7 +73,7 @@ pub(super) fn floats(path: &Path) -> Result<BTreeMap<String, HostTensor>, FileEr
 }
 
 /// All tensors of a file of `I64` tensors, by name: shape and values.
-pub(super) fn integers(path: &Path) -> Result<BTreeMap<String, (Vec<usize>, Vec<i64>)>, FileError> {
+pub(super) fn integers(path: &Path) -> Result<Tensors<i64>, FileError> {
     read(path, |name, dtype, bytes| match dtype {
         Dtype::I64 => Ok(bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect()),
         found => Err(FileError::Type { path: path.into(), name: name.into(), found, expected: "I64" }),

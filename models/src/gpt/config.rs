@@ -5,6 +5,7 @@ use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
+use crate::config::{ConfigError, divides, positive, share};
 use crate::layers::{Activation, AttentionConfig, BlockConfig, LinearConfig, MlpConfig, NormKind};
 use crate::layout::ModelDims;
 use crate::megatron::MegatronDecoder;
@@ -120,6 +121,18 @@ impl GptConfig {
 }
 
 impl ModelConfig for GptConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        positive(&[
+            ("vocab_size", self.vocab_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+        ])?;
+        divides("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size)?;
+        share("hidden_dropout", self.hidden_dropout)
+    }
+
     fn dims(&self) -> ModelDims {
         ModelDims {
             heads: self.num_attention_heads,
@@ -156,5 +169,23 @@ impl ModelConfig for GptConfig {
 
     fn hf_names(&self) -> NameMap {
         super::hf::names(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The published 124 million, to the last one (`GPT2LMHeadModel.num_parameters()`).
+    #[test]
+    fn gpt2_has_the_published_size() {
+        assert_eq!(GptConfig::gpt2().parameter_count(), 124_439_808);
+    }
+
+    #[test]
+    fn contradictory_sizes_are_refused() {
+        let config = GptConfig { num_attention_heads: 7, ..GptConfig::tiny() };
+        let message = config.check().unwrap_err().to_string();
+        assert_eq!(message, "num_attention_heads = 7 does not divide hidden_size = 64; nearest legal: 4, 8");
     }
 }

@@ -77,11 +77,11 @@ impl GptConfig {
             "gelu" => false,
             other => return Err(config.unsupported("activation_function", other, "gelu_new, gelu")),
         };
+        config.expect_flag("scale_attn_weights", true)?;
+        config.expect_flag("scale_attn_by_inverse_layer_idx", false)?;
+        config.expect_flag("add_cross_attention", false)?;
         // transformers' defaults, where a key may be absent.
-        let attention_dropout = config.number("attn_pdrop")?.unwrap_or(0.1);
-        if attention_dropout != 0.0 {
-            return Err(config.unsupported("attn_pdrop", &attention_dropout.to_string(), "0"));
-        }
+        config.expect_number("attn_pdrop", 0.1, 0.0)?;
         let hidden_dropout = config.number("resid_pdrop")?.unwrap_or(0.1);
         let embedding_dropout = config.number("embd_pdrop")?.unwrap_or(0.1);
         if embedding_dropout != hidden_dropout {

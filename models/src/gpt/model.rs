@@ -31,6 +31,7 @@ impl CausalLm for Gpt {
     type Config = GptConfig;
 
     fn build(config: &GptConfig, mut params: ParamBuilder) -> Result<Self, BuildError> {
+        config.check()?;
         config.dims().check_tp(params.place().size)?;
         let params = &mut params;
         let (hidden, init) = (config.hidden_size, config.init());

@@ -77,6 +77,8 @@ struct Key {
     positions: usize,
     dtype: DType,
     device: Device,
+    /// Devices are equal whether or not they record gradients; an evaluation must not record because of its angles.
+    autodiff: bool,
 }
 
 impl RotaryEmbedding {
@@ -87,7 +89,7 @@ impl RotaryEmbedding {
 
     /// The angles of positions `0..positions` as tensors of a type on a device.
     pub fn angles(&self, positions: usize, dtype: DType, device: &Device) -> Angles {
-        let key = Key { positions, dtype, device: device.clone() };
+        let key = Key { positions, dtype, device: device.clone(), autodiff: device.is_autodiff() };
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, angles)) = last.as_ref().filter(|(of, _)| *of == key) {
             return angles.clone();

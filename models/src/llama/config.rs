@@ -4,6 +4,7 @@ use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
+use crate::config::{ConfigError, divides, even, positive, share};
 use crate::layers::{
     Activation, AttentionConfig, BlockConfig, LinearConfig, Llama3Scaling, MlpConfig, NormKind, RopeConfig,
 };
@@ -150,6 +151,19 @@ impl LlamaConfig {
 }
 
 impl ModelConfig for LlamaConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        positive(&[
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+        ])?;
+        divides("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", self.num_attention_heads)?;
+        even("head_dim", self.head_dim)?;
+        share("hidden_dropout", self.hidden_dropout)
+    }
+
     fn dims(&self) -> ModelDims {
         ModelDims {
             heads: self.num_attention_heads,
@@ -186,5 +200,34 @@ impl ModelConfig for LlamaConfig {
 
     fn hf_names(&self) -> NameMap {
         super::hf::names(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The model cards' 8.03, 1.24 billion parameters, to the last one (`LlamaForCausalLM.num_parameters()`).
+    #[test]
+    fn presets_have_the_published_sizes() {
+        assert_eq!(LlamaConfig::llama3_8b().parameter_count(), 8_030_261_248);
+        assert_eq!(LlamaConfig::llama3_1b().parameter_count(), 1_235_814_400);
+    }
+
+    #[test]
+    fn contradictory_sizes_are_refused() {
+        let refuse = |config: LlamaConfig| config.check().unwrap_err().to_string();
+        let tiny = LlamaConfig::tiny;
+        assert_eq!(
+            refuse(LlamaConfig { num_key_value_heads: 3, ..tiny() }),
+            "num_key_value_heads = 3 does not divide num_attention_heads = 8; nearest legal: 2, 4"
+        );
+        assert_eq!(
+            refuse(LlamaConfig { head_dim: 7, ..tiny() }),
+            "head_dim = 7 is not even and positive; nearest legal: 8"
+        );
+        assert_eq!(refuse(LlamaConfig { vocab_size: 0, ..tiny() }), "vocab_size = 0 is not positive; nearest legal: 1");
+        assert!(refuse(LlamaConfig { hidden_dropout: 1.0, ..tiny() }).contains("hidden_dropout = 1"));
+        assert_eq!(tiny().check(), Ok(()));
     }
 }

@@ -54,6 +54,7 @@ impl LlamaConfig {
         let config = ConfigReader::new(config)?;
         config.expect("model_type", "llama")?;
         config.expect_or_absent("hidden_act", "silu")?;
+        config.expect_number("attention_dropout", 0.0, 0.0)?;
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
         let rope = config.object("rope_parameters")?.or(config.object("rope_scaling")?);
         let theta = config.number("rope_theta")?;

@@ -32,6 +32,7 @@ impl CausalLm for Llama {
     type Config = LlamaConfig;
 
     fn build(config: &LlamaConfig, mut params: ParamBuilder) -> Result<Self, BuildError> {
+        config.check()?;
         config.dims().check_tp(params.place().size)?;
         let params = &mut params;
         let (hidden, init) = (config.hidden_size, config.init());

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use tokenizers::decoders::byte_level::ByteLevel;
-use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
-use tokenizers::{AddedToken, ModelWrapper, Tokenizer};
+use tokenizers::{AddedToken, ModelWrapper, Tokenizer, Trainer};
 
 use super::PreprocessError;
+use super::words::Pieces;
 
 /// The end-of-document token of tokenizers that are made here.
 const END_OF_TEXT: &str = "<|endoftext|>";
@@ -107,17 +107,23 @@ fn train_bpe(texts: impl Iterator<Item = String> + Send, size: usize) -> Result<
             "a byte-level BPE of {size} entries; at least {SMALLEST_BPE} are needed (256 bytes and {END_OF_TEXT})"
         )));
     }
-    let mut tokenizer = Tokenizer::new(ModelWrapper::BPE(BPE::default()));
-    tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
-    tokenizer.with_decoder(Some(ByteLevel::new(false, true, true)));
-    let trainer = BpeTrainer::builder()
+    let mut trainer = BpeTrainer::builder()
         .vocab_size(size)
         .min_frequency(2)
         .show_progress(false)
         .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
         .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
         .build();
-    tokenizer.train(&mut TrainerWrapper::BpeTrainer(trainer), texts).map_err(failed)?;
+    // What `Tokenizer::train` does, without its offsets into the text.
+    let pieces = Pieces::gpt2();
+    let words = |text: &str| Ok(pieces.cut(text).into_iter().map(|piece| pieces.symbols(piece)).collect());
+    trainer.feed(texts, words).map_err(failed)?;
+    let mut model = BPE::default();
+    let special = trainer.train(&mut model).map_err(failed)?;
+    let mut tokenizer = Tokenizer::new(ModelWrapper::BPE(model));
+    tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+    tokenizer.with_decoder(Some(ByteLevel::new(false, true, true)));
+    tokenizer.add_special_tokens(&special);
     Ok(tokenizer)
 }
 
@@ -202,6 +208,24 @@ mod tests {
         assert_eq!(vocab_size(&tokenizer), characters.len());
         assert_eq!(end_of_document(&tokenizer, None), None);
         assert!(tokenizer.encode_fast("the dog", false).is_err());
+    }
+
+    #[test]
+    fn training_without_offsets_changes_nothing() {
+        let text = TEXT.repeat(3);
+        let mut theirs = Tokenizer::new(ModelWrapper::BPE(BPE::default()));
+        theirs.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+        theirs.with_decoder(Some(ByteLevel::new(false, true, true)));
+        let trainer = BpeTrainer::builder()
+            .vocab_size(280)
+            .min_frequency(2)
+            .show_progress(false)
+            .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .build();
+        theirs.train(&mut tokenizers::models::TrainerWrapper::BpeTrainer(trainer), [&text].into_iter()).unwrap();
+        let ours = train_bpe([text].into_iter(), 280).unwrap();
+        assert_eq!(ours.to_string(false).unwrap(), theirs.to_string(false).unwrap());
     }
 
     #[test]

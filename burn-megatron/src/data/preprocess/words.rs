@@ -25,10 +25,45 @@ const LONGEST: usize = 64;
 
 type Memory = HashMap<Box<str>, Box<[u32]>>;
 
+/// Cuts text into the pieces that a byte-level BPE never merges across.
+pub(super) struct Pieces {
+    expression: SysRegex,
+    symbols: Vec<char>,
+}
+
+impl Pieces {
+    /// As GPT-2 does, and the tokenizers that are trained here.
+    pub fn gpt2() -> Self {
+        Self::new(GPT2).expect("a valid expression")
+    }
+
+    fn new(expression: &str) -> Option<Self> {
+        let expression = SysRegex::new(expression).ok()?;
+        Some(Self { expression, symbols: (0..=255).map(byte_symbol).collect() })
+    }
+
+    /// The pieces in order; together they are the text.
+    pub fn cut<'t>(&self, text: &'t str) -> Vec<&'t str> {
+        let (mut pieces, mut end) = (Vec::with_capacity(text.len() / 4), 0);
+        for (start, stop) in self.expression.find_iter(text) {
+            // What the expression does not match is a piece of its own.
+            pieces.extend([&text[end..start], &text[start..stop]]);
+            end = stop;
+        }
+        pieces.push(&text[end..]);
+        pieces.retain(|piece| !piece.is_empty());
+        pieces
+    }
+
+    /// A piece in the symbols that stand for its bytes.
+    pub fn symbols(&self, piece: &str) -> String {
+        piece.bytes().map(|byte| self.symbols[usize::from(byte)]).collect()
+    }
+}
+
 pub(super) struct WordEncoder<'a> {
     model: &'a ModelWrapper,
-    pieces: SysRegex,
-    symbols: Vec<char>,
+    pieces: Pieces,
     special: Vec<String>,
     /// One per worker, so that none waits.
     memories: Vec<Mutex<Memory>>,
@@ -42,10 +77,10 @@ impl<'a> WordEncoder<'a> {
         if !plain || tokenizer.get_normalizer().is_some() || tokenizer.get_truncation().is_some() {
             return None;
         }
-        let pieces = SysRegex::new(splitting_expression(tokenizer.get_pre_tokenizer()?)?).ok()?;
+        let pieces = Pieces::new(splitting_expression(tokenizer.get_pre_tokenizer()?)?)?;
         let special = tokenizer.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
         let memories = (0..workers.max(1)).map(|_| Mutex::default()).collect();
-        Some(Self { model, pieces, symbols: (0..=255).map(byte_symbol).collect(), special, memories })
+        Some(Self { model, pieces, special, memories })
     }
 
     /// The ids of `text`, or `None` if it contains a special token.
@@ -58,33 +93,18 @@ impl<'a> WordEncoder<'a> {
         let worker = rayon::current_thread_index().unwrap_or(0) % self.memories.len();
         let mut memory = self.memories[worker].lock().expect("no worker panics while it encodes");
         let mut ids = Vec::with_capacity(text.len() / 3);
-        let mut end = 0;
-        for (start, stop) in self.pieces.find_iter(text) {
-            // What the expression does not match is a piece of its own.
-            self.piece(&text[end..start], &mut memory, &mut ids)?;
-            self.piece(&text[start..stop], &mut memory, &mut ids)?;
-            end = stop;
+        for piece in self.pieces.cut(text) {
+            if let Some(known) = memory.get(piece) {
+                ids.extend(known.iter().map(|&id| i64::from(id)));
+                continue;
+            }
+            let tokens = self.model.tokenize(&self.pieces.symbols(piece)).map_err(|error| error.to_string())?;
+            ids.extend(tokens.iter().map(|token| i64::from(token.id)));
+            if memory.len() < REMEMBERED && piece.len() <= LONGEST {
+                memory.insert(piece.into(), tokens.into_iter().map(|token| token.id).collect());
+            }
         }
-        self.piece(&text[end..], &mut memory, &mut ids)?;
         Ok(ids)
-    }
-
-    fn piece(&self, piece: &str, memory: &mut Memory, ids: &mut Vec<i64>) -> Result<(), String> {
-        if piece.is_empty() {
-            return Ok(());
-        }
-        if let Some(known) = memory.get(piece) {
-            ids.extend(known.iter().map(|&id| i64::from(id)));
-            return Ok(());
-        }
-        let symbols: String = piece.bytes().map(|byte| self.symbols[usize::from(byte)]).collect();
-        let tokens = self.model.tokenize(&symbols).map_err(|error| error.to_string())?;
-        let new: Box<[u32]> = tokens.into_iter().map(|token| token.id).collect();
-        ids.extend(new.iter().map(|&id| i64::from(id)));
-        if memory.len() < REMEMBERED && piece.len() <= LONGEST {
-            memory.insert(piece.into(), new);
-        }
-        Ok(())
     }
 }
 

@@ -261,11 +261,7 @@ impl<M: CausalLm> Worker<'_, M> {
     }
 }
 
-fn end_train(
-    epoch: usize,
-    batches: &Option<Box<dyn DataLoaderIterator<GlobalBatch> + '_>>,
-    desk: Option<&mut Desk>,
-) {
+fn end_train(epoch: usize, batches: &Option<Box<dyn DataLoaderIterator<GlobalBatch> + '_>>, desk: Option<&mut Desk>) {
     if let (Some(desk), Some(batches)) = (desk, batches) {
         let progress: Progress = batches.progress();
         desk.flush();

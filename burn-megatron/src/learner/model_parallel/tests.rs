@@ -38,15 +38,7 @@ fn engine() -> EngineConfig {
         form: LrDecay::Cosine,
     };
     let optimizer = AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() };
-    EngineConfig {
-        micro_batch: 2,
-        global_batch: 8,
-        lr,
-        optimizer,
-        clip: Some(1.0),
-        loss: LossMean::PerToken,
-        seed: 1,
-    }
+    EngineConfig { micro_batch: 2, global_batch: 8, lr, optimizer, clip: Some(1.0), loss: LossMean::PerToken, seed: 1 }
 }
 
 fn run(layout: &str, directory: &Path) -> Pretraining<Llama> {
@@ -74,9 +66,8 @@ fn layouts_log_the_same_steps_and_write_the_same_text() {
     let mut reference: Option<(Vec<serde_json::Value>, Vec<i64>)> = None;
     for layout in ["TP1", "TP2 SP DP2", "TP4", "DP4"] {
         let folder = tempfile::tempdir().unwrap();
-        let run = run(layout, folder.path()).finish(|rank, engine| {
-            Ok(generate(rank, &engine.model().valid(), &[3, 1], 10, SEQ, &Sampling::default()))
-        });
+        let run = run(layout, folder.path())
+            .finish(|rank, engine| Ok(generate(rank, &engine.model().valid(), &[3, 1], 10, SEQ, &Sampling::default())));
         let result = launch(&run);
         assert!(result.error.is_none() && result.interrupted.is_none());
         let (steps, text) = (log(folder.path()), run.finished().unwrap());

@@ -37,18 +37,52 @@ pub struct Outcome {
 /// One parameter of one rank: its spec and its values.
 type Local = (ParamSpec, Vec<f64>);
 
-/// Losses, logits and finished gradients of a model with noise for weights, in `f64`.
+/// A micro-batch, `[samples, seq]` each; `weights` multiply the losses before they are summed.
+pub struct Batch {
+    pub samples: usize,
+    pub tokens: Vec<i64>,
+    pub labels: Vec<i64>,
+    pub weights: Vec<f64>,
+}
+
+impl Batch {
+    /// Another weight for every token, so that errors cannot cancel.
+    fn synthetic(vocab: usize) -> Self {
+        Self {
+            samples: BATCH,
+            tokens: ids(vocab, 1),
+            labels: ids(vocab, 2),
+            weights: (0..BATCH * SEQ).map(|index| (index as f64).sin()).collect(),
+        }
+    }
+
+    fn ids(&self, ids: &[i64], device: &Device) -> Tensor<2, Int> {
+        Tensor::from_data(TensorData::new(ids.to_vec(), [self.samples, ids.len() / self.samples]), device)
+    }
+}
+
+/// A model with noise for weights on a synthetic batch.
 pub fn run<M: CausalLm>(config: &M::Config, layout: &str, dropout: Option<DropoutKey>) -> Outcome {
+    run_on::<M>(config, layout, &Noise, &Batch::synthetic(config.vocab_size()), dropout)
+}
+
+/// Losses, logits and finished gradients, in `f64`.
+pub fn run_on<M: CausalLm>(
+    config: &M::Config,
+    layout: &str,
+    source: &dyn WeightSource,
+    batch: &Batch,
+    dropout: Option<DropoutKey>,
+) -> Outcome {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let ranks = launch(&mesh, &[Device::flex()], |rank: Rank| {
-        let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(&Noise))?;
+        let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(source))?;
         let device = rank.device.clone().autodiff();
-        let (tokens, labels) = (ids(config.vocab_size(), 1, &device), ids(config.vocab_size(), 2, &device));
+        let (tokens, labels) = (batch.ids(&batch.tokens, &device), batch.ids(&batch.labels, &device));
         let logits = host(model.logits(tokens.clone()));
         let losses = model.training_losses(tokens, labels, dropout.as_ref());
-        // Another weight for every token, so that errors cannot cancel.
-        let weights: Vec<f64> = (0..BATCH * SEQ).map(|index| (index as f64).sin()).collect();
-        let weights = Tensor::from_data(TensorData::new(weights, [BATCH, SEQ]), (&device, losses.dtype()));
+        let weights = TensorData::new(batch.weights.clone(), losses.dims());
+        let weights = Tensor::from_data(weights, (&device, losses.dtype()));
         let gradients = (losses.clone() * weights).sum().backward();
         let mut collect =
             Collect { rank: &rank, registry: model.registry(), gradients: &gradients, locals: Vec::new() };
@@ -62,6 +96,21 @@ pub fn run<M: CausalLm>(config: &M::Config, layout: &str, dropout: Option<Dropou
     let locals: Vec<Local> = ranks.iter().flat_map(|(_, _, locals)| locals.clone()).collect();
     let (losses, logits, _) = ranks.into_iter().next().unwrap();
     Outcome { losses, logits, gradients: assemble(&locals) }
+}
+
+/// Losses of a model that records gradients and of its copy that does not: training, evaluation, training, evaluation.
+pub fn alternating_losses<M: CausalLm>(config: &M::Config) -> [Vec<f64>; 4] {
+    let rank = Rank::single(Device::flex());
+    let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(&Noise)).unwrap();
+    let batch = Batch::synthetic(config.vocab_size());
+    let losses = |model: &M, device: &Device| {
+        let losses = model.token_losses(batch.ids(&batch.tokens, device), batch.ids(&batch.labels, device));
+        assert_eq!(losses.is_autodiff(), device.is_autodiff());
+        host(losses)
+    };
+    let (plain, autodiff) = (rank.device.clone(), rank.device.autodiff());
+    let evaluated = model.valid();
+    [losses(&model, &autodiff), losses(&evaluated, &plain), losses(&model, &autodiff), losses(&evaluated, &plain)]
 }
 
 /// The randomly initialised weights of a model.
@@ -87,12 +136,11 @@ fn assemble(locals: &[Local]) -> BTreeMap<String, HostTensor> {
 }
 
 pub fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    tensor.into_data().convert::<f64>().to_vec::<f64>().unwrap()
+    tensor.into_data().convert::<f64>().try_to_vec::<f64>().unwrap()
 }
 
-fn ids(vocab: usize, stream: usize, device: &Device) -> Tensor<2, Int> {
-    let ids = (0..BATCH * SEQ).map(|index| ((index * 7919 + stream * 104_729) % vocab) as i64).collect::<Vec<_>>();
-    Tensor::from_data(TensorData::new(ids, [BATCH, SEQ]), device)
+fn ids(vocab: usize, stream: usize) -> Vec<i64> {
+    (0..BATCH * SEQ).map(|index| ((index * 7919 + stream * 104_729) % vocab) as i64).collect()
 }
 
 /// The largest difference, relative to the largest expected value, is at most `limit`.

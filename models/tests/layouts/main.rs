@@ -1,6 +1,7 @@
 //! Every layout gives the losses, logits and gradients of one rank, to rounding in `f64`.
 
 mod harness;
+mod hf;
 
 use harness::{Outcome, assert_close, assert_within, initial_weights, largest, run};
 use models::layers::{DropoutKey, Llama3Scaling};
@@ -135,4 +136,13 @@ fn a_model_that_does_not_fit_says_what_would() {
     });
     let message = error.unwrap_err().to_string();
     assert!(message.contains("tensor-parallel 3 does not divide the model's attention heads (8)"), "{message}");
+}
+
+/// A model in training and its copy for evaluation take turns, as the learner lets them.
+#[test]
+fn evaluation_without_autodiff_gives_the_same_losses() {
+    let losses = harness::alternating_losses::<Llama>(&llama());
+    assert!(losses.iter().all(|other| *other == losses[0]));
+    let losses = harness::alternating_losses::<Gpt>(&gpt());
+    assert!(losses.iter().all(|other| *other == losses[0]));
 }

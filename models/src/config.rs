@@ -1,0 +1,76 @@
+//! Sizes that contradict each other.
+
+use backend_dist::mesh::Nearest;
+use thiserror::Error;
+
+/// Why a model's sizes make no model.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum ConfigError {
+    /// A size is not a positive multiple or divisor of another one.
+    #[error("{key} = {value} does not divide {of} = {total}; nearest legal: {nearest}")]
+    NotADivisor {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: usize,
+        /// The key it should divide.
+        of: &'static str,
+        /// The value of that key.
+        total: usize,
+        /// The closest values that would do.
+        nearest: Nearest,
+    },
+    /// A value is outside its range.
+    #[error("{key} = {value} is not {range}; nearest legal: {nearest}")]
+    OutOfRange {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: f64,
+        /// The range in words.
+        range: &'static str,
+        /// The closest value that would do.
+        nearest: f64,
+    },
+}
+
+/// `value` must divide `total`.
+pub(crate) fn divides(key: &'static str, value: usize, of: &'static str, total: usize) -> Result<(), ConfigError> {
+    match value > 0 && total.is_multiple_of(value) {
+        true => Ok(()),
+        false => {
+            let nearest = Nearest::where_legal(value, total, |x| total.is_multiple_of(x));
+            Err(ConfigError::NotADivisor { key, value, of, total, nearest })
+        }
+    }
+}
+
+/// `value` must be even and positive.
+pub(crate) fn even(key: &'static str, value: usize) -> Result<(), ConfigError> {
+    match value > 0 && value.is_multiple_of(2) {
+        true => Ok(()),
+        false => {
+            let nearest = (value + 1) as f64 + if value == 0 { 1.0 } else { 0.0 };
+            Err(ConfigError::OutOfRange { key, value: value as f64, range: "even and positive", nearest })
+        }
+    }
+}
+
+/// Sizes must be positive.
+pub(crate) fn positive(sizes: &[(&'static str, usize)]) -> Result<(), ConfigError> {
+    match sizes.iter().find(|(_, size)| *size == 0) {
+        None => Ok(()),
+        Some((key, _)) => Err(ConfigError::OutOfRange { key, value: 0.0, range: "positive", nearest: 1.0 }),
+    }
+}
+
+/// A share of dropped elements must leave some.
+pub(crate) fn share(key: &'static str, value: f64) -> Result<(), ConfigError> {
+    match (0.0..1.0).contains(&value) {
+        true => Ok(()),
+        false => {
+            let nearest = if value >= 1.0 { 0.99 } else { 0.0 };
+            Err(ConfigError::OutOfRange { key, value, range: "at least 0 and below 1", nearest })
+        }
+    }
+}
