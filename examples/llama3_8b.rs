@@ -112,6 +112,7 @@ fn train(args: Args) -> Result<()> {
 
     let prompt = text.encode("/// The ")?;
     let (held_out, window) = (text.valid.clone(), args.seq_length);
+    let file = args.out.join("model.safetensors");
     let data = (text.train.clone(), text.valid.clone());
     let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, move |rank| {
         Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 1234))?)
@@ -124,6 +125,9 @@ fn train(args: Args) -> Result<()> {
             0 => generate(rank, &engine.model().valid(), &prompt, 100, window, &Sampling::default()),
             _ => Vec::new(),
         };
+        if let Some(weights) = global_weights(rank, engine)? {
+            save_weights(&weights, &file)?;
+        }
         Ok((loss, [prompt.clone(), written].concat()))
     });
 
@@ -137,7 +141,10 @@ fn train(args: Args) -> Result<()> {
     let (loss, sample) = run.finished().context("the training ended without a model")?;
     println!("\nheld-out text: loss {loss:.4}, perplexity {:.1}", loss.exp());
     println!("the model writes:\n{}\n", text.decode(&sample)?);
-    println!("written to {}: steps.jsonl, the dashboard's metrics, the tokens and the tokenizer", args.out.display());
+    println!(
+        "written to {}: model.safetensors, tokenizer and tokens, steps.jsonl, metrics per epoch",
+        args.out.display()
+    );
     Ok(())
 }
 

@@ -7,6 +7,6 @@ pub use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, Para
 pub use crate::console::renderer;
 pub use crate::engine::{EngineConfig, LossMean};
 pub use crate::generate::{Sampling, generate};
-pub use crate::learner::{MegatronStrategy, Pretraining, loss_over};
+pub use crate::learner::{MegatronStrategy, Pretraining, global_weights, loss_over, save_weights};
 pub use crate::lr::{LrConfig, LrDecay, Span};
 pub use crate::optim::AdamWConfig;

@@ -9,8 +9,10 @@ mod fit;
 mod pretraining;
 #[cfg(test)]
 mod tests;
+mod weights;
 
 pub use batches::{BatchStream, GlobalBatch};
 pub use evaluate::loss_over;
 pub use facade::Megatron;
 pub use pretraining::Pretraining;
+pub use weights::{global_weights, save_weights};

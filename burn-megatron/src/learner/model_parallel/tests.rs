@@ -1,9 +1,11 @@
 //! A tiny Llama under `SupervisedTraining`: layouts agree, stops and failures end all ranks.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use backend_dist::mesh::{Mesh, ParallelLayout};
+use backend_dist::shard::HostTensor;
 use burn::module::Module;
 use burn::tensor::FloatDType;
 use burn::train::LearningResult;
@@ -62,15 +64,18 @@ fn log(directory: &Path) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn layouts_log_the_same_steps_and_write_the_same_text() {
-    let mut reference: Option<(Vec<serde_json::Value>, Vec<i64>)> = None;
+fn layouts_log_the_same_steps_and_end_with_the_same_weights_and_text() {
+    let mut reference = None;
     for layout in ["TP1", "TP2 SP DP2", "TP4", "DP4"] {
         let folder = tempfile::tempdir().unwrap();
-        let run = run(layout, folder.path())
-            .finish(|rank, engine| Ok(generate(rank, &engine.model().valid(), &[3, 1], 10, SEQ, &Sampling::default())));
+        let run = run(layout, folder.path()).finish(|rank, engine| {
+            let text = generate(rank, &engine.model().valid(), &[3, 1], 10, SEQ, &Sampling::default());
+            Ok((text, global_weights(rank, engine)?))
+        });
         let result = launch(&run);
         assert!(result.error.is_none() && result.interrupted.is_none());
-        let (steps, text) = (log(folder.path()), run.finished().unwrap());
+        let (steps, (text, weights)) = (log(folder.path()), run.finished().unwrap());
+        let weights = weights.expect("rank 0 has the weights");
         let kinds: Vec<&str> = steps.iter().map(|step| step["kind"].as_str().unwrap()).collect();
         assert_eq!(kinds.iter().filter(|kind| **kind == "train").count(), 12);
         assert_eq!(kinds.iter().filter(|kind| **kind == "valid").count(), 3, "after steps 5, 10 and 12");
@@ -78,11 +83,17 @@ fn layouts_log_the_same_steps_and_write_the_same_text() {
         let loss = |line: usize| steps[line]["loss"].as_f64().unwrap();
         assert!(loss(13) < loss(0) - 1.0, "{} -> {}", loss(0), loss(13));
 
-        let Some((first, first_text)) = &reference else {
-            reference = Some((steps, text));
+        let Some((first, first_text, first_weights)) = &reference else {
+            reference = Some((steps, text, weights));
             continue;
         };
         assert_eq!(&text, first_text, "{layout}");
+        assert_eq!(weights.keys().collect::<Vec<_>>(), first_weights.keys().collect::<Vec<_>>());
+        for (tensor, expected) in weights.values().zip(first_weights.values()) {
+            assert_eq!(tensor.shape, expected.shape);
+            let worst = tensor.data.iter().zip(&expected.data).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(worst < 1e-9, "{layout}: weights differ by {worst}");
+        }
         for (line, expected) in steps.iter().zip(first) {
             for key in ["loss", "grad_norm", "lr", "tokens"] {
                 let (value, expected) = (line[key].as_f64(), expected[key].as_f64());
@@ -91,6 +102,19 @@ fn layouts_log_the_same_steps_and_write_the_same_text() {
             }
         }
     }
+}
+
+#[test]
+fn saved_weights_are_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensor = HostTensor { shape: vec![2, 3], data: vec![0.5, -1.0, 2.0, 0.0, 3.25, -4.5] };
+    let path = folder.path().join("model.safetensors");
+    save_weights(&BTreeMap::from([("a.weight".to_string(), tensor.clone())]), &path).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let view = file.tensor("a.weight").unwrap();
+    let values = view.data().chunks(4).map(|four| f64::from(f32::from_le_bytes(four.try_into().unwrap())));
+    assert_eq!((view.shape(), values.collect::<Vec<_>>()), (tensor.shape.as_slice(), tensor.data));
 }
 
 #[test]
