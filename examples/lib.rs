@@ -1,10 +1,22 @@
-//! What the examples share: text to learn from.
+//! What the examples share: text to learn from, and how they end.
 
 mod text;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 pub use text::Text;
+
+/// The exit code of a program, after its error, if there is one, is printed in one line.
+pub fn report(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// Folders that hold no text of the repository's own.
 const SKIPPED: [&str; 3] = ["target", "runs", "golden"];

@@ -9,6 +9,7 @@
 //! ```
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use burn::module::Module;
@@ -83,8 +84,11 @@ fn recipe(args: &Args) -> EngineConfig {
     }
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    examples::report(train(Args::parse()))
+}
+
+fn train(args: Args) -> Result<()> {
     let layout = args.layout.over(ParallelLayout { tp: 2, sp: true, dp: 2, ..Default::default() })?;
     let recipe = recipe(&args);
     // Whatever cannot work is said before the first file is written.

@@ -9,6 +9,7 @@
 //! ```
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -60,8 +61,11 @@ fn recipe(steps: usize, data_parallel: usize) -> EngineConfig {
     }
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    examples::report(train(Args::parse()))
+}
+
+fn train(args: Args) -> Result<()> {
     let start = Instant::now();
     let layout = args.layout.over(ParallelLayout::default())?;
     let text = std::fs::read_to_string(&args.data).with_context(|| args.data.display().to_string())?;
