@@ -5,7 +5,7 @@ use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::shard::{HostTensor, ParamSpec, Registry};
 use burn::module::Module;
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_megatron::verify::{Candidate, Row, Settings, TOLERANCE, assemble, candidates, trace, verify};
 use models::layers::DropoutKey;
 use models::{BuildError, CausalLm, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, ParamBuilder};
@@ -43,7 +43,7 @@ fn all_layouts(config: &impl ModelConfig) -> Vec<Candidate> {
 fn every_layout_equals_one_device<M: CausalLm>(config: &M::Config) {
     let layouts = all_layouts(config);
     assert_eq!(layouts.len(), 17);
-    let rows = verify::<M>(config, &SETTINGS, &layouts, |_| {}).unwrap();
+    let rows = verify::<M>(config, &SETTINGS, &[Device::flex()], &layouts, |_| {}).unwrap();
     let table: Vec<String> = rows.iter().map(ToString::to_string).collect();
     assert!(rows.iter().all(Row::passes), "{}", table.join("\n"));
 }
@@ -74,7 +74,7 @@ fn gradients_are_derivatives<M: CausalLm>(config: &M::Config) {
             };
             Ok(M::build(config, params)?)
         };
-        trace(&single, &job, build).unwrap().remove(0)
+        trace(&single, &job, &[Device::flex()], build).unwrap().remove(0)
     };
     let start = run(None);
     let mut weights = assemble(&start.parameters).unwrap();
@@ -148,7 +148,7 @@ impl CausalLm for ForgottenSum {
 #[test]
 fn a_forgotten_gradient_sum_is_found() {
     let layouts = ["DP2", "TP2", "TP2 SP"].map(|text| text.parse().unwrap());
-    let rows = verify::<ForgottenSum>(&llama(), &SETTINGS, &layouts, |_| {}).unwrap();
+    let rows = verify::<ForgottenSum>(&llama(), &SETTINGS, &[Device::flex()], &layouts, |_| {}).unwrap();
     assert_eq!(rows.iter().map(Row::passes).collect::<Vec<_>>(), [true, true, false]);
     let worst = &rows[2].differences.gradients;
     assert!(worst.relative > 1e-3 && worst.at.contains("norm"), "{worst:?}");

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use burn::tensor::Device;
 use clap::ValueEnum;
 use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig};
 
@@ -17,6 +18,26 @@ enum Family {
     Llama,
     /// LayerNorm, learned positions, GELU, biases, dropout, tied output
     Gpt,
+}
+
+/// Where ranks run.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Place {
+    /// Threads on the CPU
+    Cpu,
+    /// Rank r on GPU r
+    #[cfg(feature = "cuda")]
+    Cuda,
+}
+
+impl Place {
+    fn devices(self, ranks: usize) -> Vec<Device> {
+        match self {
+            Place::Cpu => vec![Device::flex(); ranks],
+            #[cfg(feature = "cuda")]
+            Place::Cuda => (0..ranks).map(Device::cuda).collect(),
+        }
+    }
 }
 
 /// Arguments of `verify`.
@@ -55,6 +76,9 @@ pub struct Args {
     /// Optimizer steps
     #[arg(long, value_name = "N", default_value_t = 3)]
     steps: usize,
+    /// Where the layouts run; the one device they are compared with is always a CPU
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: Place,
     /// Most ranks (threads) of a layout
     #[arg(long, value_name = "N", default_value_t = 4)]
     ranks: usize,
@@ -124,8 +148,10 @@ fn run_model<M: CausalLm>(args: &Args, config: &M::Config) -> anyhow::Result<Exi
         args.model, args.layers, args.hidden, args.vocab, args.steps, args.global_batch, args.seq_length
     );
     println!("{}", Row::heading());
+    let most = list.iter().map(|candidate| candidate.layout.world_size()).max().unwrap_or(1);
     let start = Instant::now();
-    let rows = verify::<M>(config, &settings, &list, |row| println!("{row}"))?;
+    let devices = args.device.devices(most);
+    let rows = verify::<M>(config, &settings, &devices, &list, |row| println!("{row}"))?;
     let equal = rows.iter().filter(|row| row.passes()).count();
     let (all, seconds) = (rows.len(), start.elapsed().as_secs_f64());
     println!("{equal} of {all} layouts equal one device within {:.0e} ({seconds:.1} s)", args.tolerance);

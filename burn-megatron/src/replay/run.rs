@@ -7,7 +7,7 @@ use crate::batch::BatchError;
 use crate::verify::{Candidate, Job, TraceError, assemble, trace, worst_of};
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::shard::HostTensor;
-use burn::tensor::FloatDType;
+use burn::tensor::{Device, FloatDType};
 use models::layout::ModelLayoutError;
 use models::names::NameError;
 use models::{CausalLm, Llama, ModelConfig, ParamBuilder};
@@ -153,7 +153,7 @@ pub fn replay(oracle: &Oracle, layout: &ParallelLayout, dtype: FloatDType) -> Re
 
     let candidate = Candidate { layout: layout.clone(), accumulation };
     let job = Job { engine, batches: oracle.batches.clone() };
-    let ranks = trace(&candidate, &job, |rank| {
+    let ranks = trace(&candidate, &job, &[Device::flex()], |rank| {
         Ok(Llama::build(&model, ParamBuilder::new(rank, dtype, 0).with_source(&initial))?)
     })?;
     let ours = &ranks[0];

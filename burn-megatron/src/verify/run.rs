@@ -7,7 +7,7 @@ use crate::optim::AdamWConfig;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::shard::Init;
-use burn::tensor::FloatDType;
+use burn::tensor::{Device, FloatDType};
 use models::param::ParamBuilder;
 use models::{CausalLm, ModelConfig};
 
@@ -66,24 +66,25 @@ impl Settings {
     }
 }
 
-/// Trains `config` in double precision on one device and in every candidate layout; `on_row` hears of each as it is
-/// done.
+/// Trains `config` in double precision on one CPU device and, on `devices`, in every candidate layout; `on_row` hears of
+/// each as it is done. Rank `r` owns `devices[r % devices.len()]`.
 ///
 /// # Errors
 /// If a layout cannot be run; differences are in the rows.
 pub fn verify<M: CausalLm>(
     config: &M::Config,
     settings: &Settings,
+    devices: &[Device],
     candidates: &[Candidate],
     mut on_row: impl FnMut(&Row),
 ) -> Result<Vec<Row>, TraceError> {
     let job = settings.job(config.vocab_size());
     let build = |rank: &Rank| Ok(M::build(config, ParamBuilder::new(rank, FloatDType::F64, settings.seed))?);
     let single = Candidate { layout: ParallelLayout::default(), accumulation: 1 };
-    let reference = Reference::new(&trace(&single, &job, build)?[0])?;
+    let reference = Reference::new(&trace(&single, &job, &[Device::flex()], build)?[0])?;
     let mut rows = Vec::with_capacity(candidates.len());
     for candidate in candidates {
-        let differences = compare(&reference, &trace(candidate, &job, build)?);
+        let differences = compare(&reference, &trace(candidate, &job, devices, build)?);
         let row = Row { candidate: candidate.clone(), differences, tolerance: settings.tolerance };
         on_row(&row);
         rows.push(row);

@@ -56,19 +56,21 @@ pub enum TraceError {
     Registry(#[from] RegistryError),
 }
 
-/// Trains in a layout, one thread per rank, and returns what each rank has seen. `build` makes a rank's model.
+/// Trains in a layout, one thread per rank, and returns what each rank has seen. Rank `r` owns
+/// `devices[r % devices.len()]`; `build` makes a rank's model.
 ///
 /// # Errors
 /// If the layout is illegal or a rank fails.
 pub fn trace<M: CausalLm>(
     candidate: &Candidate,
     job: &Job,
+    devices: &[Device],
     build: impl Fn(&Rank) -> Result<M, BoxError> + Sync,
 ) -> Result<Vec<RankTrace>, TraceError> {
     let mesh = Mesh::new(candidate.layout.clone())?;
     let ranks_rows = job.engine.global_batch / candidate.layout.dp;
     let config = EngineConfig { micro_batch: (ranks_rows / candidate.accumulation).max(1), ..job.engine.clone() };
-    let traces = launch(&mesh, &[Device::flex()], |rank| {
+    let traces = launch(&mesh, devices, |rank| {
         let mut engine = RankEngine::new(&rank, build(&rank)?, config.clone())?;
         let steps = job.batches.len();
         let mut trace = RankTrace {
