@@ -33,6 +33,9 @@ struct Args {
     /// Optimizer steps
     #[arg(long, default_value_t = 2000)]
     steps: usize,
+    /// Seed of initial weights and of the windows
+    #[arg(long, default_value_t = 1337)]
+    seed: u64,
     /// Where logs are written
     #[arg(long, default_value = "runs/shakespeare_char")]
     out: PathBuf,
@@ -97,12 +100,12 @@ fn train(args: Args) -> Result<()> {
     recipe.lr.schedule(BATCH)?;
     println!("{} characters, vocabulary {}; {layout}", ids.len(), characters.len());
 
-    let windows = RandomWindows::new(train, CONTEXT, args.steps * BATCH, 1337);
+    let windows = RandomWindows::new(train, CONTEXT, args.steps * BATCH, args.seed);
     let held_out = Arc::new(TokensInMemory::new(valid, CONTEXT));
     let data = (Arc::new(windows) as _, Arc::new(RandomWindows::new(valid, CONTEXT, 20 * BATCH, 1338)) as _);
     let prompt = vec![ids[0]];
     let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, move |rank| {
-        Ok(Gpt::build(&config, ParamBuilder::new(rank, FloatDType::F32, 1337))?)
+        Ok(Gpt::build(&config, ParamBuilder::new(rank, FloatDType::F32, args.seed))?)
     })
     .directory(&args.out)
     .evaluate(250, 20)
