@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use std::any::Any;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Any error a rank may return.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -66,9 +66,7 @@ pub fn launch<T: Send>(
     f: impl Fn(Rank) -> Result<T, BoxError> + Sync,
 ) -> Result<Vec<T>, RunError> {
     assert!(!devices.is_empty(), "a launch needs at least one device");
-    static HOOK: Once = Once::new();
-    HOOK.call_once(keep_panics_of_ranks);
-
+    let _hook = RankPanics::keep();
     let mesh = Arc::new(mesh.clone());
     let size = mesh.world_size();
     let world = World::new((0..size).map(|rank| place(&mesh, rank)).collect());
@@ -115,24 +113,58 @@ thread_local! {
     static IS_RANK: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// A rank's panic is reported once, by `launch`, with the rank's name; printing it from the thread as well would tear
-/// the dashboard and lacks the rank.
-fn keep_panics_of_ranks() {
-    let default_hook = take_hook();
-    set_hook(Box::new(move |info: &PanicHookInfo<'_>| {
-        let kept = IS_RANK.with_borrow_mut(|last| {
-            last.as_mut().map(|last| {
-                let message = info.payload_as_str().unwrap_or("no message");
-                *last = match info.location() {
-                    Some(location) => format!("{message} (at {}:{})", location.file(), location.line()),
-                    None => message.to_string(),
-                };
-            })
-        });
-        if kept.is_none() {
-            default_hook(info);
+/// While it lives, panics of rank threads are kept instead of printed: `launch` reports them once, with the rank's name;
+/// printing them from the thread as well would tear the dashboard. Launches may overlap; the last one to end puts the
+/// previous hook back.
+struct RankPanics;
+
+type Hook = Box<dyn Fn(&PanicHookInfo<'_>) + Sync + Send>;
+
+/// Launches under way, and the hook that was there before them.
+static PREVIOUS: Mutex<(usize, Option<Arc<Hook>>)> = Mutex::new((0, None));
+
+impl RankPanics {
+    fn keep() -> Self {
+        let mut state = PREVIOUS.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.0 == 0 {
+            let previous = Arc::new(take_hook());
+            state.1 = Some(previous.clone());
+            set_hook(Box::new(move |info| {
+                if !keep_on_rank_thread(info) {
+                    previous(info);
+                }
+            }));
         }
-    }));
+        state.0 += 1;
+        Self
+    }
+}
+
+impl Drop for RankPanics {
+    fn drop(&mut self) {
+        let mut state = PREVIOUS.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0 -= 1;
+        // A panicking thread may not change the hook; ours then stays, and passes on what is not a rank's.
+        if state.0 == 0 && !std::thread::panicking() {
+            drop(take_hook());
+            if let Some(previous) = state.1.take().and_then(Arc::into_inner) {
+                set_hook(previous);
+            }
+        }
+    }
+}
+
+/// Keeps message and place if this is a rank's thread.
+fn keep_on_rank_thread(info: &PanicHookInfo<'_>) -> bool {
+    IS_RANK.with_borrow_mut(|last| {
+        let Some(last) = last else { return false };
+        let message = info.payload_as_str().unwrap_or("no message");
+        *last = match info.location() {
+            Some(location) => format!("{message} (at {}:{})", location.file(), location.line()),
+            None => message.to_string(),
+        };
+        true
+    })
 }
 
 fn panic_message(payload: &(dyn Any + Send)) -> String {
