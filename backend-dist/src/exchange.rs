@@ -6,6 +6,8 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::{FloatTensor, IntTensor};
+#[cfg(feature = "cuda")]
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::{Autodiff, Backend, Flex, backend_extension};
 
 /// What happens to a tensor over a group.

@@ -66,7 +66,7 @@ impl Communicator {
         let (source, target, stream_id) = (source.handle.clone(), target.handle.clone(), StreamId::current());
         let group = group.clone();
         device.submit(move |server: &mut CudaServer| {
-            let mut queue = || -> Result<(), String> {
+            let queue = || -> Result<(), String> {
                 let source = server.get_resource(source.binding(), stream_id).map_err(|error| format!("{error:?}"))?;
                 let target = server.get_resource(target.binding(), stream_id).map_err(|error| format!("{error:?}"))?;
                 let compute =
