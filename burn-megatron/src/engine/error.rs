@@ -15,7 +15,7 @@ pub enum EngineError {
     NonFiniteLoss {
         /// The loss, mean over the micro-batch's tokens.
         loss: f64,
-        /// Step, counted from 0.
+        /// The step that failed, counted from 1 as in the log.
         step: u64,
         /// Micro-batch of the rank, counted from 0.
         micro_batch: usize,
@@ -31,7 +31,7 @@ pub enum EngineError {
         norm: f64,
         /// The step's loss.
         loss: f64,
-        /// Step, counted from 0.
+        /// The step that failed, counted from 1 as in the log.
         step: u64,
     },
     /// A batch does not have the rows that the configuration says.

@@ -122,7 +122,7 @@ impl<M: CausalLm> RankEngine<M> {
         let loss = sum.mean();
         let grad_norm = self.optimizer.norm(self.grad_scale, &self.model_parallel);
         if !grad_norm.is_finite() {
-            return Err(EngineError::NonFiniteGradient { norm: grad_norm, loss, step: self.step });
+            return Err(EngineError::NonFiniteGradient { norm: grad_norm, loss, step: self.step + 1 });
         }
         let clip_factor = clip_factor(self.config.clip, grad_norm);
         let lr = self.schedule.at(self.consumed);
@@ -149,7 +149,7 @@ impl<M: CausalLm> RankEngine<M> {
             let Rank { rank, coords, .. } = self.rank;
             return Err(EngineError::NonFiniteLoss {
                 loss: sum.mean(),
-                step: self.step,
+                step: self.step + 1,
                 micro_batch: index,
                 rank,
                 coords,

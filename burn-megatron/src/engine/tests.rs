@@ -175,7 +175,7 @@ fn the_mean_of_micro_batch_means_is_megatrons() {
 fn a_bad_loss_names_step_rank_and_micro_batch() {
     // Row 3 is micro-batch 1 of data-parallel rank 1.
     let error = train(2, config(1, LossMean::PerToken), Some(4)).err().unwrap().to_string();
-    assert!(error.contains("loss NaN in step 0, micro-batch 1, on rank 1") && error.contains("dp1"), "{error}");
+    assert!(error.contains("loss NaN in step 1, micro-batch 1, on rank 1") && error.contains("dp1"), "{error}");
 }
 
 #[test]
