@@ -29,7 +29,11 @@ const SKIPPED: [&str; 3] = ["target", "runs", "golden"];
 /// # Errors
 /// If the repository that the example was built from is not there any more.
 pub fn repository_text() -> Result<Vec<PathBuf>, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the repository");
+    // `cargo run` names the checkout it runs in; the folder of the build may be another one's when checkouts share a
+    // target folder.
+    let package =
+        std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    let root = package.parent().expect("the crate lies in the repository");
     let mut files = Vec::new();
     walk(root, &mut files).map_err(|error| {
         format!("cannot read the repository at {} ({error}): name a text with --data FILE", root.display())
