@@ -5,6 +5,8 @@ mod text;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use backend_dist::shard::stable_hash;
+
 pub use text::Text;
 
 /// The exit code of a program, after its error, if there is one, is printed in one line.
@@ -38,7 +40,7 @@ pub fn repository_text() -> Result<Vec<PathBuf>, String> {
     walk(root, &mut files).map_err(|error| {
         format!("cannot read the repository at {} ({error}): name a text with --data FILE", root.display())
     })?;
-    files.sort_by_key(|file| fnv1a(file.strip_prefix(root).unwrap_or(file).to_string_lossy().as_bytes()));
+    files.sort_by_key(|file| stable_hash(&file.strip_prefix(root).unwrap_or(file).to_string_lossy()));
     Ok(files)
 }
 
@@ -55,10 +57,6 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
         }
     }
     Ok(())
-}
-
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 #[cfg(test)]

@@ -105,7 +105,7 @@ fn train(args: Args) -> Result<()> {
     println!(
         "{}: Llama 3 8B scaled down to {:.1} million parameters, on {} CPU ranks, {layout}",
         why_cpu(),
-        parameters(&config) as f64 / 1e6,
+        config.parameter_count() as f64 / 1e6,
         layout.world_size(),
     );
     println!("text: {} documents, {} tokens of a vocabulary of {}", text.documents, text.tokens, text.vocab_size);
@@ -150,13 +150,6 @@ fn train(args: Args) -> Result<()> {
 
 /// Entries of the tokenizer.
 const VOCABULARY: usize = 1024;
-
-fn parameters(config: &LlamaConfig) -> usize {
-    let (hidden, head_dim) = (config.hidden_size, config.head_dim);
-    let attention = 2 * hidden * head_dim * (config.num_attention_heads + config.num_key_value_heads);
-    let block = attention + 3 * hidden * config.intermediate_size + 2 * hidden;
-    2 * config.vocab_size * hidden + config.num_hidden_layers * block + hidden
-}
 
 fn why_cpu() -> &'static str {
     match Path::new("/dev/nvidia0").exists() {
