@@ -3,6 +3,7 @@
 
 pub mod causal_lm;
 pub mod config;
+pub mod family;
 pub mod gpt;
 pub mod hf;
 pub mod layers;
@@ -14,6 +15,7 @@ pub mod param;
 
 pub use causal_lm::{CausalLm, ModelConfig};
 pub use config::ConfigError;
+pub use family::{FamilyConfig, WithModel};
 pub use gpt::{Gpt, GptConfig};
 pub use llama::{Llama, LlamaConfig};
 pub use param::{BuildError, ParamBuilder, WeightSource};

@@ -1,0 +1,78 @@
+//! A model of a family that is known only when the program runs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::causal_lm::{CausalLm, ModelConfig};
+use crate::config::ConfigError;
+use crate::layout::ModelDims;
+use crate::names::NameMap;
+use crate::{Gpt, GptConfig, Llama, LlamaConfig};
+
+/// The sizes of a model of any family.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "family", rename_all = "lowercase")]
+pub enum FamilyConfig {
+    /// Llama and its relatives.
+    Llama(LlamaConfig),
+    /// GPT-2 and 3.
+    Gpt(GptConfig),
+}
+
+/// What is done with a model whose family is known only when the program runs.
+pub trait WithModel {
+    /// What comes of it.
+    type Output;
+
+    /// Does it with the model type of the family.
+    fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Self::Output;
+}
+
+impl FamilyConfig {
+    /// Calls `action` with the family's model type.
+    pub fn visit<A: WithModel>(&self, action: A) -> A::Output {
+        match self {
+            Self::Llama(config) => action.with::<Llama>(config),
+            Self::Gpt(config) => action.with::<Gpt>(config),
+        }
+    }
+
+    /// Name of the family.
+    pub fn family(&self) -> &'static str {
+        match self {
+            Self::Llama(_) => "llama",
+            Self::Gpt(_) => "gpt",
+        }
+    }
+}
+
+/// A question that every family answers the same way.
+macro_rules! ask {
+    ($config:expr, $inner:ident => $answer:expr) => {
+        match $config {
+            FamilyConfig::Llama($inner) => $answer,
+            FamilyConfig::Gpt($inner) => $answer,
+        }
+    };
+}
+
+impl ModelConfig for FamilyConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        ask!(self, config => config.check())
+    }
+
+    fn dims(&self) -> ModelDims {
+        ask!(self, config => config.dims())
+    }
+
+    fn vocab_size(&self) -> usize {
+        ask!(self, config => config.vocab_size())
+    }
+
+    fn megatron_names(&self) -> NameMap {
+        ask!(self, config => config.megatron_names())
+    }
+
+    fn hf_names(&self) -> NameMap {
+        ask!(self, config => config.hf_names())
+    }
+}
