@@ -108,3 +108,18 @@ fn the_hash_is_fnv() {
     assert_eq!(stable_hash(""), 0xcbf2_9ce4_8422_2325);
     assert_eq!(stable_hash("foobar"), 0x8594_4171_f739_67e8);
 }
+
+#[test]
+fn what_is_not_padding_comes_back_out_in_order() {
+    let at = |rank| Place { rank, size: 2 };
+    let columns = Section::split("w", &[3, 4], 1, 2, at(1));
+    assert_eq!(columns.unpadded(), [0..6], "without padding the slice is one piece");
+    let padded_rows = Section::split_padded("e", &[5, 2], 0, 2, 8, at(1));
+    assert_eq!(padded_rows.unpadded(), [0..2], "one row of four is no padding");
+    let padded_columns = Section::split_padded("c", &[2, 3], 1, 2, 4, at(1));
+    assert_eq!(padded_columns.unpadded(), [0..1, 2..3]);
+    let values = padded_columns.pad(&[7, 8]);
+    let back: Vec<i32> = padded_columns.unpadded().into_iter().flat_map(|piece| values[piece].to_vec()).collect();
+    assert_eq!(back, [7, 8]);
+    assert!(Section::split_padded("n", &[2, 1], 0, 2, 8, at(1)).unpadded().is_empty());
+}

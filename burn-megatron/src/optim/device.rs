@@ -2,31 +2,55 @@
 
 use super::adamw::Coefficients;
 use super::plan::BucketPlan;
-use super::store::GradStore;
+use super::store::{GradStore, State};
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 
 /// Flat tensors of one float type. Parameters of a narrower type are updated from a wider copy kept here.
 pub struct DeviceStore {
     grads: Tensor<1>,
-    /// First moment, second moment and wide parameter, by the start of the parameter's range.
-    states: HashMap<usize, State>,
+    /// By the start of the parameter's range.
+    states: HashMap<usize, States>,
+    /// Parameters are narrower than the moments.
+    narrow: bool,
 }
 
-struct State {
-    first: Tensor<1>,
-    second: Tensor<1>,
-    /// Only for parameters narrower than the states.
+/// States that are not there yet are zeros, and the parameter itself.
+#[derive(Default)]
+struct States {
+    first: Option<Tensor<1>>,
+    second: Option<Tensor<1>>,
+    /// Only for parameters narrower than the moments.
     master: Option<Tensor<1>>,
 }
 
+impl States {
+    fn get(&self, state: State) -> &Option<Tensor<1>> {
+        match state {
+            State::FirstMoment => &self.first,
+            State::SecondMoment => &self.second,
+            State::Master => &self.master,
+        }
+    }
+
+    fn get_mut(&mut self, state: State) -> &mut Option<Tensor<1>> {
+        match state {
+            State::FirstMoment => &mut self.first,
+            State::SecondMoment => &mut self.second,
+            State::Master => &mut self.master,
+        }
+    }
+}
+
 impl DeviceStore {
-    /// Zeroed buffers on `device`; states appear with the first step.
-    pub fn new(plan: &BucketPlan, device: &Device) -> Self {
-        Self { grads: Tensor::zeros([plan.len()], (device, DType::F32)), states: HashMap::new() }
+    /// Zeroed buffers on `device` for parameters of type `param`; states appear with the first step.
+    pub fn new(plan: &BucketPlan, device: &Device, param: DType) -> Self {
+        let wide = state_type(param);
+        Self { grads: Tensor::zeros([plan.len()], (device, wide)), states: HashMap::new(), narrow: param != wide }
     }
 }
 
@@ -45,11 +69,7 @@ impl GradStore for DeviceStore {
             }
             return;
         };
-        let wide = state_type(grad.dtype());
-        if self.grads.dtype() != wide {
-            self.grads = self.grads.clone().cast(wide);
-        }
-        let grad = grad.cast(wide);
+        let grad = grad.cast(self.grads.dtype());
         let grad = if first { grad } else { self.grads.clone().slice([range.clone()]) + grad };
         self.grads = self.grads.clone().slice_assign([range], grad);
     }
@@ -85,13 +105,10 @@ impl GradStore for DeviceStore {
 
     #[allow(clippy::single_range_in_vec_init, reason = "a one-dimensional slice is one range")]
     fn update(&mut self, range: Range<usize>, param: Tensor<1>, decays: bool, k: &Coefficients) -> Tensor<1> {
-        let (narrow, wide) = (param.dtype(), state_type(param.dtype()));
+        let (own, wide) = (param.dtype(), self.grads.dtype());
         let grad = self.grads.clone().slice([range.clone()]).mul_scalar(k.grad_scale);
-        let state = self.states.remove(&range.start);
-        let (first, second, master) = match state {
-            Some(State { first, second, master }) => (first, second, master),
-            None => (grad.zeros_like(), grad.zeros_like(), None),
-        };
+        let States { first, second, master } = self.states.remove(&range.start).unwrap_or_default();
+        let (first, second) = (first.unwrap_or_else(|| grad.zeros_like()), second.unwrap_or_else(|| grad.zeros_like()));
         let param = master.unwrap_or_else(|| param.cast(wide));
         let (beta1, beta2) = (k.config.beta1, k.config.beta2);
         let first = first.mul_scalar(beta1) + grad.clone().mul_scalar(1.0 - beta1);
@@ -99,8 +116,23 @@ impl GradStore for DeviceStore {
         let root = second.clone().sqrt().mul_scalar(k.root_scale).add_scalar(k.config.eps);
         let kept = if decays { param.mul_scalar(k.keep) } else { param };
         let param = kept - (first.clone() / root).mul_scalar(k.step_size);
-        let master = (narrow != wide).then(|| param.clone());
-        self.states.insert(range.start, State { first, second, master });
-        param.cast(narrow)
+        let master = self.narrow.then(|| param.clone());
+        self.states.insert(range.start, States { first: Some(first), second: Some(second), master });
+        param.cast(own)
+    }
+
+    fn state(&self, state: State, range: Range<usize>) -> Option<(DType, Cow<'_, [u8]>)> {
+        let values = self.states.get(&range.start)?.get(state).clone()?;
+        let data = values.into_data();
+        Some((data.dtype(), Cow::Owned(data.bytes().to_vec())))
+    }
+
+    fn set_state(&mut self, state: State, range: Range<usize>, values: Vec<f64>) {
+        if state == State::Master && !self.narrow {
+            return;
+        }
+        let shape = [values.len()];
+        let values = Tensor::from_data(TensorData::new(values, shape), (&self.grads.device(), self.grads.dtype()));
+        *self.states.entry(range.start).or_default().get_mut(state) = Some(values);
     }
 }

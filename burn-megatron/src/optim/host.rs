@@ -2,12 +2,13 @@
 
 use super::adamw::{Coefficients, update};
 use super::real::Real;
-use super::store::GradStore;
+use super::store::{GradStore, State};
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Flat buffers of one float type.
@@ -89,6 +90,24 @@ impl<E: Real> GradStore for HostStore<E> {
             (&self.grads[range.clone()], &mut self.first[range.clone()], &mut self.second[range]);
         update(E::write(&mut param), grads, first, second, decays, k);
         Tensor::from_primitive::<Flex>(param)
+    }
+
+    fn state(&self, state: State, range: Range<usize>) -> Option<(DType, Cow<'_, [u8]>)> {
+        let values = match state {
+            State::FirstMoment => &self.first,
+            State::SecondMoment => &self.second,
+            State::Master => return None,
+        };
+        Some((E::dtype(), Cow::Borrowed(bytemuck::cast_slice(&values[range]))))
+    }
+
+    fn set_state(&mut self, state: State, range: Range<usize>, values: Vec<f64>) {
+        let target = match state {
+            State::FirstMoment => &mut self.first[range],
+            State::SecondMoment => &mut self.second[range],
+            State::Master => return,
+        };
+        target.iter_mut().zip(values).for_each(|(target, value)| *target = E::of(value));
     }
 }
 

@@ -18,4 +18,4 @@ pub use host::HostStore;
 pub use optimizer::{OptimError, Optimizer};
 pub use plan::{BucketPlan, Slot};
 pub use real::Real;
-pub use store::GradStore;
+pub use store::{GradStore, State};

@@ -2,11 +2,12 @@
 
 use super::adamw::{AdamWConfig, Coefficients};
 use super::plan::BucketPlan;
-use super::store::{GradStore, store_for};
+use super::store::{GradStore, State, store_for};
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::shard::Registry;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Gradients, Tensor};
+use burn::tensor::{DType, Gradients, Tensor};
+use std::borrow::Cow;
 
 /// A module and a registry that do not describe the same parameters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -87,6 +88,26 @@ impl Optimizer {
     /// Updates done so far.
     pub fn updates(&self) -> u64 {
         self.updates
+    }
+
+    /// What is kept of the parameter in slot `slot` of the plan: element type and bytes; see [`GradStore::state`].
+    pub fn state(&self, state: State, slot: usize) -> Option<(DType, Cow<'_, [u8]>)> {
+        self.store.state(state, self.plan.slots[slot].range.clone())
+    }
+
+    /// Replaces what is kept of the parameter in slot `slot` of the plan.
+    ///
+    /// # Panics
+    /// If there are not as many values as elements.
+    pub fn set_state(&mut self, state: State, slot: usize, values: Vec<f64>) {
+        let range = self.plan.slots[slot].range.clone();
+        assert_eq!(values.len(), range.len(), "{}: values of {state:?}", self.plan.slots[slot].name);
+        self.store.set_state(state, range, values);
+    }
+
+    /// Goes on counting updates from here.
+    pub fn set_updates(&mut self, updates: u64) {
+        self.updates = updates;
     }
 
     /// Takes the gradients of one backward pass out of `grads` and adds them to the main gradients; `first` starts a

@@ -8,6 +8,7 @@ use std::ops::{Add, Div, Mul, Sub};
 pub trait Real:
     Element
     + ElementConversion
+    + bytemuck::Pod
     + Add<Output = Self>
     + Sub<Output = Self>
     + Mul<Output = Self>

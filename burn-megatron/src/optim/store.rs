@@ -6,7 +6,19 @@ use super::{device::DeviceStore, host::HostStore};
 use backend_dist::comm::Group;
 use burn::backend::Flex;
 use burn::tensor::{DType, Tensor};
+use std::borrow::Cow;
 use std::ops::Range;
+
+/// What an optimizer keeps of every parameter between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Running mean of the gradient.
+    FirstMoment,
+    /// Running mean of the squared gradient.
+    SecondMoment,
+    /// The parameter in the type of the moments, where its own type is narrower.
+    Master,
+}
 
 /// One contiguous buffer of main gradients and two of moments, laid out by a [`BucketPlan`].
 ///
@@ -24,6 +36,11 @@ pub trait GradStore: Send {
     fn gradients(&self) -> Vec<f64>;
     /// One AdamW step over one parameter, given and returned flat. `first` and `second` moments are kept here.
     fn update(&mut self, range: Range<usize>, param: Tensor<1>, decays: bool, k: &Coefficients) -> Tensor<1>;
+    /// The state of one parameter, given by its range: element type and bytes in machine order. `None` where there is no such state,
+    /// which means zeros for a moment.
+    fn state(&self, state: State, range: Range<usize>) -> Option<(DType, Cow<'_, [u8]>)>;
+    /// Replaces the state of one parameter.
+    fn set_state(&mut self, state: State, range: Range<usize>, values: Vec<f64>);
 }
 
 /// The store for parameters like `sample`: the type of the states is `f64` for `f64` parameters, else `f32`.
@@ -32,6 +49,6 @@ pub(super) fn store_for(sample: &Tensor<1>, plan: &BucketPlan) -> Box<dyn GradSt
     match (on_host, sample.dtype()) {
         (true, DType::F32) => Box::new(HostStore::<f32>::new(plan.len())),
         (true, DType::F64) => Box::new(HostStore::<f64>::new(plan.len())),
-        _ => Box::new(DeviceStore::new(plan, &sample.device())),
+        (_, dtype) => Box::new(DeviceStore::new(plan, &sample.device(), dtype)),
     }
 }

@@ -70,7 +70,7 @@ fn host_and_tensor_stores_agree() {
     // The same three steps with the plain tensor store.
     let mut twin = model(DType::F64);
     let plan = BucketPlan::new(&registry());
-    let mut store = DeviceStore::new(&plan, &Device::flex());
+    let mut store = DeviceStore::new(&plan, &Device::flex(), DType::F64);
     for step in 0..3u64 {
         for micro in 0..2 {
             let mut grads = backward(&twin, 1.0 + micro as f64 + step as f64);
@@ -91,6 +91,48 @@ fn host_and_tensor_stores_agree() {
     let (single, _, _) = train(DType::F32);
     for (a, b) in values(&trained).iter().zip(values(&single)) {
         assert!((a - b).abs() < 1e-5, "{a} {b}");
+    }
+}
+
+/// Bytes of the states of both stores after two steps, put into new stores: the third step gives the same bits.
+#[test]
+fn states_go_out_and_in() {
+    let (plan, k) = (BucketPlan::new(&registry()), |step| CONFIG.coefficients(0.01, step, 0.5));
+    let flat = |step: u64, dtype| param("weight", [6], dtype).val().inner().mul_scalar(0.3 + step as f64);
+    let step = |store: &mut dyn GradStore, weight: Tensor<1>, step: u64| {
+        let grad = flat(step, weight.dtype());
+        store.accumulate(0..6, Some(grad), true);
+        store.update(0..6, weight, true, &k(step))
+    };
+    let (device, cases) = (Device::flex(), [DType::F64, DType::F32, DType::BF16]);
+    let stores = |dtype| -> Vec<Box<dyn GradStore>> {
+        let host: Box<dyn GradStore> = match dtype {
+            DType::F64 => Box::new(HostStore::<f64>::new(plan.len())),
+            _ => Box::new(HostStore::<f32>::new(plan.len())),
+        };
+        let tensors = Box::new(DeviceStore::new(&plan, &device, dtype));
+        if dtype == DType::BF16 { vec![tensors] } else { vec![host, tensors] }
+    };
+    for dtype in cases {
+        for (mut first, mut second) in stores(dtype).into_iter().zip(stores(dtype)) {
+            let mut weight = flat(9, dtype);
+            for index in 1..3 {
+                weight = step(first.as_mut(), weight, index);
+            }
+            for state in [State::FirstMoment, State::SecondMoment, State::Master] {
+                let Some((dtype, bytes)) = first.state(state, 0..6) else {
+                    assert!(state == State::Master && dtype != DType::BF16, "{state:?} of {dtype:?}");
+                    continue;
+                };
+                let values: Vec<f64> = match dtype {
+                    DType::F64 => bytemuck::pod_collect_to_vec(&bytes),
+                    _ => bytemuck::pod_collect_to_vec::<u8, f32>(&bytes).into_iter().map(f64::from).collect(),
+                };
+                second.set_state(state, 0..6, values);
+            }
+            let (kept, resumed) = (step(first.as_mut(), weight.clone(), 3), step(second.as_mut(), weight, 3));
+            assert_eq!(kept.into_data(), resumed.into_data(), "{dtype:?}");
+        }
     }
 }
 
