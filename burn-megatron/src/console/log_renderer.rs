@@ -5,7 +5,7 @@ use std::io::Write;
 use burn::data::dataloader::Progress;
 use burn::train::LearnerSummary;
 use burn::train::logger::{EvaluationProgressLogger, TrainingProgressLogger};
-use burn::train::metric::{MetricAttributes, MetricDefinition, MetricId};
+use burn::train::metric::{MetricAttributes, MetricDefinition, MetricEntry, MetricId};
 use burn::train::renderer::{
     EvaluationName, MetricState, MetricsRenderer, MetricsRendererEvaluation, MetricsRendererTraining,
 };
@@ -25,7 +25,7 @@ pub struct LogRenderer {
     printed: Option<usize>,
     last_step: String,
     started: std::time::Instant,
-    /// Steps done and steps of the whole run, if they are counted.
+    /// Steps of the whole run and of an epoch, if they are counted.
     steps: Option<(usize, usize)>,
 }
 
@@ -41,6 +41,8 @@ struct Row {
     unit: Option<String>,
     train: Option<f64>,
     valid: Option<f64>,
+    /// What a metric in words said last.
+    text: String,
 }
 
 impl LogRenderer {
@@ -64,9 +66,9 @@ impl LogRenderer {
         }
     }
 
-    /// Counts steps over the whole run of `total` steps, instead of items in their epoch.
-    pub fn counting_steps(mut self, total: usize) -> Self {
-        self.steps = Some((0, total));
+    /// Counts steps over the whole run of `total` steps, `per_epoch` in each epoch, instead of items in their epoch.
+    pub fn counting_steps(mut self, total: usize, per_epoch: usize) -> Self {
+        self.steps = Some((total, per_epoch));
         self
     }
 
@@ -76,12 +78,28 @@ impl LogRenderer {
     }
 
     fn record(&mut self, split: Split, state: MetricState) {
-        let MetricState::Numeric(entry, Some(value)) = state else { return };
+        let (entry, value) = match state {
+            MetricState::Numeric(entry, Some(value)) => (entry, value),
+            MetricState::Numeric(_, None) => return,
+            MetricState::Generic(entry) => return self.tell(&entry),
+        };
         if let Some(row) = self.metrics.iter_mut().find(|row| row.id == entry.metric_id) {
             match split {
                 Split::Train => row.train = Some(value.current()),
                 Split::Valid => row.valid = Some(value.current()),
             }
+        }
+    }
+
+    /// A metric in words gets a line of its own when it has something new to say.
+    fn tell(&mut self, entry: &MetricEntry) {
+        let text = &entry.serialized_entry.formatted;
+        let Some(row) = self.metrics.iter_mut().find(|row| row.id == entry.metric_id) else { return };
+        let news = !row.text.is_empty() && row.text != *text;
+        row.text.clone_from(text);
+        if news {
+            let line = format!("{} {text}", row.name.to_lowercase());
+            self.line(&line);
         }
     }
 
@@ -99,7 +117,10 @@ impl LogRenderer {
     /// `step 62/400` where steps are counted, else `epoch 2/8, items 12/50`.
     fn position(&self, progress: &Progress) -> String {
         match self.steps {
-            Some((step, total)) => format!("step {step:>width$}/{total}", width = total.to_string().len()),
+            Some((total, per_epoch)) => {
+                let step = (self.epoch - 1) * per_epoch + progress.items_processed;
+                format!("step {step:>width$}/{total}", width = total.to_string().len())
+            }
             None => {
                 let unit = progress.unit.as_deref().unwrap_or("items");
                 format!("epoch {}/{}, {unit} {progress}", self.epoch, self.epochs)
@@ -148,7 +169,6 @@ impl TrainingProgressLogger for LogRenderer {
         // Several ranks may report the same step: the first report is its line.
         if self.split == Split::Train && self.printed != Some(progress.items_processed) {
             self.printed = Some(progress.items_processed);
-            self.steps = self.steps.map(|(step, total)| (step + 1, total));
             self.last_step = self.position(progress);
             let line = format!("{}{}", self.last_step, self.values(Split::Train));
             self.line(&line);
@@ -206,7 +226,7 @@ impl MetricsRenderer for LogRenderer {
             MetricAttributes::None => None,
         };
         let name = definition.name.to_string();
-        self.metrics.push(Row { id: definition.metric_id, name, unit, train: None, valid: None });
+        self.metrics.push(Row { id: definition.metric_id, name, unit, train: None, valid: None, text: String::new() });
     }
 }
 

@@ -5,6 +5,7 @@ mod config;
 mod error;
 mod rank_engine;
 mod report;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -13,3 +14,4 @@ pub use config::{EngineConfig, LossMean};
 pub use error::EngineError;
 pub use rank_engine::RankEngine;
 pub use report::{EvalReport, StepReport};
+pub use state::Position;

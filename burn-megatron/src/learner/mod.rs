@@ -29,7 +29,10 @@ use burn::tensor::Device;
 use burn::train::{LearnerModel, TrainingStrategy};
 
 use data_parallel::DataParallel;
-pub use model_parallel::{BatchStream, GlobalBatch, Megatron, Pretraining, global_weights, loss_over, save_weights};
+pub use model_parallel::{
+    BatchStream, CheckpointOptions, Description, GlobalBatch, Megatron, Pretraining, Resume, global_weights, loss_over,
+    save_weights,
+};
 use outcome::Reported;
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.

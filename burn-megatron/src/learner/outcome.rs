@@ -33,7 +33,21 @@ pub(super) trait Fit<M: LearnerModel> {
 pub(super) struct Fitted<M: LearnerModel> {
     pub model: M,
     pub processor: SupervisedTrainingEventProcessor<M>,
-    pub failure: Option<RunError>,
+    pub failure: Option<Failure>,
+}
+
+/// Why a fit failed.
+pub(super) struct Failure {
+    /// The rank that failed first.
+    pub rank: usize,
+    /// What to tell the user.
+    pub message: String,
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        Self { rank: error.rank, message: error.to_string() }
+    }
 }
 
 /// Adds the report of how the training ended to a [`Fit`].
@@ -62,7 +76,7 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Reported<S> {
         if let Some(failure) = ending.failure {
             // Dropping the dashboard restores the terminal; only then can a message be seen.
             drop(std::mem::replace(&mut result.renderer, Box::new(CliMetricsRenderer::new())));
-            eprintln!("\ntraining failed: {failure}");
+            eprintln!("\ntraining failed: {}", failure.message);
             result.interrupted = None;
             result.error = Some(Arc::new(training_error(&failure)));
         }
@@ -84,7 +98,7 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Reported<S> {
 
 #[derive(Default)]
 struct Ending {
-    failure: Option<RunError>,
+    failure: Option<Failure>,
     interruption: Option<Interruption>,
     error: Option<Arc<TrainingError>>,
 }
@@ -116,6 +130,6 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Run<'_, S> {
     }
 }
 
-fn training_error(failure: &RunError) -> TrainingError {
-    TrainingError::Workers(vec![WorkerFailure { device_id: failure.rank, message: failure.to_string() }])
+fn training_error(failure: &Failure) -> TrainingError {
+    TrainingError::Workers(vec![WorkerFailure { device_id: failure.rank, message: failure.message.clone() }])
 }

@@ -6,6 +6,7 @@
 mod memory;
 mod reading;
 mod running;
+mod saves;
 mod stats;
 mod steps_log;
 
@@ -14,5 +15,6 @@ pub use reading::{
     GradNorm, GradNormReading, LearningRate, LearningRateReading, Loss, LossReading, Memory, MemoryReading, Perplexity,
     PerplexityReading, Reading, StepMetric, Throughput, ThroughputReading,
 };
-pub use stats::{EvalStats, StepStats, TokenLoss};
+pub use saves::Checkpoints;
+pub use stats::{EvalStats, SaveStats, StepStats, TokenLoss};
 pub use steps_log::StepsLog;

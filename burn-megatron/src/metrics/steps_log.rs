@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::stats::{EvalStats, StepStats};
+use super::stats::{EvalStats, SaveStats, StepStats};
 
-/// Appends `{"kind":"train",…}` and `{"kind":"valid",…}` lines to a file.
+/// Appends `{"kind":"train",…}`, `{"kind":"valid",…}` and `{"kind":"checkpoint",…}` lines to a file.
 ///
 /// A line is written whole and at once, so a run that is killed leaves only complete lines.
 pub struct StepsLog {
@@ -30,6 +30,13 @@ struct ValidLine<'a> {
     step: u64,
     #[serde(flatten)]
     stats: &'a EvalStats,
+}
+
+#[derive(Serialize)]
+struct SaveLine<'a> {
+    kind: &'static str,
+    #[serde(flatten)]
+    stats: &'a SaveStats,
 }
 
 impl StepsLog {
@@ -66,6 +73,14 @@ impl StepsLog {
         self.line(&ValidLine { kind: "valid", step, stats })
     }
 
+    /// Writes that a checkpoint is complete.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn saved(&mut self, stats: &SaveStats) -> io::Result<()> {
+        self.line(&SaveLine { kind: "checkpoint", stats })
+    }
+
     fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
@@ -80,14 +95,25 @@ mod tests {
     #[test]
     fn lines_are_json_and_a_second_run_appends() {
         let directory = tempfile::tempdir().unwrap();
-        let stats =
-            StepStats { step: 3, loss: 2.5, tokens: 128, grad_norm: 0.5, lr: 1e-3, seconds: 0.25, memory: 1024 };
+        let saved = SaveStats { step: 2, bytes: 1000, stall: 0.5, seconds: 2.0 };
+        let stats = StepStats {
+            step: 3,
+            loss: 2.5,
+            tokens: 128,
+            grad_norm: 0.5,
+            lr: 1e-3,
+            seconds: 0.25,
+            memory: 1024,
+            saved: Some(saved),
+        };
         StepsLog::open(directory.path()).unwrap().train(&stats).unwrap();
         let mut log = StepsLog::open(directory.path()).unwrap();
         log.valid(3, &EvalStats { loss: 2.25, tokens: 64 }).unwrap();
+        log.saved(&saved).unwrap();
         let text = std::fs::read_to_string(log.path()).unwrap();
         let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(lines.len(), 2);
+        assert_eq!(lines.len(), 3);
+        assert_eq!((&lines[2]["kind"], &lines[2]["stall"]), (&"checkpoint".into(), &0.5.into()));
         assert_eq!(lines[0]["tokens_per_second"], 512.0);
         assert_eq!(lines[0]["grad_norm"], 0.5);
         assert_eq!((&lines[1]["kind"], &lines[1]["step"]), (&"valid".into(), &3.into()));

@@ -52,7 +52,7 @@ fn steps(done: usize, total: usize) -> Progress {
 #[test]
 fn a_step_is_one_line_and_steps_count_over_epochs() {
     let page = Page::default();
-    let mut renderer = renderer(&page).counting_steps(100);
+    let mut renderer = renderer(&page).counting_steps(100, 1);
     renderer.start(2, 1, None, None);
     for (epoch, loss) in [(1, 3.0), (2, 2.5)] {
         renderer.start_split("train", &steps(0, 1));

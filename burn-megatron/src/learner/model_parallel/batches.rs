@@ -1,8 +1,7 @@
 //! Global batches as burn-train passes them around: which samples, not their tokens.
 
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::data::dataset::DatasetError;
@@ -63,16 +62,31 @@ pub struct BatchStream {
     /// Batches of the whole run.
     batches: Range<usize>,
     per_pass: usize,
-    /// The next batch; `None` makes every pass start at the first.
-    cursor: Option<Arc<AtomicUsize>>,
+    /// Where the run is; `None` makes every pass start at the first batch.
+    cursor: Option<Arc<Mutex<Cursor>>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Cursor {
+    /// The next batch.
+    batch: usize,
+    /// Its first sample.
+    sample: usize,
 }
 
 impl BatchStream {
     /// `total` batches of `rows` samples; a pass, which burn-train calls an epoch, yields `per_pass` of them and the
     /// next pass goes on behind it.
     pub fn advancing(data: Arc<dyn TokenDataset>, rows: usize, total: usize, per_pass: usize) -> Self {
-        let cursor = Some(Arc::new(AtomicUsize::new(0)));
-        Self { data, rows, batches: 0..total, per_pass, cursor }
+        Self { data, rows, batches: 0..total, per_pass, cursor: Some(Arc::default()) }
+    }
+
+    /// Goes on after `batch` batches have consumed `sample` samples, in all clones of the stream. The pass in which that
+    /// happened is continued.
+    pub(super) fn go_on(&self, batch: usize, sample: usize) {
+        if let Some(cursor) = &self.cursor {
+            *lock(cursor) = Cursor { batch, sample };
+        }
     }
 
     /// The same `total` batches of `rows` samples in every pass.
@@ -81,9 +95,13 @@ impl BatchStream {
     }
 }
 
+fn lock(cursor: &Mutex<Cursor>) -> MutexGuard<'_, Cursor> {
+    cursor.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 struct Pass<'a> {
     stream: &'a BatchStream,
-    next: usize,
+    next: Cursor,
     end: usize,
     done: usize,
     total: usize,
@@ -93,14 +111,14 @@ impl Iterator for Pass<'_> {
     type Item = Result<GlobalBatch, DatasetError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        (self.next < self.end).then(|| {
-            let first = self.next * self.stream.rows;
-            self.next += 1;
+        (self.next.batch < self.end).then(|| {
+            let (first, rows) = (self.next.sample, self.stream.rows);
+            self.next = Cursor { batch: self.next.batch + 1, sample: first + rows };
             self.done += 1;
             if let Some(cursor) = &self.stream.cursor {
-                cursor.store(self.next, Ordering::Relaxed);
+                *lock(cursor) = self.next;
             }
-            Ok(GlobalBatch::new(self.stream.data.clone(), first, self.stream.rows))
+            Ok(GlobalBatch::new(self.stream.data.clone(), first, rows))
         })
     }
 }
@@ -113,10 +131,11 @@ impl DataLoaderIterator<GlobalBatch> for Pass<'_> {
 
 impl DataLoader<GlobalBatch> for BatchStream {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<GlobalBatch> + 'a> {
-        let at = self.cursor.as_ref().map_or(0, |cursor| cursor.load(Ordering::Relaxed));
-        let next = (self.batches.start + at).min(self.batches.end);
-        let end = (next + self.per_pass).min(self.batches.end);
-        Box::new(Pass { stream: self, next, end, done: 0, total: end - next })
+        let at = self.cursor.as_ref().map(|cursor| *lock(cursor)).unwrap_or_default();
+        let next = Cursor { batch: self.batches.start + at.batch, sample: self.batches.start * self.rows + at.sample };
+        let done = at.batch % self.per_pass.max(1);
+        let end = (next.batch + self.per_pass - done).min(self.batches.end);
+        Box::new(Pass { stream: self, next, end, done, total: done + end.saturating_sub(next.batch) })
     }
 
     fn num_items(&self) -> usize {
@@ -133,7 +152,7 @@ impl DataLoader<GlobalBatch> for BatchStream {
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<GlobalBatch>> {
         let batches = self.batches.start + start..(self.batches.start + end).min(self.batches.end);
-        let cursor = self.cursor.as_ref().map(|_| Arc::new(AtomicUsize::new(0)));
+        let cursor = self.cursor.as_ref().map(|_| Arc::default());
         Arc::new(Self { per_pass: batches.len(), batches, cursor, ..self.clone() })
     }
 }
@@ -158,6 +177,21 @@ mod tests {
         assert_eq!(firsts(&stream), [16, 4]);
         assert_eq!(firsts(&stream), [12], "the last pass is shorter");
         assert!(firsts(&stream).is_empty());
+    }
+
+    #[test]
+    fn a_resumed_stream_ends_the_pass_it_was_in() {
+        let resumed = |rows, batch, sample| {
+            let stream = BatchStream::advancing(data(), rows, 5, 2);
+            stream.clone().go_on(batch, sample);
+            stream
+        };
+        let stream = resumed(2, 1, 2);
+        assert_eq!(stream.iter().progress().items_processed, 1);
+        assert_eq!(firsts(&stream), [8]);
+        assert_eq!(firsts(&stream), [16, 4]);
+        assert_eq!(firsts(&resumed(2, 2, 4)), [16, 4], "at the end of a pass");
+        assert_eq!(firsts(&resumed(1, 2, 4)), [16, 0], "samples count, not batches");
     }
 
     #[test]

@@ -3,16 +3,21 @@
 //! burn-train sees a [`Megatron`] facade and plain numbers; the model lives in slices on the rank threads.
 
 mod batches;
+mod desk;
 mod evaluate;
 mod facade;
 mod fit;
 mod pretraining;
+mod requests;
+mod saving;
 #[cfg(test)]
 mod tests;
 mod weights;
+mod worker;
 
 pub use batches::{BatchStream, GlobalBatch};
 pub use evaluate::loss_over;
 pub use facade::Megatron;
 pub use pretraining::Pretraining;
+pub use saving::{CheckpointOptions, Description, Resume};
 pub use weights::{global_weights, save_weights};

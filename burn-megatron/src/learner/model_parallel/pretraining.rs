@@ -13,11 +13,13 @@ use models::CausalLm;
 use super::batches::BatchStream;
 use super::facade::Megatron;
 use super::fit::{Build, Finish, ModelParallel};
+use super::requests::{BySteps, Records, SaveRequest};
+use super::saving::{CheckpointOptions, Description, Resume};
 use crate::console::{LogRenderer, dashboard_possible, renderer};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::custom;
-use crate::metrics::{GradNorm, LearningRate, Loss, Memory, Perplexity, Throughput};
+use crate::metrics::{Checkpoints, GradNorm, LearningRate, Loss, Memory, Perplexity, Throughput};
 
 /// A language model, a layout and the data, ready to train under burn-train's `SupervisedTraining`.
 ///
@@ -33,6 +35,9 @@ pub struct Pretraining<M, R = ()> {
     evaluate_every: usize,
     evaluation_batches: usize,
     directory: PathBuf,
+    checkpoints: Option<CheckpointOptions>,
+    resume: Resume,
+    description: Description,
     finish: Finish<M, R>,
     finished: Arc<Mutex<Option<R>>>,
 }
@@ -59,6 +64,9 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             evaluate_every: steps.div_ceil(10).max(1),
             evaluation_batches: 8,
             directory: PathBuf::from("runs/pretraining"),
+            checkpoints: None,
+            resume: Resume::Never,
+            description: Description::default(),
             finish: Arc::new(|_, _| Ok(())),
             finished: Arc::default(),
         }
@@ -85,6 +93,27 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         self
     }
 
+    /// Saves checkpoints: after so many steps, whenever burn-train's checkpointing strategy wants one at the end of an
+    /// epoch (`SupervisedTraining::with_checkpointing_strategy`; by default it never does), and after the last step.
+    pub fn checkpoints(mut self, options: CheckpointOptions) -> Self {
+        self.checkpoints = Some(options);
+        self
+    }
+
+    /// Where the run starts. `SupervisedTraining::checkpoint(epoch)` starts it at the checkpoint of that epoch's last
+    /// step instead. Weights, optimizer, learning rate and order of samples go on as if the run had not stopped, in this
+    /// layout or any other.
+    pub fn resume(mut self, resume: Resume) -> Self {
+        self.resume = resume;
+        self
+    }
+
+    /// What checkpoints say of the model and the run.
+    pub fn describe(mut self, description: Description) -> Self {
+        self.description = description;
+        self
+    }
+
     /// What every rank does with the trained model at the end, for example to generate text. All ranks of a model must
     /// make the same calls; the value of rank 0 is kept for [`finished`](Self::finished).
     pub fn finish<S: Send + 'static>(
@@ -102,6 +131,9 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             evaluate_every: self.evaluate_every,
             evaluation_batches: self.evaluation_batches,
             directory: self.directory,
+            checkpoints: self.checkpoints,
+            resume: self.resume,
+            description: self.description,
             finish: Arc::new(finish),
             finished: Arc::default(),
         }
@@ -113,11 +145,17 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         let rows = self.engine.global_batch;
         let train = BatchStream::advancing(self.train.clone(), rows, self.steps, self.evaluate_every);
         let valid = BatchStream::repeating(self.valid.clone(), rows, self.evaluation_batches);
+        let resumed = self.resume.open(self.checkpoints.as_ref());
+        let epoch = match &resumed {
+            Ok(Some(checkpoint)) => Some(checkpoint.state().step as usize / self.evaluate_every),
+            _ => None,
+        };
         let interrupter = Interrupter::new();
         let screen = match dashboard_possible() {
-            true => renderer(interrupter.clone(), None),
-            false => Box::new(LogRenderer::stdout().counting_steps(self.steps)),
+            true => renderer(interrupter.clone(), epoch),
+            false => Box::new(LogRenderer::stdout().counting_steps(self.steps, self.evaluate_every)),
         };
+        let request = SaveRequest::default();
         let strategy = ModelParallel {
             mesh: self.mesh.clone(),
             devices: self.devices.clone(),
@@ -126,8 +164,15 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             finish: self.finish.clone(),
             finished: self.finished.clone(),
             directory: self.directory.clone(),
+            data: self.train.clone(),
+            train: train.clone(),
+            epoch: self.evaluate_every,
+            checkpoints: self.checkpoints.clone(),
+            description: self.description.clone(),
+            request: request.clone(),
+            resumed: Arc::new(resumed),
         };
-        let training = SupervisedTraining::new(&self.directory, Arc::new(train), Arc::new(valid))
+        let mut training = SupervisedTraining::new(&self.directory, Arc::new(train), Arc::new(valid))
             .metrics((Loss::new(), Perplexity::new()))
             .metric_train_numeric(GradNorm::new())
             .metric_train_numeric(LearningRate::new())
@@ -137,8 +182,18 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             .with_interrupter(interrupter)
             .renderer(screen)
             .with_training_strategy(custom(strategy));
+        if let Some(options) = &self.checkpoints {
+            let records = Records::of(options.root.clone(), self.evaluate_every);
+            training = training
+                .metric_train(Checkpoints::new())
+                .with_custom_checkpointers(records.clone(), records.clone(), records)
+                .with_checkpointing_strategy(BySteps);
+        }
+        if let Some(epoch) = epoch {
+            training = training.checkpoint(epoch);
+        }
         // The ranks have their own optimizer and learning rate; burn-train's are never stepped.
-        (training, Learner::new(Megatron::new(), SgdConfig::new().init(), 0.0))
+        (training, Learner::new(Megatron::new(), SgdConfig::new().init(), request))
     }
 
     /// What [`finish`](Self::finish) returned on rank 0, once, after a training that did not fail.

@@ -1,8 +1,12 @@
 //! A tiny Llama under `SupervisedTraining`: layouts agree, stops and failures end all ranks.
 
+mod resume;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+
+use backend_dist::launch::{BoxError, Rank};
 
 use backend_dist::mesh::{Mesh, ParallelLayout};
 use backend_dist::shard::HostTensor;

@@ -1,0 +1,90 @@
+//! What only rank 0 does: events for burn-train, the log of the run, the news of its checkpoints.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use backend_dist::launch::BoxError;
+use burn::train::metric::store::EventStoreClient;
+use burn::train::{
+    CloneEarlyStoppingStrategy, EventProcessorError, EventProcessorTraining, Interrupter, Learner, LearnerEvent,
+    LearningCheckpointer, SupervisedTrainingEventProcessor,
+};
+
+use super::facade::Megatron;
+use super::requests::SaveRequest;
+use crate::checkpoint::SaveReport;
+use crate::metrics::{EvalStats, SaveStats, StepStats, StepsLog};
+
+/// Everything that only rank 0 does.
+pub(super) struct Desk {
+    pub processor: SupervisedTrainingEventProcessor<Megatron>,
+    pub interrupter: Interrupter,
+    pub early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
+    pub store: Arc<EventStoreClient>,
+    pub log: Option<StepsLog>,
+    /// burn-train's checkpointing, which decides at the end of an epoch.
+    pub checkpointer: Option<LearningCheckpointer<Megatron>>,
+    /// What burn-train takes for the trained model.
+    pub learner: Learner<Megatron>,
+    /// Whether burn-train has asked for a save.
+    pub request: SaveRequest,
+    /// Finished optimizer steps.
+    pub step: u64,
+    /// How long training stood still for the saves that are not complete yet, by step.
+    pub stalls: BTreeMap<u64, f64>,
+}
+
+type Event<T> = LearnerEvent<T>;
+
+impl Desk {
+    pub fn train(&mut self, event: Event<StepStats>) {
+        let sent = self.processor.process_train(event);
+        self.check(sent);
+    }
+
+    pub fn valid(&mut self, event: Event<EvalStats>) {
+        let sent = self.processor.process_valid(event);
+        self.check(sent);
+    }
+
+    pub fn flush(&mut self) {
+        let flushed = self.processor.flush();
+        self.check(flushed);
+    }
+
+    /// A metric that fails stops the training through the interrupter.
+    fn check(&self, result: Result<(), EventProcessorError>) {
+        self.interrupter.fail_on_error(result);
+    }
+
+    /// Early stopping: whether this epoch is the last.
+    pub fn should_stop(&mut self, epoch: usize) -> bool {
+        self.interrupter.should_stop()
+            || self.early_stopping.as_mut().is_some_and(|strategy| strategy.should_stop(epoch, &self.store))
+    }
+
+    /// Whether burn-train's checkpointing strategy wants the state after this epoch.
+    pub fn should_save(&mut self, epoch: usize) -> bool {
+        if let Some(checkpointer) = &mut self.checkpointer {
+            checkpointer.checkpoint(&self.learner, epoch, &self.store);
+        }
+        self.request.take()
+    }
+
+    /// Notes that saves have become complete. Returns the last one.
+    pub fn saved(&mut self, reports: Vec<SaveReport>) -> Result<Option<SaveStats>, BoxError> {
+        let mut last = None;
+        for report in reports {
+            let stall = self.stalls.remove(&report.step).unwrap_or(0.0);
+            let stats = SaveStats { step: report.step, bytes: report.bytes, stall, seconds: report.seconds };
+            if let Some(log) = &mut self.log {
+                log.saved(&stats)?;
+            }
+            if let Some(error) = &report.not_deleted {
+                log::warn!("{error}");
+            }
+            last = Some(stats);
+        }
+        Ok(last)
+    }
+}

@@ -1,0 +1,95 @@
+//! burn-train's checkpointing, turned into requests to the ranks.
+//!
+//! A checkpointing strategy of burn-train decides at the end of an epoch, and burn-train then saves the records of its
+//! learner. This learner is a facade, so its records mean nothing; that they are asked for means "save now". The learning
+//! rate is the one record that is taken on the calling thread, whatever the others do, so it carries the request.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::module::Module;
+use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
+use burn::optim::{LearningRate, OptimizerRecord, SgdConfig};
+use burn::store::ModuleRecord;
+use burn::train::checkpoint::{Checkpointer, CheckpointerError, CheckpointingAction, CheckpointingStrategy};
+use burn::train::metric::store::EventStoreClient;
+
+use super::facade::Megatron;
+use crate::checkpoint::Checkpoint;
+
+/// Stands for the learning rate schedule, which the ranks have their own of, and notes requests to save.
+#[derive(Clone, Default)]
+pub(super) struct SaveRequest(Arc<AtomicBool>);
+
+impl SaveRequest {
+    /// Whether a save was asked for since the last call.
+    pub fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl LrScheduler for SaveRequest {
+    fn step(&mut self) -> LearningRate {
+        0.0
+    }
+
+    fn to_record(&self) -> LrSchedulerRecord {
+        self.0.store(true, Ordering::Relaxed);
+        0.0f64.to_record()
+    }
+
+    fn load_record(&mut self, _: LrSchedulerRecord) {}
+}
+
+/// What burn-train saves and restores records with: nothing is written, and what is restored is the facade.
+#[derive(Clone)]
+pub(super) struct Records {
+    root: PathBuf,
+    /// Steps of an epoch.
+    epoch: usize,
+}
+
+impl Records {
+    /// For a run that keeps its checkpoints in `root` and has epochs of so many steps.
+    pub fn of(root: PathBuf, epoch: usize) -> Self {
+        Self { root, epoch }
+    }
+
+    fn delete(&self, epoch: usize) -> Result<(), CheckpointerError> {
+        let step = (epoch * self.epoch) as u64;
+        Checkpoint::delete(&self.root, step).map_err(|error| CheckpointerError::Unknown(error.to_string()))
+    }
+}
+
+macro_rules! checkpointer {
+    ($record:ty, $delete:expr, $restore:expr) => {
+        impl Checkpointer<$record> for Records {
+            fn save(&self, _: usize, _: $record) -> Result<(), CheckpointerError> {
+                Ok(())
+            }
+
+            fn delete(&self, epoch: usize) -> Result<(), CheckpointerError> {
+                let delete: fn(&Records, usize) -> Result<(), CheckpointerError> = $delete;
+                delete(self, epoch)
+            }
+
+            fn restore(&self, _: usize) -> Result<$record, CheckpointerError> {
+                Ok($restore)
+            }
+        }
+    };
+}
+
+checkpointer!(ModuleRecord, Records::delete, Megatron::new().into_record());
+checkpointer!(OptimizerRecord, |_, _| Ok(()), SgdConfig::new().init::<Megatron>().to_record());
+checkpointer!(LrSchedulerRecord, |_, _| Ok(()), 0.0f64.to_record());
+
+/// The strategy of a run that saves by steps: nothing at the end of an epoch.
+pub(super) struct BySteps;
+
+impl CheckpointingStrategy for BySteps {
+    fn checkpointing(&mut self, _: usize, _: &EventStoreClient) -> Vec<CheckpointingAction> {
+        Vec::new()
+    }
+}

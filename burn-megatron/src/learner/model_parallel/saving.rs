@@ -1,0 +1,159 @@
+//! When a run saves, what it writes down beside its tensors, and where it goes on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use backend_dist::launch::{BoxError, Rank};
+use backend_dist::shard::stable_hash;
+use models::CausalLm;
+use serde_json::{Value, json};
+
+use crate::checkpoint::{Checkpoint, CheckpointError, RunState, SaveReport, Saver, SaverOptions};
+use crate::data::TokenDataset;
+use crate::engine::{EngineConfig, RankEngine};
+
+/// Where and when a run saves.
+#[derive(Clone, Debug)]
+pub struct CheckpointOptions {
+    /// Folder of the checkpoints, one `step_…` folder each.
+    pub root: PathBuf,
+    /// Optimizer steps between two saves; `None` leaves it to burn-train's checkpointing strategy. A run that ends or
+    /// is stopped saves its last step as well.
+    pub every: Option<u64>,
+    /// What is kept, and how it is written.
+    pub saver: SaverOptions,
+}
+
+/// Where a run starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Resume {
+    /// At its first step.
+    #[default]
+    Never,
+    /// At the latest checkpoint in the run's own folder of checkpoints, if there is one.
+    IfPresent,
+    /// At this checkpoint, or the latest one in this folder.
+    From(PathBuf),
+}
+
+/// What a checkpoint says of the run that wrote it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Description {
+    /// The model: usually its `FamilyConfig`.
+    pub model: Value,
+    /// The full resolved configuration of the run.
+    pub config: Value,
+}
+
+impl Resume {
+    /// The checkpoint to go on from, opened.
+    ///
+    /// # Errors
+    /// If it is damaged, or was asked for and is not there.
+    pub(super) fn open(&self, options: Option<&CheckpointOptions>) -> Result<Option<Checkpoint>, CheckpointError> {
+        match (self, options) {
+            (Resume::From(path), _) => Checkpoint::open(path).map(Some),
+            (Resume::IfPresent, Some(options)) => match Checkpoint::open(&options.root) {
+                Err(CheckpointError::NotFound { .. }) => Ok(None),
+                opened => opened.map(Some),
+            },
+            _ => Ok(None),
+        }
+    }
+}
+
+/// What fixes the order of a run's samples: the size of the data set and a hash of three of its samples.
+pub(super) fn fingerprint(data: &dyn TokenDataset) -> Value {
+    let hash = |index: usize| stable_hash(&format!("{:?}", data.sample(index)));
+    let samples = [0, data.len() / 2, data.len().saturating_sub(1)];
+    let hashes: Vec<String> =
+        samples.iter().filter(|_| !data.is_empty()).map(|&index| format!("{:016x}", hash(index))).collect();
+    json!({ "samples": data.len(), "seq-length": data.seq_length(), "hashes": hashes })
+}
+
+/// Whether a run over `data` goes on as the checkpoint's run would have.
+pub(super) fn check_data(checkpoint: &Checkpoint, data: &dyn TokenDataset) -> Result<(), BoxError> {
+    let (saved, now) = (&checkpoint.state().data, fingerprint(data));
+    // Imported weights have read no data.
+    if checkpoint.state().consumed_samples == 0 || *saved == now {
+        return Ok(());
+    }
+    Err(format!(
+        "{}: its run read other samples: {saved}, now {now}; give the same data, seed, sequence length and number of steps, or \
+         start a new run from its weights",
+        checkpoint.path().display()
+    )
+    .into())
+}
+
+/// What is the same in every save of a run.
+pub(super) struct Saves {
+    saver: Saver,
+    every: Option<u64>,
+    description: Description,
+    data: Value,
+}
+
+impl Saves {
+    /// Takes the folder; see [`Saver::new`].
+    pub fn new(
+        options: &CheckpointOptions,
+        writers: usize,
+        description: Description,
+        data: &dyn TokenDataset,
+    ) -> Result<Arc<Self>, CheckpointError> {
+        let saver = Saver::new(&options.root, writers, options.saver.clone())?;
+        Ok(Arc::new(Self { saver, every: options.every, description, data: fingerprint(data) }))
+    }
+
+    /// Whether a save is due after this step.
+    pub fn due(&self, step: u64) -> bool {
+        self.every.is_some_and(|every| step.is_multiple_of(every.max(1)))
+    }
+
+    /// Goes the way of a save with a file of nothing, so that the first real one cannot fail for lack of permission or
+    /// space. One rank calls it.
+    pub fn rehearse<M: CausalLm>(&self, engine: &RankEngine<M>) -> Result<(), CheckpointError> {
+        self.saver.rehearse(engine.checkpoint_bytes())
+    }
+
+    /// Hands this rank's share of the state over; all ranks call it after the same step. Returns the seconds it took.
+    pub fn submit<M: CausalLm>(
+        &self,
+        rank: &Rank,
+        engine: &RankEngine<M>,
+        config: &EngineConfig,
+    ) -> Result<f64, CheckpointError> {
+        let start = Instant::now();
+        let position = engine.position();
+        let value = |part: Result<Value, serde_json::Error>| part.expect("configurations are JSON");
+        let state = RunState {
+            step: position.step,
+            consumed_samples: position.consumed,
+            updates: position.updates,
+            layout: rank.mesh.layout().clone(),
+            world_size: rank.mesh.world_size(),
+            model: self.description.model.clone(),
+            config: self.description.config.clone(),
+            data: self.data.clone(),
+            schedule: value(serde_json::to_value(config)),
+            rng: json!({ "seed": config.seed, "kind": "counter-based: dropout is a function of seed, step and place" }),
+        };
+        self.saver.submit(rank.rank, engine.snapshot(), &state)?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Saves that have ended since the last call. One rank calls it.
+    ///
+    /// # Errors
+    /// If one of them has failed.
+    pub fn finished(&self) -> Result<Vec<SaveReport>, CheckpointError> {
+        self.saver.finished().into_iter().collect()
+    }
+
+    /// Waits for the save in progress, which all ranks must have submitted to.
+    pub fn wait(&self) -> Result<Vec<SaveReport>, CheckpointError> {
+        self.saver.wait()
+    }
+}

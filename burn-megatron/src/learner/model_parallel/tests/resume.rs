@@ -1,0 +1,210 @@
+//! Runs that go on: bit for bit in the same layout, to rounding in another, and never with other data or another model.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use burn::tensor::FloatDType;
+use burn::train::Interrupter;
+use burn::train::checkpoint::KeepLastNCheckpoints;
+use serde_json::Value;
+
+use super::*;
+use crate::checkpoint::{Checkpoint, SaverOptions};
+use crate::data::Sample;
+
+type Weights = BTreeMap<String, HostTensor>;
+
+/// A run of 12 steps in epochs of 5, in `folder/run`, with checkpoints in `folder/checkpoints`.
+fn run_of(layout: &str, dtype: FloatDType, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
+    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
+    run_with(layout, folder, every, data(900, 1), move |rank| {
+        Ok(Llama::build(&config, ParamBuilder::new(rank, dtype, 7))?)
+    })
+}
+
+fn run_with(
+    layout: &str,
+    folder: &Path,
+    every: Option<u64>,
+    data: Arc<dyn TokenDataset>,
+    build: impl Fn(&Rank) -> Result<Llama, BoxError> + Send + Sync + 'static,
+) -> Pretraining<Llama> {
+    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+    let saver = SaverOptions { background: true, ..SaverOptions::default() };
+    Pretraining::new(mesh, engine(), 12, (data, super::data(200, 2)), build)
+        .evaluate(5, 2)
+        .directory(folder.join("run"))
+        .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every, saver })
+}
+
+/// The weights at the end, and the log.
+fn finish(run: Pretraining<Llama>, folder: &Path) -> (Weights, Vec<Value>) {
+    let run = run.finish(|rank, engine| global_weights(rank, engine));
+    let result = launch(&run);
+    assert!(result.error.is_none(), "{:?}", result.error);
+    (run.finished().unwrap().expect("rank 0 has the weights"), log(&folder.join("run")))
+}
+
+/// Everything of the steps after `step` that must not depend on when a run was stopped.
+fn after(log: &[Value], step: u64) -> Vec<String> {
+    let lines = log.iter().filter(|line| line["kind"] != "checkpoint" && line["step"].as_u64() > Some(step));
+    lines.map(|line| ["kind", "step", "loss", "grad_norm", "lr", "tokens"].map(|key| line[key].to_string()).join(" ")).collect()
+}
+
+#[test]
+fn a_resumed_run_equals_one_that_never_stopped() {
+    for (layout, dtype) in [("TP2 SP DP2", FloatDType::F32), ("DP2", FloatDType::F64)] {
+        let whole = tempfile::tempdir().unwrap();
+        let (weights, steps) = finish(run_of(layout, dtype, whole.path(), Some(1)), whole.path());
+        assert_eq!(Checkpoint::list(whole.path().join("checkpoints")).unwrap().len(), 12);
+        // Inside an epoch, at the end of one, and in the last one.
+        for step in [2, 5, 11] {
+            let folder = tempfile::tempdir().unwrap();
+            let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&step].clone();
+            let resumed = run_of(layout, dtype, folder.path(), None).resume(Resume::From(from));
+            let (resumed, log) = finish(resumed, folder.path());
+            assert_eq!(after(&log, 0), after(&steps, step), "{layout} from step {step}");
+            assert_eq!(resumed, weights, "{layout} from step {step}");
+        }
+    }
+}
+
+#[test]
+fn any_layout_goes_on_from_any_other() {
+    let whole = tempfile::tempdir().unwrap();
+    let (_, steps) = finish(run_of("TP2 SP DP2", FloatDType::F64, whole.path(), Some(4)), whole.path());
+    let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&4].clone();
+    let saved = Checkpoint::open(&from).unwrap();
+    let losses = |log: &[Value]| -> Vec<f64> {
+        log.iter().filter(|line| line["kind"] == "train").map(|line| line["loss"].as_f64().unwrap()).collect()
+    };
+    for layout in ["TP1", "TP4 SP", "DP4", "TP8", "TP2 DP2"] {
+        let folder = tempfile::tempdir().unwrap();
+        let at_once = run_of(layout, FloatDType::F64, folder.path(), None).resume(Resume::From(from.clone()));
+        let at_once = at_once.finish(|rank, engine| {
+            let loaded = engine.steps() == 12;
+            Ok((loaded, global_weights(rank, engine)?))
+        });
+        assert!(launch(&at_once).error.is_none());
+        assert!(at_once.finished().unwrap().0);
+        for (loss, expected) in losses(&log(&folder.path().join("run"))).iter().zip(&losses(&steps)[4..]) {
+            assert!((loss - expected).abs() < 1e-10 * expected, "{layout}: {loss} instead of {expected}");
+        }
+        // What the layout would save at once is what was saved: weights and both moments, bit for bit.
+        let again = tempfile::tempdir().unwrap();
+        resave(layout, &from, again.path());
+        let written = Checkpoint::open(again.path()).unwrap();
+        assert_eq!(written.state().layout, layout.parse().unwrap());
+        for tensor in saved.tensors() {
+            let whole: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
+            let values = |of: &Checkpoint| of.read(tensor.kind, &tensor.name, &tensor.global_shape, &whole).unwrap();
+            assert!(values(&saved) == values(&written), "{layout}: {}/{}", tensor.kind, tensor.name);
+        }
+        assert_eq!(saved.tensors().len(), written.tensors().len());
+    }
+}
+
+/// Loads a checkpoint in a layout and saves it from there.
+fn resave(layout: &str, from: &Path, root: &Path) {
+    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
+    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+    let checkpoint = Checkpoint::open(from).unwrap();
+    let saver = crate::checkpoint::Saver::new(root, mesh.world_size(), SaverOptions::default()).unwrap();
+    backend_dist::launch::launch(&mesh, &[burn::tensor::Device::flex()], |rank| {
+        let model = Llama::build(&config, ParamBuilder::new(&rank, FloatDType::F64, 99))?;
+        let mut engine = crate::engine::RankEngine::new(&rank, model, engine())?;
+        engine.restore(&checkpoint)?;
+        let state = crate::checkpoint::RunState { layout: mesh.layout().clone(), ..checkpoint.state().clone() };
+        Ok(saver.submit(rank.rank, engine.snapshot(), &state)?)
+    })
+    .unwrap();
+    saver.wait().unwrap();
+}
+
+/// Stops the training when a sample is read.
+struct StopAt(Arc<dyn TokenDataset>, usize, Interrupter);
+
+impl TokenDataset for StopAt {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn seq_length(&self) -> usize {
+        self.0.seq_length()
+    }
+
+    fn sample(&self, index: usize) -> Sample {
+        if index == self.1 {
+            self.2.stop(Some("stopped by its data"));
+        }
+        self.0.sample(index)
+    }
+}
+
+#[test]
+fn a_stopped_run_has_saved_its_last_step_and_goes_on_from_there() {
+    let (whole, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (weights, _) = finish(run_of("DP2", FloatDType::F32, whole.path(), None), whole.path());
+
+    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
+    let build = move |rank: &Rank| Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7))?);
+    let interrupter = Interrupter::new();
+    // Sample 49 is in the seventh batch of 8.
+    let stopping = Arc::new(StopAt(data(900, 1), 49, interrupter.clone()));
+    let run = run_with("DP2", folder.path(), None, stopping, build.clone());
+    let (training, learner) = run.supervised();
+    training.with_application_logger(None).with_interrupter(interrupter).launch(learner);
+    assert_eq!(Checkpoint::open(folder.path().join("checkpoints")).unwrap().state().step, 7);
+
+    let run = run_with("DP2", folder.path(), None, data(900, 1), build).resume(Resume::IfPresent);
+    assert_eq!(finish(run, folder.path()).0, weights);
+}
+
+#[test]
+fn burn_trains_options_save_delete_and_resume() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = run_of("TP2", FloatDType::F32, folder.path(), None);
+    let (training, learner) = run.supervised();
+    let result = training
+        .with_application_logger(None)
+        .with_checkpointing_strategy(KeepLastNCheckpoints::new(2))
+        .launch(learner);
+    assert!(result.error.is_none());
+    drop(result);
+    // Epochs end after steps 5, 10 and 12; the first was deleted when the third was saved.
+    let root = folder.path().join("checkpoints");
+    assert_eq!(Checkpoint::list(&root).unwrap().into_keys().collect::<Vec<_>>(), [10, 12]);
+
+    let run = run_of("TP2", FloatDType::F32, folder.path(), None).finish(|_, engine| Ok(engine.steps()));
+    std::fs::remove_file(folder.path().join("run/steps.jsonl")).unwrap();
+    let (training, learner) = run.supervised();
+    assert!(training.with_application_logger(None).checkpoint(2).launch(learner).error.is_none());
+    let steps: Vec<_> = log(&folder.path().join("run")).iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!((steps.first(), run.finished()), (Some(&11), Some(12)), "{steps:?}");
+}
+
+#[test]
+fn other_data_another_model_and_a_missing_checkpoint_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    finish(run_of("TP1", FloatDType::F32, folder.path(), Some(6)), folder.path());
+    let resume = Resume::From(folder.path().join("checkpoints"));
+    let other = tempfile::tempdir().unwrap();
+    let build = |config: LlamaConfig| {
+        move |rank: &Rank| Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7))?)
+    };
+    let refuse = |run: Pretraining<Llama>| launch(&run).error.expect("a refusal").to_string();
+
+    let tiny = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
+    let run = run_with("TP1", other.path(), None, data(900, 3), build(tiny.clone()));
+    let error = refuse(run.resume(resume.clone()));
+    assert!(error.contains("its run read other samples"), "{error}");
+
+    let wider = LlamaConfig { intermediate_size: tiny.intermediate_size * 2, ..tiny };
+    let run = run_with("TP1", other.path(), None, data(900, 1), build(wider));
+    let error = refuse(run.resume(resume));
+    assert!(error.contains("mlp") && error.contains("another model"), "{error}");
+
+    let run = run_of("TP1", FloatDType::F32, other.path(), None);
+    let error = refuse(run.resume(Resume::From(other.path().join("nothing"))));
+    assert!(error.contains("nothing"), "{error}");
+}

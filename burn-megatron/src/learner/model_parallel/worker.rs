@@ -1,0 +1,200 @@
+//! The training loop of one rank.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use backend_dist::comm::Group;
+use backend_dist::launch::{BoxError, Rank};
+use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
+use burn::train::{LearnerEvent, TrainingItem};
+use models::CausalLm;
+
+use super::batches::GlobalBatch;
+use super::desk::Desk;
+use super::saving::Saves;
+use crate::engine::{EngineConfig, RankEngine, TokenBatch};
+use crate::metrics::{EvalStats, StepStats, resident_bytes};
+
+/// What rank 0 tells all ranks to do next.
+#[derive(Clone)]
+enum Next {
+    Batch(GlobalBatch),
+    EndOfSplit,
+    Stop,
+}
+
+/// One rank's engine in the training loop.
+pub(super) struct Worker<'a, M> {
+    pub rank: &'a Rank,
+    pub world: Group,
+    pub engine: RankEngine<M>,
+    pub config: &'a EngineConfig,
+    pub saves: Option<Arc<Saves>>,
+    /// The last step that was saved, or that the run began with.
+    pub saved: u64,
+}
+
+impl<M: CausalLm> Worker<'_, M> {
+    /// All steps up to the next evaluation; true to stop.
+    pub fn train(
+        &mut self,
+        epoch: usize,
+        loader: &dyn DataLoader<GlobalBatch>,
+        mut desk: Option<&mut Desk>,
+    ) -> Result<bool, BoxError> {
+        let mut batches = desk.is_some().then(|| loader.iter());
+        if let (Some(desk), Some(batches)) = (&mut desk, &batches) {
+            desk.train(LearnerEvent::StartSplit { epoch_number: epoch, progress: batches.progress() });
+        }
+        for iteration in 1.. {
+            let start = Instant::now();
+            let batch = match self.next(&mut batches, desk.as_deref())? {
+                Next::Batch(batch) => batch,
+                Next::EndOfSplit => break,
+                Next::Stop => {
+                    end_train(epoch, &batches, desk);
+                    return Ok(true);
+                }
+            };
+            let report = self.engine.train_micro_batches(&self.own_rows(&batch))?;
+            if self.saves.as_ref().is_some_and(|saves| saves.due(report.step + 1)) {
+                self.save(desk.as_deref_mut())?;
+            }
+            if let (Some(desk), Some(batches)) = (&mut desk, &batches) {
+                let saved = match &self.saves {
+                    Some(saves) => desk.saved(saves.finished()?)?,
+                    None => None,
+                };
+                let stats = StepStats {
+                    step: report.step + 1,
+                    loss: report.loss,
+                    tokens: report.tokens,
+                    grad_norm: report.grad_norm,
+                    lr: report.lr,
+                    seconds: start.elapsed().as_secs_f64(),
+                    memory: resident_bytes().unwrap_or(0),
+                    saved,
+                };
+                desk.step = stats.step;
+                if let Some(log) = &mut desk.log {
+                    log.train(&stats)?;
+                }
+                let lr = Some(report.lr.into());
+                let item = TrainingItem::new(stats, batches.progress(), Some(iteration), lr);
+                desk.train(LearnerEvent::ProcessedItem(item));
+            }
+        }
+        end_train(epoch, &batches, desk);
+        Ok(false)
+    }
+
+    /// Loss on held-out batches; true to stop.
+    pub fn validate(
+        &mut self,
+        epoch: usize,
+        loader: &dyn DataLoader<GlobalBatch>,
+        mut desk: Option<&mut Desk>,
+    ) -> Result<bool, BoxError> {
+        let mut batches = desk.is_some().then(|| loader.iter());
+        if let (Some(desk), Some(batches)) = (&mut desk, &batches) {
+            desk.valid(LearnerEvent::StartSplit { epoch_number: epoch, progress: batches.progress() });
+        }
+        let (mut sum, mut tokens) = (0.0, 0);
+        let mut stop = false;
+        for iteration in 1.. {
+            let batch = match self.next(&mut batches, desk.as_deref())? {
+                Next::Batch(batch) => batch,
+                Next::EndOfSplit => break,
+                Next::Stop => {
+                    stop = true;
+                    break;
+                }
+            };
+            let report = self.engine.eval_step(&batch.read(0..batch.rows()))?;
+            sum += report.loss * report.tokens as f64;
+            tokens += report.tokens;
+            if let (Some(desk), Some(batches)) = (&mut desk, &batches) {
+                let stats = EvalStats { loss: report.loss, tokens: report.tokens };
+                let item = TrainingItem::new(stats, batches.progress(), Some(iteration), None);
+                desk.valid(LearnerEvent::ProcessedItem(item));
+            }
+        }
+        if let (Some(desk), Some(batches)) = (desk, &batches) {
+            desk.flush();
+            desk.valid(LearnerEvent::EndSplit { epoch, progress: batches.progress() });
+            desk.flush();
+            if let Some(log) = desk.log.as_mut().filter(|_| tokens > 0 && !stop) {
+                log.valid(desk.step, &EvalStats { loss: sum / tokens as f64, tokens })?;
+            }
+        }
+        Ok(stop)
+    }
+
+    /// Early stopping and burn-train's checkpointing; the decisions of rank 0 are everyone's. True to stop.
+    pub fn end_epoch(&mut self, epoch: usize, mut desk: Option<&mut Desk>) -> Result<bool, BoxError> {
+        let decision = desk.as_deref_mut().map(|desk| {
+            desk.train(LearnerEvent::EndEpoch(epoch));
+            desk.flush();
+            (desk.should_stop(epoch), desk.should_save(epoch))
+        });
+        let (stop, save) = self.world.broadcast_host(decision, 0);
+        if save {
+            self.save(desk)?;
+        }
+        Ok(stop)
+    }
+
+    /// Saves the current step, unless it is saved already. All ranks call it.
+    fn save(&mut self, desk: Option<&mut Desk>) -> Result<(), BoxError> {
+        let step = self.engine.steps();
+        let Some(saves) = self.saves.as_ref().filter(|_| step != self.saved) else { return Ok(()) };
+        let stall = saves.submit(self.rank, &self.engine, self.config)?;
+        self.saved = step;
+        if let Some(desk) = desk {
+            desk.stalls.insert(step, stall);
+        }
+        Ok(())
+    }
+
+    /// Saves the last step and waits until it is on disk.
+    pub fn end(&mut self, mut desk: Option<&mut Desk>) -> Result<(), BoxError> {
+        self.save(desk.as_deref_mut())?;
+        // All ranks have handed over their parts.
+        self.world.barrier();
+        if let (Some(desk), Some(saves)) = (desk, &self.saves) {
+            desk.saved(saves.wait()?)?;
+        }
+        Ok(())
+    }
+
+    /// Rank 0 decides once per step, so all ranks stop at the same one.
+    fn next(
+        &self,
+        batches: &mut Option<Box<dyn DataLoaderIterator<GlobalBatch> + '_>>,
+        desk: Option<&Desk>,
+    ) -> Result<Next, BoxError> {
+        let mut decision = None;
+        if let (Some(desk), Some(batches)) = (desk, batches) {
+            decision = Some(match desk.interrupter.should_stop() {
+                true => Next::Stop,
+                false => batches.next().transpose()?.map_or(Next::EndOfSplit, Next::Batch),
+            });
+        }
+        Ok(self.world.broadcast_host(decision, 0))
+    }
+
+    /// This rank's micro-batches.
+    fn own_rows(&self, batch: &GlobalBatch) -> Vec<TokenBatch> {
+        let plan = self.engine.plan();
+        (0..plan.accumulation).map(|micro| batch.read(plan.rows(micro, self.rank.coords.dp))).collect()
+    }
+}
+
+fn end_train(epoch: usize, batches: &Option<Box<dyn DataLoaderIterator<GlobalBatch> + '_>>, desk: Option<&mut Desk>) {
+    if let (Some(desk), Some(batches)) = (desk, batches) {
+        let progress: Progress = batches.progress();
+        desk.flush();
+        desk.train(LearnerEvent::EndSplit { epoch, progress });
+        desk.flush();
+    }
+}
