@@ -1,0 +1,86 @@
+//! From a folder of written files to a checkpoint that counts.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::RunState;
+use super::disk::Files;
+use super::error::CheckpointError;
+use super::manifest::{Manifest, SavedFile};
+use super::names::{self, Folder};
+use super::part::{Part, hex};
+
+/// Makes an empty folder for the files of a step.
+pub(super) fn begin(files: &Files, root: &Path, step: u64) -> Result<PathBuf, CheckpointError> {
+    let folder = Folder::Partial(step).path(root);
+    files.remove_folder(&folder)?;
+    files.create_folder(&folder)?;
+    Ok(folder)
+}
+
+/// Completes the files of all writers to a checkpoint, gives it its name and makes it the latest. Until `latest` is
+/// renamed, the previous checkpoint is; whatever happens in between, one of the two is whole.
+pub(super) fn commit(
+    files: &Files,
+    root: &Path,
+    state: RunState,
+    tokenizer: Option<&[u8]>,
+    parts: Vec<Part>,
+) -> Result<PathBuf, CheckpointError> {
+    let step = state.step;
+    let (partial, path) = (Folder::Partial(step).path(root), Folder::Step(step).path(root));
+    write_index(files, &partial, state, tokenizer, parts)?;
+
+    let replaced = Folder::Replaced(step).path(root);
+    if files.list(root)?.iter().any(|entry| entry.name == Folder::Step(step).name()) {
+        files.remove_folder(&replaced)?;
+        files.rename(&path, &replaced)?;
+        // If the new one gets the name on the disk, the old one has lost it before.
+        files.sync_folder(root)?;
+    }
+    files.rename(&partial, &path)?;
+    files.sync_folder(root)?;
+    point_to(files, root, step)?;
+    files.remove_folder(&replaced)?;
+    Ok(path)
+}
+
+/// Writes what belongs to the checkpoint as a whole: tokenizer, manifest, hashes.
+fn write_index(
+    files: &Files,
+    folder: &Path,
+    state: RunState,
+    tokenizer: Option<&[u8]>,
+    parts: Vec<Part>,
+) -> Result<(), CheckpointError> {
+    let entry = |name: &str, contents: &[u8]| SavedFile {
+        name: name.into(),
+        bytes: contents.len() as u64,
+        sha256: hex(&Sha256::digest(contents)),
+    };
+    let tokenizer = match tokenizer {
+        Some(contents) => {
+            files.write_file(&folder.join(names::TOKENIZER), contents)?;
+            Some(entry(names::TOKENIZER, contents))
+        }
+        None => None,
+    };
+    let manifest = Manifest::new(folder, state, tokenizer, parts)?;
+    let path = folder.join(names::MANIFEST);
+    let json = manifest.to_json().map_err(|error| CheckpointError::file(&path, error.to_string()))?;
+    files.write_file(&path, json.as_bytes())?;
+    let index = entry(names::MANIFEST, json.as_bytes());
+    let hashed = [&index].into_iter().chain(&manifest.tokenizer).chain(&manifest.files);
+    let sums: String = hashed.map(|file| format!("{}  {}\n", file.sha256, file.name)).collect();
+    files.write_file(&folder.join(names::SUMS), sums.as_bytes())?;
+    files.sync_folder(folder)
+}
+
+/// Makes the checkpoint of a step the one to go on from.
+pub(super) fn point_to(files: &Files, root: &Path, step: u64) -> Result<(), CheckpointError> {
+    let new = root.join(names::NEW_LATEST);
+    files.write_file(&new, format!("{}\n", names::step_name(step)).as_bytes())?;
+    files.rename(&new, &root.join(names::LATEST))?;
+    files.sync_folder(root)
+}

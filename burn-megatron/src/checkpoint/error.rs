@@ -1,0 +1,190 @@
+//! Why a checkpoint cannot be written or read.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use indicatif::HumanBytes;
+use safetensors::Dtype;
+use thiserror::Error;
+
+use super::Kind;
+
+/// Why a checkpoint cannot be written or read; nothing that is in use has been changed.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The disk refuses.
+    #[error("cannot {action} {}: {cause}{}", path.display(), advice(cause.kind()))]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On which file or folder.
+        path: PathBuf,
+        /// What the system says.
+        cause: Arc<io::Error>,
+    },
+    /// The disk filled up during a write.
+    #[error(
+        "cannot write {}: the disk is full; the file needs {}, {} are free; delete old checkpoints, or set keep-last lower",
+        path.display(), HumanBytes(*needed), HumanBytes(*free)
+    )]
+    Full {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of the whole file.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// The disk will fill up during the run.
+    #[error(
+        "{}: {count} checkpoints of {} need {} more than is there, {} are free; free some space, set keep-last lower, or \
+         choose another folder",
+        root.display(), HumanBytes(*each), HumanBytes(*needed), HumanBytes(*free)
+    )]
+    Space {
+        /// Folder of the checkpoints.
+        root: PathBuf,
+        /// Checkpoints that exist at once.
+        count: u64,
+        /// Bytes of one.
+        each: u64,
+        /// Bytes that they take beyond those that are there.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// Another run saves to the same folder.
+    #[error(
+        "{} is in use by another run ({holder}); wait for it to end, or choose another folder for the checkpoints",
+        root.display()
+    )]
+    Locked {
+        /// Folder of the checkpoints.
+        root: PathBuf,
+        /// Who holds it.
+        holder: String,
+    },
+    /// An option makes no sense.
+    #[error("{option} {value}: {what}")]
+    Option {
+        /// Name of the option.
+        option: &'static str,
+        /// As given.
+        value: String,
+        /// What is wrong, and what would do.
+        what: String,
+    },
+    /// A slice that was handed over cannot be saved.
+    #[error("writer {writer}, step {step}: tensor `{key}` cannot be saved: {what}")]
+    Slice {
+        /// The writer.
+        writer: usize,
+        /// The step that was to be saved.
+        step: u64,
+        /// Key of the slice.
+        key: String,
+        /// Why not.
+        what: String,
+    },
+    /// The writers do not agree, or one is missing.
+    #[error("step {step} is not saved: {what}")]
+    Writers {
+        /// The step that was to be saved.
+        step: u64,
+        /// What is wrong.
+        what: String,
+    },
+    /// There is no checkpoint.
+    #[error("there is no checkpoint in {}: {what}", path.display())]
+    NotFound {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// What was found instead, and what would do.
+        what: String,
+    },
+    /// A file of a checkpoint is missing, damaged or not understood.
+    #[error("{}: {what}{others}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+        /// Which other checkpoints there are, as a sentence, or nothing.
+        others: String,
+    },
+    /// The slices in a checkpoint do not make up a tensor.
+    #[error("{}: tensor `{key}`: {what}", path.display())]
+    Cover {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Kind and name.
+        key: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// The checkpoint has no such tensor.
+    #[error("{}: there is no tensor `{kind}/{name}`{hint}", path.display())]
+    NoTensor {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The kind asked for.
+        kind: Kind,
+        /// The name asked for.
+        name: String,
+        /// What there is instead.
+        hint: String,
+    },
+    /// The checkpoint's tensor has another shape: it is a checkpoint of another model.
+    #[error(
+        "{}: tensor `{kind}/{name}` has shape {saved:?}, the model needs {wanted:?}: the checkpoint is of another model; \
+         give the configuration it was saved with (`state.model` in its manifest.json), or another checkpoint",
+        path.display()
+    )]
+    Shape {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The kind asked for.
+        kind: Kind,
+        /// The tensor.
+        name: String,
+        /// Shape in the checkpoint.
+        saved: Vec<usize>,
+        /// Shape asked for.
+        wanted: Vec<usize>,
+    },
+    /// The checkpoint's tensor has elements that cannot be used.
+    #[error("{}: tensor `{kind}/{name}` has elements of type {saved}; only F64, F32, BF16 and F16 can be used here", path.display())]
+    Dtype {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The kind asked for.
+        kind: Kind,
+        /// The tensor.
+        name: String,
+        /// Type in the checkpoint.
+        saved: Dtype,
+    },
+}
+
+impl CheckpointError {
+    pub(super) fn io(action: &'static str, path: &Path, cause: io::Error) -> Self {
+        Self::Io { action, path: path.to_path_buf(), cause: Arc::new(cause) }
+    }
+
+    pub(super) fn file(path: &Path, what: impl Into<String>) -> Self {
+        Self::File { path: path.to_path_buf(), what: what.into(), others: String::new() }
+    }
+}
+
+/// What the user can do about a refusal.
+fn advice(kind: io::ErrorKind) -> &'static str {
+    match kind {
+        io::ErrorKind::PermissionDenied => "; give this user the permission to write there, or choose another folder",
+        io::ErrorKind::ReadOnlyFilesystem => "; the file system is read-only, choose another folder",
+        io::ErrorKind::NotADirectory => "; a part of the path is a file, choose another folder",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; free some space, or choose another folder",
+        _ => "",
+    }
+}

@@ -1,0 +1,197 @@
+//! `manifest.json`: what a checkpoint contains.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
+
+use super::boxes::{self, Flaw};
+use super::error::CheckpointError;
+use super::part::Part;
+use super::{Kind, RunState};
+
+/// Says what the file is.
+const FORMAT: &str = "burn-megatron checkpoint";
+/// The version that is written; older ones can be read.
+const VERSION: u64 = 1;
+
+/// A file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedFile {
+    /// Name in the checkpoint's folder.
+    pub name: String,
+    /// Size.
+    pub bytes: u64,
+    /// Hash of the contents, as `sha256sum` prints it.
+    pub sha256: String,
+}
+
+/// A global tensor of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedTensor {
+    /// What the values are.
+    pub kind: Kind,
+    /// Global name.
+    pub name: String,
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Shape of the whole tensor.
+    pub global_shape: Vec<usize>,
+    /// The boxes that make it up, each element once.
+    pub slices: Vec<SavedSlice>,
+}
+
+/// A box of a global tensor, and where it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedSlice {
+    /// The file it is in.
+    pub file: String,
+    /// Its key in that file.
+    pub key: String,
+    /// The box, one range per dimension; `[start, end]` in JSON.
+    #[serde(with = "pairs")]
+    pub ranges: Vec<Range<usize>>,
+}
+
+impl SavedTensor {
+    /// Kind and name, as in the keys of files.
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.kind, self.name)
+    }
+
+    /// Bytes of the whole tensor.
+    pub fn bytes(&self) -> u64 {
+        (boxes::checked_len(&self.global_shape).unwrap_or(usize::MAX) as u64)
+            .saturating_mul(self.dtype.bitsize() as u64)
+            / 8
+    }
+}
+
+/// The contents of `manifest.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Manifest {
+    pub format: String,
+    pub version: u64,
+    pub state: RunState,
+    pub tokenizer: Option<SavedFile>,
+    pub files: Vec<SavedFile>,
+    pub tensors: Vec<SavedTensor>,
+}
+
+impl Manifest {
+    /// Puts together what the writers have written.
+    ///
+    /// # Errors
+    /// If writers disagree about a tensor, or their slices overlap or leave something out. `folder` is named then.
+    pub fn new(
+        folder: &Path,
+        state: RunState,
+        tokenizer: Option<SavedFile>,
+        parts: Vec<Part>,
+    ) -> Result<Self, CheckpointError> {
+        let mut files = Vec::new();
+        let mut tensors: BTreeMap<(Kind, String), SavedTensor> = BTreeMap::new();
+        for part in parts {
+            files.extend(part.file);
+            for mut tensor in part.tensors {
+                let Some(known) = tensors.get_mut(&(tensor.kind, tensor.name.clone())) else {
+                    tensors.insert((tensor.kind, tensor.name.clone()), tensor);
+                    continue;
+                };
+                if (known.dtype, &known.global_shape) != (tensor.dtype, &tensor.global_shape) {
+                    let (a, b) = (&known.global_shape, &tensor.global_shape);
+                    let what = format!("writers disagree: {} {a:?} and {} {b:?}", known.dtype, tensor.dtype);
+                    return Err(CheckpointError::Cover { path: folder.to_path_buf(), key: tensor.key(), what });
+                }
+                known.slices.append(&mut tensor.slices);
+            }
+        }
+        let tensors = tensors.into_values().collect();
+        let manifest = Self { format: FORMAT.into(), version: VERSION, state, tokenizer, files, tensors };
+        manifest.check_cover(folder)?;
+        Ok(manifest)
+    }
+
+    /// Checks that the slices of every tensor hold each element once.
+    pub fn check_cover(&self, folder: &Path) -> Result<(), CheckpointError> {
+        for tensor in &self.tensors {
+            let fail = |what| CheckpointError::Cover { path: folder.to_path_buf(), key: tensor.key(), what };
+            let Some(expected) = boxes::checked_len(&tensor.global_shape) else {
+                return Err(fail(format!("the shape {:?} is beyond all memory", tensor.global_shape)));
+            };
+            if let Some(slice) = tensor.slices.iter().find(|slice| !boxes::fits(&slice.ranges, &tensor.global_shape)) {
+                let cut = boxes::text(&slice.ranges);
+                return Err(fail(format!("the slice {cut} is not inside the shape {:?}", tensor.global_shape)));
+            }
+            let slices: Vec<&[Range<usize>]> = tensor.slices.iter().map(|slice| &slice.ranges[..]).collect();
+            boxes::check_cover(&tensor.global_shape, &slices).map_err(|flaw| match flaw {
+                Flaw::Overlap(a, b) => {
+                    let name = |i: usize| format!("{} in {}", boxes::text(slices[i]), tensor.slices[i].file);
+                    fail(format!("the slices {} and {} overlap; each element is saved once", name(a), name(b)))
+                }
+                Flaw::Missing(have) => fail(format!("the slices hold {have} of {expected} elements; some are missing")),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The contents of the file: one line per file and tensor.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        let lines = |lines: serde_json::Result<Vec<String>>| {
+            Ok::<_, serde_json::Error>(format!("[\n    {}\n  ]", lines?.join(",\n    ")))
+        };
+        let state = serde_json::to_string_pretty(&self.state)?.replace('\n', "\n  ");
+        Ok(format!(
+            "{{\n  \"format\": {},\n  \"version\": {},\n  \"state\": {state},\n  \"tokenizer\": {},\n  \"files\": {},\n  \
+             \"tensors\": {}\n}}\n",
+            serde_json::to_string(&self.format)?,
+            self.version,
+            serde_json::to_string(&self.tokenizer)?,
+            lines(self.files.iter().map(serde_json::to_string).collect())?,
+            lines(self.tensors.iter().map(serde_json::to_string).collect())?,
+        ))
+    }
+
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    /// If it is not a manifest, or of a newer version.
+    pub fn from_json(path: &Path, json: &[u8]) -> Result<Self, CheckpointError> {
+        #[derive(Deserialize)]
+        struct Head {
+            format: String,
+            version: u64,
+        }
+        let refuse = |what: String| CheckpointError::file(path, what);
+        let head: Head = serde_json::from_slice(json)
+            .map_err(|error| refuse(format!("is not the manifest of a checkpoint: {error}")))?;
+        if head.format != FORMAT {
+            return Err(refuse(format!("format `{}` is not `{FORMAT}`", head.format)));
+        }
+        if head.version > VERSION {
+            let found = head.version;
+            return Err(refuse(format!(
+                "version {found} was written by a newer program; this one reads versions up to {VERSION}, use that one"
+            )));
+        }
+        serde_json::from_slice(json).map_err(|error| refuse(format!("is not a whole manifest: {error}")))
+    }
+}
+
+/// Ranges as `[start, end]`.
+mod pairs {
+    use std::ops::Range;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(ranges: &[Range<usize>], serializer: S) -> Result<S::Ok, S::Error> {
+        ranges.iter().map(|range| [range.start, range.end]).collect::<Vec<_>>().serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Range<usize>>, D::Error> {
+        let pairs = Vec::<[usize; 2]>::deserialize(deserializer)?;
+        Ok(pairs.into_iter().map(|[start, end]| start..end).collect())
+    }
+}

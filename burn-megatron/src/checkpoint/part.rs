@@ -1,0 +1,111 @@
+//! One writer's file: the safetensors header and the slices, hashed on the way to the disk.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use safetensors::tensor::{Metadata, TensorInfo};
+use sha2::{Digest, Sha256};
+
+use super::disk::{Files, NewFile};
+use super::error::CheckpointError;
+use super::manifest::{SavedFile, SavedSlice, SavedTensor};
+use super::{Slice, boxes, names};
+
+/// Bytes that are hashed and written at a time.
+const PIECE: usize = 4 << 20;
+
+/// What a writer has written, for the manifest.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// The file; `None` if there was nothing to write.
+    pub file: Option<SavedFile>,
+    /// The tensors of which the file holds a slice.
+    pub tensors: Vec<SavedTensor>,
+}
+
+/// Writes the file of a writer into `folder` and makes its contents durable. Slices are dropped as they are written, so
+/// no second copy of the data exists.
+pub(super) fn write(
+    files: &Files,
+    folder: &Path,
+    writer: usize,
+    mut slices: Vec<Slice>,
+) -> Result<Part, CheckpointError> {
+    slices.retain(|slice| !slice.data.is_empty());
+    if slices.is_empty() {
+        return Ok(Part { file: None, tensors: Vec::new() });
+    }
+    // The order that safetensors itself writes: wide elements first, so that all are aligned, then by name.
+    slices.sort_by_cached_key(|slice| (std::cmp::Reverse(slice.dtype), slice.key()));
+    let name = names::part_name(writer);
+    let path = folder.join(&name);
+    let header = header(&slices).map_err(|error| CheckpointError::file(&path, error.to_string()))?;
+    let bytes = (header.len() + slices.iter().map(|slice| slice.data.len()).sum::<usize>()) as u64;
+
+    let mut file = HashedFile::create(files, &path, bytes)?;
+    file.write(&header)?;
+    let mut tensors = Vec::with_capacity(slices.len());
+    for slice in slices {
+        for piece in slice.data.chunks(PIECE) {
+            file.write(piece)?;
+        }
+        let saved = SavedSlice { file: name.clone(), key: slice.key(), ranges: slice.ranges };
+        tensors.push(SavedTensor {
+            kind: slice.kind,
+            name: slice.name,
+            dtype: slice.dtype,
+            global_shape: slice.global_shape,
+            slices: vec![saved],
+        });
+    }
+    let sha256 = file.finish()?;
+    Ok(Part { file: Some(SavedFile { name, bytes, sha256 }), tensors })
+}
+
+/// Length and header of a safetensors file (<https://github.com/huggingface/safetensors#format>).
+fn header(slices: &[Slice]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
+    let mut end = 0;
+    let entry = |slice: &Slice| {
+        let start = end;
+        end += slice.data.len();
+        let (dtype, shape) = (slice.dtype, boxes::shape(&slice.ranges));
+        (slice.key(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+    };
+    let metadata = Metadata::new(None, slices.iter().map(entry).collect())?;
+    let mut json = serde_json::to_vec(&metadata)?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    Ok(header)
+}
+
+/// A file that is hashed while it is written.
+pub(super) struct HashedFile<'a> {
+    file: NewFile<'a>,
+    hash: Sha256,
+}
+
+impl<'a> HashedFile<'a> {
+    pub fn create(files: &'a Files, path: &'a Path, bytes: u64) -> Result<Self, CheckpointError> {
+        Ok(Self { file: files.create_file(path, bytes)?, hash: Sha256::new() })
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.hash.update(bytes);
+        self.file.write(bytes)
+    }
+
+    /// Makes the contents durable and gives their hash.
+    pub fn finish(mut self) -> Result<String, CheckpointError> {
+        self.file.sync()?;
+        Ok(hex(&self.hash.finalize()))
+    }
+}
+
+/// Lower-case hexadecimal, as `sha256sum` prints it.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a string takes everything");
+        text
+    })
+}

@@ -1,0 +1,277 @@
+//! Reading checkpoints.
+
+mod find;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use backend_dist::launch::BoxError;
+use half::{bf16, f16};
+use memmap2::Mmap;
+use models::WeightSource;
+use safetensors::{Dtype, SafeTensors};
+use sha2::{Digest, Sha256};
+
+use super::error::CheckpointError;
+use super::manifest::{Manifest, SavedFile, SavedTensor};
+use super::part::hex;
+use super::{Kind, RunState, boxes};
+
+/// Bytes that are read and hashed at a time.
+const PIECE: usize = 1 << 20;
+
+/// An opened checkpoint. Its files are all there, have their sizes, and hold every tensor of the manifest completely;
+/// their contents are checked by [`verify`](Checkpoint::verify).
+///
+/// It can be shared between ranks: reading takes from the files only what is asked for.
+pub struct Checkpoint {
+    path: PathBuf,
+    manifest: Manifest,
+    maps: Vec<Mmap>,
+    /// For every tensor, its index in the manifest and the place of every slice: the file and the bytes in it.
+    tensors: HashMap<(Kind, String), (usize, Vec<(usize, Range<usize>)>)>,
+    warning: Option<String>,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint's folder, or the latest one in a folder of checkpoints.
+    ///
+    /// # Errors
+    /// If there is none, or something about it is wrong: a file is missing or has another size, the manifest is not
+    /// what was written or of a newer version, slices overlap or leave something out.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
+        let (path, warning) = find::find(path.as_ref())?;
+        Self::open_folder(&path, warning).map_err(|error| find::with_others(error, &path))
+    }
+
+    /// The complete checkpoints in a folder, by step: every file is there and has its size.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub fn list(root: impl AsRef<Path>) -> Result<BTreeMap<u64, PathBuf>, CheckpointError> {
+        find::list(root.as_ref())
+    }
+
+    fn open_folder(path: &Path, warning: Option<String>) -> Result<Self, CheckpointError> {
+        let manifest = find::manifest(path)?;
+        manifest.check_cover(path)?;
+        if let Some(tokenizer) = &manifest.tokenizer {
+            open_file(path, tokenizer)?;
+        }
+        let (mut maps, mut places) = (Vec::new(), HashMap::new());
+        for file in &manifest.files {
+            let name = path.join(&file.name);
+            let opened = open_file(path, file)?;
+            // SAFETY: files of a checkpoint are renamed into place whole and never changed afterwards.
+            let map = unsafe { Mmap::map(&opened) }.map_err(|cause| CheckpointError::io("map", &name, cause))?;
+            let (header, metadata) = SafeTensors::read_metadata(&map)
+                .map_err(|error| CheckpointError::file(&name, format!("is not a safetensors file: {error}")))?;
+            for (key, info) in metadata.tensors() {
+                let (start, end) = info.data_offsets;
+                // Eight bytes hold the length of the header.
+                let bytes = start + header + 8..end + header + 8;
+                places.insert((file.name.clone(), key), (maps.len(), info.dtype, info.shape.clone(), bytes));
+            }
+            maps.push(map);
+        }
+        let mut tensors = HashMap::new();
+        for (index, tensor) in manifest.tensors.iter().enumerate() {
+            let mut slices = Vec::new();
+            for slice in &tensor.slices {
+                let name = path.join(&slice.file);
+                let fail = |what: String| CheckpointError::file(&name, what);
+                let Some((map, dtype, shape, bytes)) = places.get(&(slice.file.clone(), slice.key.clone())) else {
+                    return Err(fail(format!("has no tensor `{}`, which the manifest places there", slice.key)));
+                };
+                let wanted = (tensor.dtype, boxes::shape(&slice.ranges));
+                if (*dtype, shape) != (wanted.0, &wanted.1) {
+                    let (key, (wanted, size)) = (&slice.key, wanted);
+                    return Err(fail(format!(
+                        "tensor `{key}` is {dtype} {shape:?}, by the manifest it is {wanted} {size:?}"
+                    )));
+                }
+                slices.push((*map, bytes.clone()));
+            }
+            tensors.insert((tensor.kind, tensor.name.clone()), (index, slices));
+        }
+        Ok(Self { path: path.to_path_buf(), manifest, maps, tensors, warning })
+    }
+
+    /// The checkpoint's folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the run stood.
+    pub fn state(&self) -> &RunState {
+        &self.manifest.state
+    }
+
+    /// All tensors, by kind and name.
+    pub fn tensors(&self) -> &[SavedTensor] {
+        &self.manifest.tensors
+    }
+
+    /// The files that hold the tensors.
+    pub fn files(&self) -> &[SavedFile] {
+        &self.manifest.files
+    }
+
+    /// The tokenizer that was saved with the run.
+    pub fn tokenizer(&self) -> Option<PathBuf> {
+        self.manifest.tokenizer.as_ref().map(|file| self.path.join(&file.name))
+    }
+
+    /// What the user should know: `latest` was missing or pointed nowhere, so another checkpoint was opened.
+    pub fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
+    }
+
+    /// The tensor of this kind and name.
+    pub fn tensor(&self, kind: Kind, name: &str) -> Option<&SavedTensor> {
+        let (index, _) = self.tensors.get(&(kind, name.to_string()))?;
+        Some(&self.manifest.tensors[*index])
+    }
+
+    /// Compares the hashes of this share of the files, one of `of` that are about equally large, with those that were
+    /// taken when they were written, so that ranks can share the work. Returns the bytes that were read.
+    ///
+    /// # Errors
+    /// Names the file that has changed or cannot be read.
+    pub fn verify(&self, share: usize, of: usize) -> Result<u64, CheckpointError> {
+        let files: Vec<&SavedFile> = self.manifest.files.iter().chain(&self.manifest.tokenizer).collect();
+        let sizes: Vec<u64> = files.iter().map(|file| file.bytes).collect();
+        let mut bytes = 0;
+        for index in share_of(&sizes, share, of) {
+            let path = self.path.join(&files[index].name);
+            let found = hash_file(&path).map_err(|cause| CheckpointError::io("read", &path, cause))?;
+            if found != files[index].sha256 {
+                let what = format!(
+                    "has changed since it was written: its sha256 is {found}, the manifest says {}; it is damaged, \
+                     restore it",
+                    files[index].sha256
+                );
+                return Err(find::with_others(CheckpointError::file(&path, what), &self.path));
+            }
+            bytes += files[index].bytes;
+        }
+        Ok(bytes)
+    }
+
+    /// The box `ranges` of a tensor, row-major and little-endian, whatever slices it was saved in.
+    ///
+    /// # Errors
+    /// If the tensor is not there or has another shape than `shape`.
+    ///
+    /// # Panics
+    /// If `ranges` is not inside `shape`.
+    pub fn read(
+        &self,
+        kind: Kind,
+        name: &str,
+        shape: &[usize],
+        ranges: &[Range<usize>],
+    ) -> Result<(Dtype, Vec<u8>), CheckpointError> {
+        assert!(boxes::fits(ranges, shape), "{kind}/{name}: the box {} in {shape:?}", boxes::text(ranges));
+        let Some((index, slices)) = self.tensors.get(&(kind, name.to_string())) else {
+            let (path, name) = (self.path.clone(), name.to_string());
+            return Err(CheckpointError::NoTensor { path, kind, hint: self.hint(kind, &name), name });
+        };
+        let tensor = &self.manifest.tensors[*index];
+        if tensor.global_shape != shape {
+            let (saved, wanted) = (tensor.global_shape.clone(), shape.to_vec());
+            return Err(CheckpointError::Shape { path: self.path.clone(), kind, name: name.into(), saved, wanted });
+        }
+        let size = tensor.dtype.bitsize() / 8;
+        let mut values = vec![0; boxes::len(ranges) * size];
+        for (slice, (map, bytes)) in tensor.slices.iter().zip(slices) {
+            boxes::copy(&self.maps[*map][bytes.clone()], &slice.ranges, &mut values, ranges, size);
+        }
+        Ok((tensor.dtype, values))
+    }
+
+    /// What there is instead of a tensor that is asked for.
+    fn hint(&self, kind: Kind, name: &str) -> String {
+        let mut kinds: Vec<&str> =
+            self.tensors().iter().filter(|tensor| tensor.name == name).map(|tensor| tensor.kind.name()).collect();
+        kinds.sort_unstable();
+        let of_kind: Vec<&SavedTensor> = self.tensors().iter().filter(|tensor| tensor.kind == kind).collect();
+        match (kinds.is_empty(), of_kind.first()) {
+            (false, _) => format!("; of this name it holds {}", kinds.join(", ")),
+            (true, None) => format!("; it holds no `{kind}` tensors at all"),
+            (true, Some(first)) => format!(
+                "; it holds {} `{kind}` tensors, for example `{}`: the checkpoint is of another model",
+                of_kind.len(),
+                first.name
+            ),
+        }
+    }
+}
+
+/// Weights for a model: master weights where there are some, otherwise the weights themselves.
+impl WeightSource for Checkpoint {
+    fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError> {
+        let kind = if self.tensor(Kind::Master, name).is_some() { Kind::Master } else { Kind::Weight };
+        let (dtype, bytes) = Checkpoint::read(self, kind, name, shape, ranges)?;
+        let (path, name) = (self.path.clone(), name.to_string());
+        to_f64(dtype, &bytes).ok_or_else(|| CheckpointError::Dtype { path, kind, name, saved: dtype }.into())
+    }
+}
+
+/// Little-endian floats as `f64`; `None` for other types.
+fn to_f64(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f64>> {
+    fn all<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Option<Vec<f64>> {
+        Some(bytes.as_chunks::<N>().0.iter().map(|bytes| value(*bytes)).collect())
+    }
+    match dtype {
+        Dtype::F64 => all(bytes, f64::from_le_bytes),
+        Dtype::F32 => all(bytes, |bytes| f32::from_le_bytes(bytes).into()),
+        Dtype::BF16 => all(bytes, |bytes| bf16::from_le_bytes(bytes).into()),
+        Dtype::F16 => all(bytes, |bytes| f16::from_le_bytes(bytes).into()),
+        _ => None,
+    }
+}
+
+/// Opens a file of a checkpoint if it has its size.
+fn open_file(folder: &Path, expected: &SavedFile) -> Result<File, CheckpointError> {
+    let path = folder.join(&expected.name);
+    let file = File::open(&path).map_err(|cause| match cause.kind() {
+        io::ErrorKind::NotFound => CheckpointError::file(&path, "is missing; restore it"),
+        _ => CheckpointError::io("read", &path, cause),
+    })?;
+    let found = file.metadata().map_err(|cause| CheckpointError::io("read", &path, cause))?.len();
+    if found != expected.bytes {
+        let what = format!("has {found} bytes, {} were written; it is damaged, restore it", expected.bytes);
+        return Err(CheckpointError::file(&path, what));
+    }
+    Ok(file)
+}
+
+/// Hash of a file's contents. Read, not mapped: a disk that fails gives an error then.
+fn hash_file(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let (mut hash, mut piece) = (Sha256::new(), vec![0; PIECE]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(hex(&hash.finalize())),
+            read => hash.update(&piece[..read]),
+        }
+    }
+}
+
+/// Which of files of these sizes belong to a share: each file, largest first, goes to the share that has least.
+fn share_of(sizes: &[u64], share: usize, of: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    order.sort_by_key(|&index| (Reverse(sizes[index]), index));
+    let mut shares = vec![(0, Vec::new()); of.max(1)];
+    for index in order {
+        let least = shares.iter_mut().min_by_key(|(bytes, _)| *bytes).expect("there is a share");
+        least.0 += sizes[index];
+        least.1.push(index);
+    }
+    shares.into_iter().nth(share).map(|(_, files)| files).unwrap_or_default()
+}

@@ -1,0 +1,49 @@
+//! A trial of the whole save path at the start of a run, so that the first real save has nothing left to stumble over.
+
+use std::path::Path;
+
+use safetensors::Dtype;
+
+use super::disk::Files;
+use super::error::CheckpointError;
+use super::names::{self, Folder};
+use super::{Kind, Slice, part};
+
+/// Creates, writes, makes durable, renames, replaces, reads back and deletes in `root`, and compares the free space
+/// with what `count` checkpoints of `each` bytes need beyond the `present` bytes of those that are there.
+pub(super) fn rehearse(files: &Files, root: &Path, each: u64, count: u64, present: u64) -> Result<(), CheckpointError> {
+    let folder = Folder::Rehearsal.path(root);
+    files.remove_folder(&folder)?;
+    files.create_folder(&folder)?;
+    let inner = folder.join(names::step_name(0));
+    files.create_folder(&inner)?;
+    let slice = Slice {
+        kind: Kind::Weight,
+        name: "rehearsal".into(),
+        global_shape: vec![1],
+        ranges: vec![0..1],
+        dtype: Dtype::F32,
+        data: vec![0; 4],
+    };
+    part::write(files, &inner, 0, vec![slice])?;
+    files.sync_folder(&inner)?;
+    files.rename(&inner, &folder.join(names::step_name(1)))?;
+    // As `latest` is: a file that takes the place of another.
+    let (new, latest) = (folder.join(names::NEW_LATEST), folder.join(names::LATEST));
+    for contents in [b"0", b"1"] {
+        files.write_file(&new, contents)?;
+        files.rename(&new, &latest)?;
+    }
+    files.sync_folder(&folder)?;
+    if files.read(&latest)?.as_deref() != Some(b"1") {
+        return Err(CheckpointError::file(&latest, "does not contain what was written; the disk is not to be trusted"));
+    }
+    files.remove_folder(&folder)?;
+    files.sync_folder(root)?;
+
+    let (needed, free) = (each.saturating_mul(count).saturating_sub(present), files.free_space(root)?);
+    if needed > free {
+        return Err(CheckpointError::Space { root: root.to_path_buf(), count, each, needed, free });
+    }
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! Which checkpoints are deleted, and how.
+
+use std::path::Path;
+
+use super::disk::Files;
+use super::error::CheckpointError;
+use super::names::Folder;
+
+/// The steps whose checkpoints are no longer wanted, of those that are there: all but the last `keep_last` up to
+/// `latest` and the multiples of `keep_every`. Without `keep_last` all are kept.
+///
+/// Never `latest` itself, and nothing after it: a run that went back to an older checkpoint leaves the later ones alone
+/// until it reaches their steps.
+pub(super) fn unwanted(present: &[u64], latest: u64, keep_last: Option<usize>, keep_every: Option<u64>) -> Vec<u64> {
+    let Some(keep_last) = keep_last else { return Vec::new() };
+    let mut earlier: Vec<u64> = present.iter().copied().filter(|&step| step < latest).collect();
+    earlier.sort_unstable();
+    // `latest` is the first of the last.
+    earlier.truncate(earlier.len().saturating_sub(keep_last.saturating_sub(1)));
+    earlier.retain(|step| keep_every.is_none_or(|every| !step.is_multiple_of(every)));
+    earlier
+}
+
+/// The steps that have a complete checkpoint in `root`, in order.
+pub(super) fn steps(files: &Files, root: &Path) -> Result<Vec<u64>, CheckpointError> {
+    let entries = files.list(root)?;
+    let folders = entries.iter().filter(|entry| entry.is_folder).filter_map(|entry| Folder::parse(&entry.name));
+    let mut steps: Vec<u64> =
+        folders.filter_map(|folder| if let Folder::Step(step) = folder { Some(step) } else { None }).collect();
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// Deletes checkpoints. Each loses its name before its files, so that none is ever half there.
+pub(super) fn delete(files: &Files, root: &Path, steps: &[u64]) -> Result<(), CheckpointError> {
+    if steps.is_empty() {
+        return Ok(());
+    }
+    for &step in steps {
+        files.remove_folder(&Folder::Deleted(step).path(root))?;
+        files.rename(&Folder::Step(step).path(root), &Folder::Deleted(step).path(root))?;
+    }
+    files.sync_folder(root)?;
+    steps.iter().try_for_each(|&step| files.remove_folder(&Folder::Deleted(step).path(root)))
+}
+
+/// Removes what a run that was killed has left, and gives a replaced checkpoint its name back if the new one did not
+/// come that far. Only with the lock of `root`.
+pub(super) fn clean_up(files: &Files, root: &Path) -> Result<(), CheckpointError> {
+    let entries = files.list(root)?;
+    let has = |folder: Folder| entries.iter().any(|entry| entry.name == folder.name());
+    let found: Vec<Folder> = entries.iter().filter_map(|entry| Folder::parse(&entry.name)).collect();
+    for folder in found {
+        match folder {
+            Folder::Step(_) => {}
+            Folder::Replaced(step) if !has(Folder::Step(step)) => {
+                files.rename(&folder.path(root), &Folder::Step(step).path(root))?;
+                files.sync_folder(root)?;
+            }
+            _ => files.remove_folder(&folder.path(root))?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unwanted;
+
+    #[test]
+    fn the_last_and_every_so_many_are_kept() {
+        let present = [100, 200, 300, 400, 500];
+        assert_eq!(unwanted(&present, 500, Some(2), None), [100, 200, 300]);
+        assert_eq!(unwanted(&present, 500, Some(2), Some(200)), [100, 300]);
+        assert_eq!(unwanted(&present, 500, Some(1), None), [100, 200, 300, 400]);
+        assert_eq!(unwanted(&present, 500, Some(9), None), [0; 0]);
+        assert_eq!(unwanted(&present, 500, None, Some(200)), [0; 0]);
+    }
+
+    #[test]
+    fn the_latest_and_what_comes_after_it_are_never_deleted() {
+        let present = [300, 100, 400, 200, 500];
+        assert_eq!(unwanted(&present, 300, Some(1), None), [100, 200]);
+        assert_eq!(unwanted(&present, 300, Some(2), None), [100]);
+        assert_eq!(unwanted(&present, 100, Some(1), None), [0; 0]);
+    }
+}

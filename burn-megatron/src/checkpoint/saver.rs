@@ -1,0 +1,275 @@
+//! Saves of a run: several writers, one save at a time, in the background if wished.
+
+mod run;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::disk::{Files, RealDisk};
+use super::error::CheckpointError;
+use super::names;
+use super::names::Folder;
+use super::{RunState, Slice, rehearsal, retention};
+use run::{Progress, Save};
+
+/// How a run saves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SaverOptions {
+    /// Keep this many checkpoints, 1 or more; `None` keeps all.
+    pub keep_last: Option<usize>,
+    /// Beside the last ones, keep those of steps that are multiples of this.
+    pub keep_every: Option<u64>,
+    /// Write on threads of its own while training goes on.
+    pub background: bool,
+    /// A `tokenizer.json` to put into every checkpoint.
+    pub tokenizer: Option<PathBuf>,
+}
+
+/// A save that has succeeded.
+#[derive(Clone, Debug)]
+pub struct SaveReport {
+    /// The step that was saved.
+    pub step: u64,
+    /// Folder of the checkpoint.
+    pub path: PathBuf,
+    /// Bytes of the tensors' files.
+    pub bytes: u64,
+    /// Seconds from the first writer's start to the end of the save.
+    pub seconds: f64,
+    /// Seconds that a writer had to wait for an earlier save before this one could start; the longest of all writers.
+    pub waited: f64,
+    /// Steps whose checkpoints were deleted.
+    pub deleted: Vec<u64>,
+    /// Why checkpoints that are not wanted any more could not be deleted.
+    pub not_deleted: Option<CheckpointError>,
+}
+
+impl SaveReport {
+    /// The rate of the save.
+    pub fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.seconds
+    }
+}
+
+/// Saves checkpoints of a run to a folder; shared by all ranks of a process.
+///
+/// Each of `writers` ranks calls [`submit`](Saver::submit) for every step that is saved, and all of them do so before
+/// any submits the next one, as ranks that exchange gradients do by themselves. The last one to be written completes the
+/// checkpoint. One save is written at a time. What comes of it, [`finished`](Saver::finished) says.
+pub struct Saver {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What writing threads need.
+struct Shared {
+    files: Files,
+    root: PathBuf,
+    writers: usize,
+    options: SaverOptions,
+    tokenizer: Option<Vec<u8>>,
+    progress: Mutex<Progress>,
+    /// A part or a save has ended.
+    changed: Condvar,
+    _lock: Box<dyn Send + Sync>,
+}
+
+impl Saver {
+    /// Prepares `root`: creates it if it is missing, takes its lock, and removes what a killed run has left.
+    ///
+    /// # Errors
+    /// If the options make no sense, another run saves to `root`, or it cannot be written to.
+    pub fn new(root: &Path, writers: usize, options: SaverOptions) -> Result<Self, CheckpointError> {
+        Self::on(Files::new(RealDisk), root, writers, options)
+    }
+
+    pub(super) fn on(
+        files: Files,
+        root: &Path,
+        writers: usize,
+        options: SaverOptions,
+    ) -> Result<Self, CheckpointError> {
+        let zero = |option, what: &str| CheckpointError::Option { option, value: "0".into(), what: what.into() };
+        if writers == 0 {
+            return Err(zero("writers", "nobody would save; nearest legal: 1"));
+        }
+        if options.keep_last == Some(0) {
+            return Err(zero("keep-last", "the checkpoint would be deleted as soon as it is saved; nearest legal: 1"));
+        }
+        if options.keep_every == Some(0) {
+            return Err(zero("keep-every", "is not a number of steps; nearest legal: 1"));
+        }
+        let tokenizer = match &options.tokenizer {
+            Some(path) => {
+                Some(files.read(path)?.ok_or_else(|| CheckpointError::file(path, "there is no such tokenizer"))?)
+            }
+            None => None,
+        };
+        files.create_folders(root)?;
+        let lock = lock(&files, root)?;
+        retention::clean_up(&files, root)?;
+        let shared = Shared {
+            files,
+            root: root.to_path_buf(),
+            writers,
+            options,
+            tokenizer,
+            progress: Mutex::default(),
+            changed: Condvar::new(),
+            _lock: lock,
+        };
+        Ok(Self { shared: Arc::new(shared), threads: Mutex::default() })
+    }
+
+    /// Folder of the checkpoints.
+    pub fn root(&self) -> &Path {
+        &self.shared.root
+    }
+
+    /// Tries out a save before the first real one: everything that is done to files then is done to small ones now, and
+    /// the free space is compared with what checkpoints of `bytes` bytes each will need: as many as are kept and the one
+    /// that is being written.
+    ///
+    /// # Errors
+    /// What the first save would fail with, and what to change.
+    pub fn rehearse(&self, bytes: u64) -> Result<(), CheckpointError> {
+        let Shared { files, root, options, .. } = &*self.shared;
+        let steps = retention::steps(files, root)?;
+        let kept = options.keep_last.unwrap_or(0);
+        // The last ones that are there make room for those to come.
+        let replaced = steps.iter().rev().take(kept).map(|&step| files.bytes(&Folder::Step(step).path(root)));
+        let present = replaced.sum::<Result<u64, _>>()?;
+        rehearsal::rehearse(files, root, bytes, kept as u64 + 1, present)
+    }
+
+    /// Hands over a writer's slices of a step. In the background mode this waits only for an earlier save that is still
+    /// being written; otherwise it returns when the file is written, and for the last writer when the save is complete.
+    ///
+    /// A save that some writer has not submitted to when another submits the next one has failed.
+    ///
+    /// # Errors
+    /// If a slice cannot be saved as it is, or the writers do not agree; then nothing is written. Without the background
+    /// mode also if this writer's part of the save fails.
+    pub fn submit(&self, writer: usize, slices: Vec<Slice>, state: &RunState) -> Result<(), CheckpointError> {
+        let step = state.step;
+        let disagree = |what: String| CheckpointError::Writers { step, what };
+        if writer >= self.shared.writers {
+            return Err(disagree(format!("there is no writer {writer}, only {}", self.shared.writers)));
+        }
+        let mut keys = HashSet::new();
+        for slice in &slices {
+            let fail = |what| CheckpointError::Slice { writer, step, key: slice.key(), what };
+            if let Some(what) = slice.flaw() {
+                return Err(fail(what));
+            }
+            if !keys.insert(slice.key()) {
+                return Err(fail("it is given twice".into()));
+            }
+        }
+        let save = self.join(writer, state)?;
+        if !self.shared.options.background {
+            return self.shared.write(&save, writer, slices);
+        }
+        let shared = Arc::clone(&self.shared);
+        let write = move || {
+            // The result is kept for `finished`.
+            let _ = shared.write(&save, writer, slices);
+        };
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread::spawn(write));
+        Ok(())
+    }
+
+    /// Enters the save of a step, after an earlier one has ended.
+    fn join(&self, writer: usize, state: &RunState) -> Result<Arc<Save>, CheckpointError> {
+        let start = Instant::now();
+        let mut progress = self.shared.progress();
+        loop {
+            match &mut progress.current {
+                None => progress.current = Some(run::Current::new(self.shared.writers, state)),
+                Some(current) if current.save.state.step == state.step && !current.submitted[writer] => {
+                    if let Some(field) = current.save.state.difference(state) {
+                        let what = format!("writer {writer} has another `{field}` than the writer before it");
+                        return Err(CheckpointError::Writers { step: state.step, what });
+                    }
+                    current.submitted[writer] = true;
+                    current.waited = current.waited.max(start.elapsed());
+                    return Ok(Arc::clone(&current.save));
+                }
+                Some(current) if current.is_running() => {
+                    progress = self.shared.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
+                }
+                Some(_) => self.shared.give_up(&mut progress),
+            }
+        }
+    }
+
+    /// How saves that have ended since the last call went, in order.
+    pub fn finished(&self) -> Vec<Result<SaveReport, CheckpointError>> {
+        std::mem::take(&mut self.shared.progress().ended)
+    }
+
+    /// Waits for the save in progress, if any.
+    ///
+    /// # Errors
+    /// The first failure that [`finished`](Self::finished) has not reported yet; a save that some writer never
+    /// submitted to has failed.
+    pub fn wait(&self) -> Result<Vec<SaveReport>, CheckpointError> {
+        self.settle();
+        self.finished().into_iter().collect()
+    }
+
+    /// Ends the save in progress, one way or the other.
+    fn settle(&self) {
+        let mut progress = self.shared.progress();
+        while progress.current.as_ref().is_some_and(run::Current::is_running) {
+            progress = self.shared.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
+        if progress.current.is_some() {
+            self.shared.give_up(&mut progress);
+        }
+    }
+}
+
+impl Drop for Saver {
+    /// Waits for writes in progress. A save that lacks a writer is given up.
+    fn drop(&mut self) {
+        self.settle();
+        for thread in self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // A panic of the thread has been printed by itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes the lock of a folder of checkpoints.
+fn lock(files: &Files, root: &Path) -> Result<Box<dyn Send + Sync>, CheckpointError> {
+    let path = root.join(names::LOCK);
+    let host =
+        ["/proc/sys/kernel/hostname", "/etc/hostname"].into_iter().find_map(|file| std::fs::read_to_string(file).ok());
+    let host = host.map_or("this host".into(), |host| format!("host {}", host.trim()));
+    let holder = format!("process {} on {host}", std::process::id());
+    match files.lock(&path, &holder)? {
+        Some(lock) => Ok(lock),
+        None => {
+            let holder = files.read(&path)?.map(|text| String::from_utf8_lossy(&text).into_owned());
+            let holder = holder.filter(|holder| !holder.is_empty()).unwrap_or_else(|| "unknown".into());
+            Err(CheckpointError::Locked { root: root.to_path_buf(), holder })
+        }
+    }
+}
+
+/// Seconds, for reports.
+fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}

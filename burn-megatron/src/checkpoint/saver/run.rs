@@ -1,0 +1,141 @@
+//! One save, from the first writer to its end.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::super::error::CheckpointError;
+use super::super::names::Folder;
+use super::super::part::{self, Part};
+use super::super::{RunState, Slice, commit, retention};
+use super::{SaveReport, Shared, seconds};
+
+/// The save in progress, and those that have ended.
+#[derive(Default)]
+pub(super) struct Progress {
+    pub current: Option<Current>,
+    pub ended: Vec<Result<SaveReport, CheckpointError>>,
+}
+
+/// What every writer of a save knows.
+pub(super) struct Save {
+    pub state: RunState,
+    started: Instant,
+    /// The folder of the files; the first writer creates it.
+    folder: OnceLock<Result<PathBuf, CheckpointError>>,
+}
+
+/// A save in progress.
+pub(super) struct Current {
+    pub save: Arc<Save>,
+    pub submitted: Vec<bool>,
+    pub waited: Duration,
+    written: usize,
+    parts: Vec<Part>,
+    failure: Option<CheckpointError>,
+}
+
+impl Current {
+    pub fn new(writers: usize, state: &RunState) -> Self {
+        let save = Save { state: state.clone(), started: Instant::now(), folder: OnceLock::new() };
+        Self {
+            save: Arc::new(save),
+            submitted: vec![false; writers],
+            waited: Duration::ZERO,
+            written: 0,
+            parts: Vec::new(),
+            failure: None,
+        }
+    }
+
+    /// Whether it goes on without anyone submitting to it.
+    pub fn is_running(&self) -> bool {
+        let submitted = self.submitted.iter().filter(|&&submitted| submitted).count();
+        submitted == self.submitted.len() || self.written < submitted
+    }
+}
+
+impl Shared {
+    /// Writes a writer's file; after the last one, completes the save.
+    pub fn write(&self, save: &Save, writer: usize, slices: Vec<Slice>) -> Result<(), CheckpointError> {
+        let written = self.write_part(save, writer, slices);
+        let mut progress = self.progress();
+        let current = progress.current.as_mut().expect("a save lasts until all that were submitted are written");
+        current.written += 1;
+        let result = match written {
+            Ok(part) => {
+                current.parts.push(part);
+                Ok(())
+            }
+            Err(error) => {
+                current.failure.get_or_insert_with(|| error.clone());
+                Err(error)
+            }
+        };
+        if current.written < self.writers {
+            self.changed.notify_all();
+            return result;
+        }
+        let (parts, failure, waited) = (std::mem::take(&mut current.parts), current.failure.take(), current.waited);
+        drop(progress);
+        let outcome = match failure {
+            None => self.complete(save, parts, waited),
+            Some(error) => Err(error),
+        };
+        if outcome.is_err() {
+            self.discard(save.state.step);
+        }
+        let result = result.and(outcome.as_ref().map(|_| ()).map_err(Clone::clone));
+        let mut progress = self.progress();
+        progress.current = None;
+        progress.ended.push(outcome);
+        self.changed.notify_all();
+        result
+    }
+
+    fn write_part(&self, save: &Save, writer: usize, slices: Vec<Slice>) -> Result<Part, CheckpointError> {
+        let begin = || commit::begin(&self.files, &self.root, save.state.step);
+        let folder = save.folder.get_or_init(begin).as_ref().map_err(Clone::clone)?;
+        let failed = self.progress().current.as_ref().is_some_and(|current| current.failure.is_some());
+        match failed {
+            // The save will not be completed.
+            true => Ok(Part { file: None, tensors: Vec::new() }),
+            false => part::write(&self.files, folder, writer, slices),
+        }
+    }
+
+    fn complete(&self, save: &Save, mut parts: Vec<Part>, waited: Duration) -> Result<SaveReport, CheckpointError> {
+        parts.sort_by(|a, b| a.file.as_ref().map(|file| &file.name).cmp(&b.file.as_ref().map(|file| &file.name)));
+        let (step, bytes) = (save.state.step, parts.iter().flat_map(|part| &part.file).map(|file| file.bytes).sum());
+        let path = commit::commit(&self.files, &self.root, save.state.clone(), self.tokenizer.as_deref(), parts)?;
+        let (deleted, not_deleted) = match self.delete_unwanted(step) {
+            Ok(deleted) => (deleted, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let (seconds, waited) = (seconds(save.started.elapsed()), seconds(waited));
+        Ok(SaveReport { step, path, bytes, seconds, waited, deleted, not_deleted })
+    }
+
+    fn delete_unwanted(&self, latest: u64) -> Result<Vec<u64>, CheckpointError> {
+        let present = retention::steps(&self.files, &self.root)?;
+        let unwanted = retention::unwanted(&present, latest, self.options.keep_last, self.options.keep_every);
+        retention::delete(&self.files, &self.root, &unwanted)?;
+        Ok(unwanted)
+    }
+
+    /// Ends a save that lacks writers.
+    pub fn give_up(&self, progress: &mut Progress) {
+        let Some(current) = progress.current.take() else { return };
+        let step = current.save.state.step;
+        let missing: Vec<String> =
+            (0..self.writers).filter(|&i| !current.submitted[i]).map(|i| i.to_string()).collect();
+        let what = format!("nothing came from writer {} of {}", missing.join(", "), self.writers);
+        progress.ended.push(Err(current.failure.unwrap_or(CheckpointError::Writers { step, what })));
+        self.discard(step);
+    }
+
+    /// Frees the space of a save that has failed. What cannot be removed now is removed by the next save or run.
+    fn discard(&self, step: u64) {
+        let _ = self.files.remove_folder(&Folder::Partial(step).path(&self.root));
+    }
+}

@@ -1,0 +1,92 @@
+//! What a rank hands over to be saved.
+
+use std::fmt;
+use std::ops::Range;
+
+use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
+
+use super::boxes;
+
+/// What the values of a tensor are to the training run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Kind {
+    /// The weights that the model computes with.
+    #[serde(rename = "weight")]
+    Weight,
+    /// The optimizer's own copy of the weights, where it is more precise than the model's.
+    #[serde(rename = "master")]
+    Master,
+    /// Adam's running mean of the gradient.
+    #[serde(rename = "exp_avg")]
+    FirstMoment,
+    /// Adam's running mean of the squared gradient.
+    #[serde(rename = "exp_avg_sq")]
+    SecondMoment,
+}
+
+impl Kind {
+    /// The name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Weight => "weight",
+            Self::Master => "master",
+            Self::FirstMoment => "exp_avg",
+            Self::SecondMoment => "exp_avg_sq",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A box of a global tensor, to be saved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slice {
+    /// What the values are.
+    pub kind: Kind,
+    /// Name of the global tensor.
+    pub name: String,
+    /// Shape of the global tensor.
+    pub global_shape: Vec<usize>,
+    /// The box, one range per dimension. A box without elements is not written.
+    pub ranges: Vec<Range<usize>>,
+    /// Type of the elements; whole bytes each.
+    pub dtype: Dtype,
+    /// The values, row-major and little-endian.
+    pub data: Vec<u8>,
+}
+
+impl Slice {
+    /// The key in a safetensors file: kind and name, and the box when it is not the whole tensor. For example
+    /// `weight/layers.0.attention.q_proj.weight[0:512,0:1024]`.
+    pub fn key(&self) -> String {
+        let cut =
+            if self.ranges == boxes::whole(&self.global_shape) { String::new() } else { boxes::text(&self.ranges) };
+        format!("{}/{}{cut}", self.kind, self.name)
+    }
+
+    /// Why the slice cannot be written, if it cannot.
+    pub(super) fn flaw(&self) -> Option<String> {
+        if self.name.is_empty() || self.name.contains(char::is_control) {
+            return Some(format!("`{}` is not a name of a tensor", self.name.escape_default()));
+        }
+        if !boxes::fits(&self.ranges, &self.global_shape) {
+            let cut = boxes::text(&self.ranges);
+            return Some(format!("the box {cut} is not inside the global shape {:?}", self.global_shape));
+        }
+        let bits = self.dtype.bitsize();
+        if !bits.is_multiple_of(8) {
+            return Some(format!("elements of type {} are not whole bytes; nearest legal: U8", self.dtype));
+        }
+        let expected = boxes::len(&self.ranges) * bits / 8;
+        if self.data.len() != expected {
+            return Some(format!("{} bytes are given, the box of {} takes {expected}", self.data.len(), self.dtype));
+        }
+        None
+    }
+}

@@ -1,0 +1,3 @@
+//! Saving and loading as a run does.
+
+mod round_trip;

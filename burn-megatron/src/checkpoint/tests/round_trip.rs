@@ -1,0 +1,92 @@
+//! What is saved comes back, in any cut.
+
+use std::path::Path;
+
+use safetensors::{Dtype, SafeTensors};
+use serde_json::json;
+
+use super::super::{Checkpoint, Kind, RunState, Saver, SaverOptions, Slice};
+
+pub(super) fn state(step: u64) -> RunState {
+    RunState {
+        step,
+        consumed_samples: 8 * step,
+        updates: step,
+        layout: "TP2".parse().unwrap(),
+        world_size: 2,
+        model: json!({"family": "llama"}),
+        config: json!({"seed": u64::MAX}),
+        data: json!(null),
+        schedule: json!({}),
+        rng: json!([1, 2]),
+    }
+}
+
+/// Two tensors, one cut between the writers along its second dimension, one of the second writer alone.
+pub(super) fn slices(writer: usize, salt: u32) -> Vec<Slice> {
+    let bytes = |values: Vec<u32>| values.iter().flat_map(|v| (*v as f32 + salt as f32).to_le_bytes()).collect();
+    let cut = 2 * writer..2 * writer + 2;
+    let mut slices = vec![Slice {
+        kind: Kind::Weight,
+        name: "layers.0.q_proj.weight".into(),
+        global_shape: vec![3, 4],
+        ranges: vec![0..3, cut.clone()],
+        dtype: Dtype::F32,
+        data: bytes((0..3).flat_map(|row| cut.clone().map(move |column| row * 4 + column as u32)).collect()),
+    }];
+    if writer == 1 {
+        slices.push(Slice {
+            kind: Kind::FirstMoment,
+            name: "norm.weight".into(),
+            global_shape: vec![5],
+            ranges: vec![0..5],
+            dtype: Dtype::F32,
+            data: bytes((100..105).collect()),
+        });
+    }
+    slices
+}
+
+pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+fn save(root: &Path, background: bool) {
+    let saver = Saver::new(root, 2, SaverOptions { background, ..Default::default() }).unwrap();
+    saver.submit(0, slices(0, 0), &state(7)).unwrap();
+    saver.submit(1, slices(1, 0), &state(7)).unwrap();
+    let reports = saver.wait().unwrap();
+    assert_eq!(reports.len(), 1);
+    assert_eq!((reports[0].step, &reports[0].path), (7, &root.join("step_00000007")));
+}
+
+#[test]
+fn a_checkpoint_comes_back_in_any_cut() {
+    for background in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("not/yet/there");
+        save(&root, background);
+        let checkpoint = Checkpoint::open(&root).unwrap();
+        assert_eq!(checkpoint.state(), &state(7));
+        assert_eq!(checkpoint.warning(), None);
+        assert_eq!(checkpoint.tensors().len(), 2);
+        let (dtype, all) = checkpoint.read(Kind::Weight, "layers.0.q_proj.weight", &[3, 4], &[0..3, 0..4]).unwrap();
+        assert_eq!((dtype, floats(&all)), (Dtype::F32, (0..12).map(|v| v as f32).collect()));
+        let (_, part) = checkpoint.read(Kind::Weight, "layers.0.q_proj.weight", &[3, 4], &[1..3, 1..3]).unwrap();
+        assert_eq!(floats(&part), [5.0, 6.0, 9.0, 10.0]);
+        let bytes: u64 = (0..3).map(|share| checkpoint.verify(share, 3).unwrap()).sum();
+        assert_eq!(bytes, checkpoint.files().iter().map(|file| file.bytes).sum::<u64>());
+    }
+}
+
+#[test]
+fn any_safetensors_reader_understands_the_files() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), false);
+    let bytes = std::fs::read(folder.path().join("step_00000007/rank_00001.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut names = file.names();
+    names.sort_unstable();
+    assert_eq!(names, ["exp_avg/norm.weight", "weight/layers.0.q_proj.weight[0:3,2:4]"]);
+    assert_eq!(file.tensor("exp_avg/norm.weight").unwrap().shape(), [5]);
+}
