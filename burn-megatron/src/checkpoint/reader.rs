@@ -1,6 +1,7 @@
 //! Reading checkpoints.
 
 mod find;
+mod resume;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -216,9 +217,7 @@ impl Checkpoint {
 impl WeightSource for Checkpoint {
     fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError> {
         let kind = if self.tensor(Kind::Master, name).is_some() { Kind::Master } else { Kind::Weight };
-        let (dtype, bytes) = Checkpoint::read(self, kind, name, shape, ranges)?;
-        let (path, name) = (self.path.clone(), name.to_string());
-        to_f64(dtype, &bytes).ok_or_else(|| CheckpointError::Dtype { path, kind, name, saved: dtype }.into())
+        Ok(self.read_f64(kind, name, shape, ranges)?)
     }
 }
 

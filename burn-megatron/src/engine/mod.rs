@@ -5,13 +5,11 @@ mod config;
 mod error;
 mod rank_engine;
 mod report;
-mod state;
 #[cfg(test)]
 mod tests;
 
 pub use batch::TokenBatch;
 pub use config::{EngineConfig, LossMean};
 pub use error::EngineError;
-pub use rank_engine::RankEngine;
+pub use rank_engine::{Position, RankEngine};
 pub use report::{EvalReport, StepReport};
-pub use state::Position;

@@ -1,5 +1,7 @@
 //! The training step of one rank.
 
+mod state;
+
 use super::report::LossSum;
 use super::{EngineConfig, EngineError, EvalReport, LossMean, StepReport, TokenBatch};
 use crate::batch::BatchPlan;
@@ -12,6 +14,7 @@ use backend_dist::shard::{Registry, stable_hash};
 use burn::tensor::Tensor;
 use models::CausalLm;
 use models::layers::DropoutKey;
+pub use state::Position;
 use std::time::Instant;
 
 /// A rank's model, gradients, optimizer and groups. All ranks of the mesh call the same methods in the same order.

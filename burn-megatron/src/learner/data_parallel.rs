@@ -69,7 +69,7 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
         let processor = shared.processor.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         match result {
             Ok(mut models) => Fitted { model: models.swap_remove(0), processor, failure: None },
-            Err(failure) => Fitted { model: learner.model(), processor, failure: Some(failure) },
+            Err(failure) => Fitted { model: learner.model(), processor, failure: Some(failure.into()) },
         }
     }
 }

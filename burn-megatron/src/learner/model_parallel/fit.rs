@@ -110,9 +110,10 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             check_data(checkpoint, &*self.data)?;
             self.train.go_on(checkpoint.state().step as usize, checkpoint.state().consumed_samples as usize);
         }
-        let saves = self.checkpoints.as_ref().map(|options| {
-            Saves::new(options, self.mesh.world_size(), self.description.clone(), &*self.data)
-        });
+        let saves = self
+            .checkpoints
+            .as_ref()
+            .map(|options| Saves::new(options, self.mesh.world_size(), self.description.clone(), &*self.data));
         Ok(Start { saves: saves.transpose()?, of_epoch })
     }
 

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::module::Module;
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
+use burn::module::Module;
 use burn::optim::{LearningRate, OptimizerRecord, SgdConfig};
 use burn::store::ModuleRecord;
 use burn::train::checkpoint::{Checkpointer, CheckpointerError, CheckpointingAction, CheckpointingStrategy};
@@ -82,7 +82,7 @@ macro_rules! checkpointer {
 }
 
 checkpointer!(ModuleRecord, Records::delete, Megatron::new().into_record());
-checkpointer!(OptimizerRecord, |_, _| Ok(()), SgdConfig::new().init::<Megatron>().to_record());
+checkpointer!(OptimizerRecord, |_, _| Ok(()), SgdConfig::new().init().to_record());
 checkpointer!(LrSchedulerRecord, |_, _| Ok(()), 0.0f64.to_record());
 
 /// The strategy of a run that saves by steps: nothing at the end of an epoch.

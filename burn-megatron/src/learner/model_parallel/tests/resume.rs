@@ -39,7 +39,7 @@ fn run_with(
 
 /// The weights at the end, and the log.
 fn finish(run: Pretraining<Llama>, folder: &Path) -> (Weights, Vec<Value>) {
-    let run = run.finish(|rank, engine| global_weights(rank, engine));
+    let run = run.finish(global_weights);
     let result = launch(&run);
     assert!(result.error.is_none(), "{:?}", result.error);
     (run.finished().unwrap().expect("rank 0 has the weights"), log(&folder.join("run")))
@@ -48,7 +48,9 @@ fn finish(run: Pretraining<Llama>, folder: &Path) -> (Weights, Vec<Value>) {
 /// Everything of the steps after `step` that must not depend on when a run was stopped.
 fn after(log: &[Value], step: u64) -> Vec<String> {
     let lines = log.iter().filter(|line| line["kind"] != "checkpoint" && line["step"].as_u64() > Some(step));
-    lines.map(|line| ["kind", "step", "loss", "grad_norm", "lr", "tokens"].map(|key| line[key].to_string()).join(" ")).collect()
+    lines
+        .map(|line| ["kind", "step", "loss", "grad_norm", "lr", "tokens"].map(|key| line[key].to_string()).join(" "))
+        .collect()
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::RankEngine;
 use crate::checkpoint::{Checkpoint, CheckpointError, Kind, Slice};
 use crate::optim::State;
 use backend_dist::shard::{ParamSpec, Registry, Section};
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor, TensorData};
 use models::CausalLm;
 use safetensors::Dtype;
@@ -79,7 +79,7 @@ impl<M: CausalLm> RankEngine<M> {
         let moments = if state.updates > 0 { [Kind::FirstMoment, Kind::SecondMoment].as_slice() } else { &[] };
         for section in registry.sections() {
             for kind in [weights].iter().chain(moments) {
-                checkpoint.check(*kind, &section.name, &section.global_shape, &section.ranges())?;
+                checkpoint.check(*kind, &section.name, &section.global_shape)?;
             }
         }
 

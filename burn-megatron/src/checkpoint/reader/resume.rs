@@ -1,0 +1,69 @@
+//! What a run that goes on asks of a checkpoint.
+
+use std::ops::Range;
+use std::path::Path;
+
+use super::super::disk::{Files, RealDisk};
+use super::super::error::CheckpointError;
+use super::super::names::step_name;
+use super::super::{Kind, retention};
+use super::{Checkpoint, to_f64};
+
+impl Checkpoint {
+    /// Opens the checkpoint of a step in a folder of checkpoints.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn of_step(root: impl AsRef<Path>, step: u64) -> Result<Self, CheckpointError> {
+        Self::open(root.as_ref().join(step_name(step)))
+    }
+
+    /// Deletes the checkpoint of a step in a folder of checkpoints, if it is there. A deletion that is interrupted leaves
+    /// no half checkpoint.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub fn delete(root: impl AsRef<Path>, step: u64) -> Result<(), CheckpointError> {
+        let (files, root) = (Files::new(RealDisk), root.as_ref());
+        match retention::steps(&files, root)?.contains(&step) {
+            true => retention::delete(&files, root, &[step]),
+            false => Ok(()),
+        }
+    }
+
+    /// The kind that holds the weights most precisely.
+    pub fn weights(&self) -> Kind {
+        match self.tensors().iter().any(|tensor| tensor.kind == Kind::Master) {
+            true => Kind::Master,
+            false => Kind::Weight,
+        }
+    }
+
+    /// Whether there is a tensor of this kind, name and shape.
+    ///
+    /// # Errors
+    /// If it is not there or has another shape.
+    pub fn check(&self, kind: Kind, name: &str, shape: &[usize]) -> Result<(), CheckpointError> {
+        let nothing: Vec<Range<usize>> = shape.iter().map(|_| 0..0).collect();
+        self.read_f64(kind, name, shape, &nothing).map(drop)
+    }
+
+    /// The box `ranges` of a tensor of floats.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::read`], and if the elements are not floats.
+    ///
+    /// # Panics
+    /// If `ranges` is not inside `shape`.
+    pub fn read_f64(
+        &self,
+        kind: Kind,
+        name: &str,
+        shape: &[usize],
+        ranges: &[Range<usize>],
+    ) -> Result<Vec<f64>, CheckpointError> {
+        let (dtype, bytes) = self.read(kind, name, shape, ranges)?;
+        let (path, name) = (self.path.clone(), name.to_string());
+        to_f64(dtype, &bytes).ok_or(CheckpointError::Dtype { path, kind, name, saved: dtype })
+    }
+}
