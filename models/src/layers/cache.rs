@@ -44,7 +44,7 @@ impl KvCache {
     ///
     /// # Panics
     /// If there is no room for them.
-    pub(crate) fn advance(&mut self, new: usize) -> Range<usize> {
+    pub fn advance(&mut self, new: usize) -> Range<usize> {
         let (first, capacity) = (self.len, self.capacity);
         assert!(first + new <= capacity, "{first} of {capacity} positions of the cache are taken, {new} more came");
         self.len += new;
@@ -52,7 +52,7 @@ impl KvCache {
     }
 
     /// The part of one layer.
-    pub(crate) fn layer(&mut self, index: usize) -> &mut LayerCache {
+    pub fn layer(&mut self, index: usize) -> &mut LayerCache {
         while self.layers.len() <= index {
             self.layers.push(LayerCache { capacity: self.capacity, tensors: None });
         }
@@ -73,7 +73,7 @@ impl LayerCache {
     ///
     /// # Panics
     /// If they record gradients: the cache would hold the graph of everything read so far.
-    pub(crate) fn append(&mut self, at: &Range<usize>, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
+    pub fn append(&mut self, at: &Range<usize>, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
         assert!(!new[0].is_autodiff(), "a cache needs a model that records no gradients: take `model.valid()`");
         let empty = |like: &Tensor<4>| {
             let [_, batch, heads, head_dim] = like.dims();
