@@ -8,6 +8,7 @@
 //! cargo run --release --example llama3_8b -- --tensor-parallel 4 --data-parallel 1 --data book.txt
 //! ```
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -111,7 +112,8 @@ fn train(args: Args) -> Result<()> {
     println!("text: {} documents, {} tokens of a vocabulary of {}", text.documents, text.tokens, text.vocab_size);
 
     let prompt = text.encode("/// The ")?;
-    let (held_out, window) = (text.valid.clone(), args.seq_length);
+    let writing = GenerateOptions { window: Some(args.seq_length), ..GenerateOptions::new(100, Sampling::default()) };
+    let held_out = text.valid.clone();
     let file = args.out.join("model.safetensors");
     let data = (text.train.clone(), text.valid.clone());
     let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, move |rank| {
@@ -122,7 +124,7 @@ fn train(args: Args) -> Result<()> {
         let loss = loss_over(engine, &held_out)?.loss;
         // The replicas hold the same model: one of them writes.
         let written = match rank.coords.dp {
-            0 => generate(rank, &engine.model().valid(), &prompt, 100, window, &Sampling::default()),
+            0 => generate(rank, &engine.model().valid(), &prompt, &writing, |_| ControlFlow::Continue(()))?.tokens,
             _ => Vec::new(),
         };
         if let Some(weights) = global_weights(rank, engine)? {

@@ -8,6 +8,7 @@
 //! cargo run --release --example shakespeare_char -- --data tinyshakespeare.txt
 //! ```
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -104,6 +105,7 @@ fn train(args: Args) -> Result<()> {
     let held_out = Arc::new(TokensInMemory::new(valid, CONTEXT));
     let data = (Arc::new(windows) as _, Arc::new(RandomWindows::new(valid, CONTEXT, 20 * BATCH, 1338)) as _);
     let prompt = vec![ids[0]];
+    let writing = GenerateOptions { window: Some(CONTEXT), ..GenerateOptions::new(300, Sampling::default()) };
     let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, move |rank| {
         Ok(Gpt::build(&config, ParamBuilder::new(rank, FloatDType::F32, args.seed))?)
     })
@@ -112,7 +114,7 @@ fn train(args: Args) -> Result<()> {
     .finish(move |rank, engine| {
         let loss = loss_over(engine, &(held_out.clone() as _))?.loss;
         let written = match rank.coords.dp {
-            0 => generate(rank, &engine.model().valid(), &prompt, 300, CONTEXT, &Sampling::default()),
+            0 => generate(rank, &engine.model().valid(), &prompt, &writing, |_| ControlFlow::Continue(()))?.tokens,
             _ => Vec::new(),
         };
         Ok((loss, written))

@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_megatron::verify::{Candidate, Row, Settings, TOLERANCE, assemble, candidates, trace, verify};
 use models::layers::DropoutKey;
-use models::{BuildError, CausalLm, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, ParamBuilder};
+use models::{BuildError, CausalLm, Gpt, GptConfig, KvCache, Llama, LlamaConfig, ModelConfig, ParamBuilder};
 use std::collections::BTreeMap;
 
 const SETTINGS: Settings = Settings { steps: 3, global_batch: 8, seq: 16, seed: 1234, tolerance: TOLERANCE };
@@ -138,6 +138,10 @@ impl CausalLm for ForgottenSum {
 
     fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         self.inner.logits(tokens)
+    }
+
+    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
+        self.inner.extend(tokens, cache)
     }
 
     fn registry(&self) -> &Registry {

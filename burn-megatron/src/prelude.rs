@@ -6,7 +6,7 @@ pub use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, Para
 
 pub use crate::console::renderer;
 pub use crate::engine::{EngineConfig, LossMean};
-pub use crate::generate::{Sampling, generate};
+pub use crate::generate::{GenerateOptions, Sampling, generate};
 pub use crate::learner::{MegatronStrategy, Pretraining, global_weights, loss_over, save_weights};
 pub use crate::lr::{LrConfig, LrDecay, Span};
 pub use crate::optim::AdamWConfig;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::ConfigError;
-use crate::layers::DropoutKey;
+use crate::layers::{DropoutKey, KvCache};
 use crate::layout::ModelDims;
 use crate::names::NameMap;
 use crate::param::{BuildError, ParamBuilder};
@@ -69,6 +69,18 @@ pub trait CausalLm: Module {
 
     /// The logits of every position, `[b, s, vocab]`, gathered on all ranks and without padding.
     fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
+
+    /// Reads `tokens [b, n]`, which follow those in the cache, and gives the logits after the last one, `[b, vocab]`,
+    /// gathered on all ranks and without padding. What [`logits`](Self::logits) gives for the last of all tokens, at
+    /// the cost of the new ones.
+    ///
+    /// For generation: the model must not record gradients ([`ParamBuilder::without_autodiff`],
+    /// [`Module::valid`](burn::module::Module::valid)). The number of new tokens is free, also under sequence
+    /// parallelism.
+    ///
+    /// # Panics
+    /// If the cache has no room for the new tokens, or the model no positions.
+    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2>;
 
     /// What the rank's parameters are slices of.
     fn registry(&self) -> &Registry;

@@ -17,5 +17,6 @@ pub use causal_lm::{CausalLm, ModelConfig};
 pub use config::ConfigError;
 pub use family::{FamilyConfig, WithModel};
 pub use gpt::{Gpt, GptConfig};
+pub use layers::KvCache;
 pub use llama::{Llama, LlamaConfig};
 pub use param::{BuildError, ParamBuilder, WeightSource};

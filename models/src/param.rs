@@ -76,6 +76,11 @@ impl TensorParallel {
     pub fn size(&self) -> usize {
         self.group.size()
     }
+
+    /// The smallest number of positions, at least `needed`, that can be cut along the sequence if it is.
+    pub fn positions(&self, needed: usize) -> usize {
+        if self.sequence { needed.next_multiple_of(self.size()) } else { needed }
+    }
 }
 
 /// Creates parameters for one rank: random values that do not depend on the layout, or a source's values, under stable

@@ -86,8 +86,11 @@ pub fn gelu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_gelu(x.into_dispatch(), kind))
 }
 
-/// Softmax attention of `q [s, b, hq, d]` over `k, v [s, b, hkv, d]`; output `[s, b, hq, d]`. Query head `h` uses
+/// Softmax attention of `q [s, b, hq, d]` over `k, v [t, b, hkv, d]`; output `[s, b, hq, d]`. Query head `h` uses
 /// key/value head `h / (hq/hkv)`. The score matrix is never held for all heads at once.
+///
+/// `t` may be larger than `s`: the queries then have the last `s` of the keys' `t` positions, as in a decoder that keeps
+/// the keys and values of what it has read.
 ///
 /// # Panics
 ///
@@ -95,7 +98,7 @@ pub fn gelu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<4> {
     let ([s, b, hq, d], kv) = (q.dims(), k.dims());
     assert_eq!(kv, v.dims(), "attention: k and v differ in shape");
-    assert_eq!([s, b, d], [kv[0], kv[1], kv[3]], "attention: q is {:?}, k and v are {kv:?}", q.dims());
+    assert!(s <= kv[0] && [b, d] == [kv[1], kv[3]], "attention: q is {:?}, k and v are {kv:?}", q.dims());
     check_heads(hq, kv[2], options);
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_attention(q, k, v, options))

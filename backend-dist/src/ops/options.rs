@@ -26,7 +26,7 @@ impl AttentionOptions {
         Self { scale: 1.0 / (head_dim as f64).sqrt(), causal: true, window: None }
     }
 
-    /// The half-open range of keys which query `i` of `keys` may see.
+    /// The half-open range of `keys` keys which the query at position `i` may see.
     pub(crate) fn visible(&self, i: usize, keys: usize) -> (usize, usize) {
         let reach = self.window.unwrap_or(usize::MAX);
         let low = (i + 1).saturating_sub(reach).min(keys);

@@ -13,14 +13,15 @@ fn heads(x: Tensor<4>, times: usize) -> Tensor<4> {
 
 fn plain(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<4> {
     let [s, b, hq, d] = q.dims();
-    let group = hq / k.dims()[2];
+    let [t, _, hkv, _] = k.dims();
+    let group = hq / hkv;
     let scores = heads(q, 1).matmul(heads(k, group).swap_dims(2, 3)) * options.scale;
-    let hidden: Vec<bool> = (0..s * s)
-        .map(|i| (i / s, i % s))
+    let hidden: Vec<bool> = (0..s * t)
+        .map(|i| (t - s + i / t, i % t))
         .map(|(i, j)| options.causal && j > i || options.window.is_some_and(|w| i.abs_diff(j) >= w))
         .collect();
-    let hidden = Tensor::<4, Bool>::from_data(TensorData::new(hidden, [1, 1, s, s]), &Device::flex().autodiff());
-    let scores = scores.mask_fill(hidden.expand([b, hq, s, s]), -1e30);
+    let hidden = Tensor::<4, Bool>::from_data(TensorData::new(hidden, [1, 1, s, t]), &Device::flex().autodiff());
+    let scores = scores.mask_fill(hidden.expand([b, hq, s, t]), -1e30);
     let out: Tensor<4> = softmax(scores, 3).matmul(heads(v, group));
     assert_eq!(out.dims(), [b, hq, s, d]);
     out.permute([2, 0, 1, 3])
@@ -29,27 +30,30 @@ fn plain(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) ->
 #[test]
 fn all_masks_and_groupings() {
     let shapes = [
-        // s, b, hq, hkv, d
-        [1, 1, 1, 1, 1],
-        [5, 2, 2, 2, 3],
-        [7, 1, 4, 2, 8],
-        [9, 2, 6, 1, 5],
-        [130, 1, 2, 1, 4],
-        [261, 1, 2, 2, 3],
+        // s, t, b, hq, hkv, d
+        [1, 1, 1, 1, 1, 1],
+        [5, 5, 2, 2, 2, 3],
+        [7, 7, 1, 4, 2, 8],
+        [9, 9, 2, 6, 1, 5],
+        [130, 130, 1, 2, 1, 4],
+        [261, 261, 1, 2, 2, 3],
+        [1, 6, 2, 4, 2, 3],
+        [3, 150, 1, 2, 2, 4],
+        [131, 140, 1, 2, 1, 3],
     ];
-    for [s, b, hq, hkv, d] in shapes {
+    for [s, t, b, hq, hkv, d] in shapes {
         for (causal, window) in [(true, None), (false, None), (true, Some(3)), (false, Some(2)), (true, Some(140))] {
             let options = AttentionOptions { scale: 0.7, causal, window };
-            let (nq, nkv) = (s * b * hq * d, s * b * hkv * d);
+            let (nq, nkv) = (s * b * hq * d, t * b * hkv * d);
             let parts = |x: &[Tensor<1>]| -> [Tensor<4>; 3] {
                 [
                     x[0].clone().reshape([s, b, hq, d]),
-                    x[1].clone().reshape([s, b, hkv, d]),
-                    x[2].clone().reshape([s, b, hkv, d]),
+                    x[1].clone().reshape([t, b, hkv, d]),
+                    x[2].clone().reshape([t, b, hkv, d]),
                 ]
             };
             same(
-                &format!("attention {s} {b} {hq} {hkv} {d} {options:?}"),
+                &format!("attention {s} {t} {b} {hq} {hkv} {d} {options:?}"),
                 &[nq, nkv, nkv],
                 |x| {
                     let [q, k, v] = parts(&x);

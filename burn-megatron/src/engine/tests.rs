@@ -14,7 +14,7 @@ use models::layers::DropoutKey;
 use models::layout::ModelDims;
 use models::names::NameMap;
 use models::param::{BuildError, ParamBuilder};
-use models::{CausalLm, ModelConfig};
+use models::{CausalLm, KvCache, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 const VOCAB: usize = 5;
@@ -55,6 +55,11 @@ impl CausalLm for Bigram {
     fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let [rows, seq] = tokens.dims();
         self.table.val().select(0, tokens.reshape([rows * seq])).reshape([rows, seq, VOCAB])
+    }
+
+    fn extend(&self, tokens: Tensor<2, Int>, _: &mut KvCache) -> Tensor<2> {
+        let last = tokens.dims()[1] - 1;
+        self.logits(tokens.narrow(1, last, 1)).squeeze_dim(1)
     }
 
     fn registry(&self) -> &Registry {

@@ -9,7 +9,8 @@ use burn::tensor::{Int, Tensor};
 use super::config::GptConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::layers::{
-    Dropout, DropoutKey, LearnedPositions, Norm, NormKind, OutputLayer, TransformerBlock, VocabParallelEmbedding,
+    Dropout, DropoutKey, KvCache, LearnedPositions, Norm, NormKind, OutputLayer, TransformerBlock,
+    VocabParallelEmbedding,
 };
 use crate::param::{BuildError, ParamBuilder};
 
@@ -71,6 +72,14 @@ impl CausalLm for Gpt {
 
     fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         self.lm_head.logits(self.hidden_states(tokens, None), &self.embed_tokens).swap_dims(0, 1)
+    }
+
+    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
+        let at = cache.advance(tokens.dims()[1]);
+        let x = self.embed_positions.extend(self.embed_tokens.extend(tokens.transpose()), &at);
+        let x = (self.layers.iter().enumerate())
+            .fold(x, |x, (index, layer)| layer.extend(x, &at, None, cache.layer(index)));
+        self.lm_head.logits_at(self.norm.forward(x), at.len() - 1, &self.embed_tokens)
     }
 
     fn registry(&self) -> &Registry {

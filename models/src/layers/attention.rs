@@ -1,10 +1,13 @@
 //! Causal self-attention with grouped queries; every rank has some of the heads.
 
-use backend_dist::ops::{AttentionOptions, PackedHeads, attention_packed, rope_packed};
+use std::ops::Range;
+
+use backend_dist::ops::{AttentionOptions, PackedHeads, attention, attention_packed, rope_packed};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+use super::cache::LayerCache;
+use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::rope::Angles;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -64,17 +67,45 @@ impl SelfAttention {
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same. `angles` rotate queries and keys;
     /// without them positions must be in `x`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>) -> Tensor<3> {
+        let qkv = self.heads(self.qkv.forward(x), angles);
+        self.leave(attention_packed(qkv, self.heads, self.options))
+    }
+
+    /// The same for positions that follow those in the cache; `angles` are theirs. Positions beyond `at` fill the
+    /// sequence up to what can be cut; they are not kept and their output means nothing.
+    pub fn extend(
+        &self,
+        x: Tensor<3>,
+        at: &Range<usize>,
+        angles: Option<&Angles>,
+        cache: &mut LayerCache,
+    ) -> Tensor<3> {
         let qkv = self.qkv.forward(x);
+        let rows = qkv.dims()[0];
+        let qkv = self.heads(qkv.narrow(0, 0, at.len()), angles);
+        let PackedHeads { heads, kv_heads } = self.heads;
+        let q = qkv.clone().narrow(2, 0, heads);
+        let new = [qkv.clone().narrow(2, heads, kv_heads), qkv.narrow(2, heads + kv_heads, kv_heads)];
+        let [k, v] = cache.append(at, new);
+        self.leave(pad_sequence(attention(q, k, v, self.options), rows))
+    }
+
+    /// The projection's `[s, b, features]` as rotated heads `[s, b, heads + 2 kv_heads, d]`.
+    fn heads(&self, qkv: Tensor<3>, angles: Option<&Angles>) -> Tensor<4> {
         let [seq, batch, features] = qkv.dims();
         let head_dim = features / self.heads.total();
         let qkv = qkv.reshape([seq, batch, self.heads.total(), head_dim]);
-        let qkv = match angles {
+        match angles {
             Some(angles) => {
                 rope_packed(qkv, angles.cos.clone(), angles.sin.clone(), self.heads.heads + self.heads.kv_heads)
             }
             None => qkv,
-        };
-        let context = attention_packed(qkv, self.heads, self.options);
-        self.out.forward(context.reshape([seq, batch, self.heads.heads * head_dim]))
+        }
+    }
+
+    /// From what the heads `[s, b, heads, d]` gathered to the residual stream.
+    fn leave(&self, context: Tensor<4>) -> Tensor<3> {
+        let [seq, batch, heads, head_dim] = context.dims();
+        self.out.forward(context.reshape([seq, batch, heads * head_dim]))
     }
 }

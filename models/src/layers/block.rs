@@ -1,9 +1,12 @@
 //! A transformer block: norm, attention, residual; norm, MLP, residual.
 
+use std::ops::Range;
+
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::attention::{AttentionConfig, SelfAttention};
+use super::cache::LayerCache;
 use super::dropout::{Dropout, DropoutKey};
 use super::mlp::{Mlp, MlpConfig};
 use super::norm::{Norm, NormKind};
@@ -61,7 +64,27 @@ impl TransformerBlock {
 
     /// The block's output; see [`SelfAttention::forward`] for `angles` and [`Dropout::forward`] for `dropout`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, dropout: Option<&DropoutKey>) -> Tensor<3> {
-        let attention = self.attention.forward(self.input_layernorm.forward(x.clone()), angles);
+        self.around(x, dropout, |x| self.attention.forward(x, angles))
+    }
+
+    /// The same for positions that follow those in the cache; see [`SelfAttention::extend`].
+    pub fn extend(
+        &self,
+        x: Tensor<3>,
+        at: &Range<usize>,
+        angles: Option<&Angles>,
+        cache: &mut LayerCache,
+    ) -> Tensor<3> {
+        self.around(x, None, |x| self.attention.extend(x, at, angles, cache))
+    }
+
+    fn around(
+        &self,
+        x: Tensor<3>,
+        dropout: Option<&DropoutKey>,
+        attention: impl FnOnce(Tensor<3>) -> Tensor<3>,
+    ) -> Tensor<3> {
+        let attention = attention(self.input_layernorm.forward(x.clone()));
         let x = x + self.attention_dropout.forward(attention, dropout);
         let mlp = self.mlp.forward(self.post_attention_layernorm.forward(x.clone()));
         x + self.mlp_dropout.forward(mlp, dropout)

@@ -1,12 +1,14 @@
 //! Token and position embeddings.
 
+use std::ops::Range;
+
 use backend_dist::ops::conjugate::Partial;
 use backend_dist::ops::embedding;
 use backend_dist::shard::{Init, Place, Section};
 use burn::module::{Module, Param};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 
-use super::linear::leave_tensor_parallel;
+use super::linear::{leave_tensor_parallel, pad_sequence};
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
 /// How a vocabulary is cut over the tensor parallel ranks: padded with rows that stand for no token until every rank
@@ -71,6 +73,13 @@ impl VocabParallelEmbedding {
         leave_tensor_parallel(Partial::new(mine), &self.parallel)
     }
 
+    /// The same for any number of positions: sequence parallelism gets zeros at the end.
+    pub fn extend(&self, ids: Tensor<2, Int>) -> Tensor<3> {
+        let rows = self.parallel.positions(ids.dims()[0]);
+        let mine = embedding(self.weight.val(), ids, self.rows.first);
+        leave_tensor_parallel(Partial::new(pad_sequence(mine, rows)), &self.parallel)
+    }
+
     /// The rank's rows of the table, for an output layer that shares them.
     pub fn weight(&self) -> Tensor<2> {
         self.weight.val()
@@ -118,5 +127,22 @@ impl LearnedPositions {
         let [positions, hidden] = table.dims();
         assert!(first + rows <= positions, "sequence position {} exceeds {positions} learned positions", first + rows);
         x + table.slice([first..first + rows, 0..hidden]).unsqueeze_dim(1)
+    }
+
+    /// The same for positions that follow others; `x` may be longer than `at`, as [`VocabParallelEmbedding::extend`]
+    /// makes it.
+    ///
+    /// # Panics
+    /// If `at` ends beyond the table.
+    pub fn extend(&self, x: Tensor<3>, at: &Range<usize>) -> Tensor<3> {
+        let rows = x.dims()[0];
+        let first = at.start + if self.parallel.sequence { rows * self.parallel.group.rank() } else { 0 };
+        let table = self.weight.val();
+        let positions = table.dims()[0];
+        assert!(at.end <= positions, "sequence position {} exceeds {positions} learned positions", at.end);
+        let ids: Vec<i64> = (first..first + rows).map(|position| position as i64).collect();
+        let ids = Tensor::from_data(TensorData::new(ids, [rows, 1]), (&x.device(), DType::I64));
+        // What lies beyond the table gets zeros.
+        x + embedding(table, ids, 0)
     }
 }

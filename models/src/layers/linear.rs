@@ -132,6 +132,17 @@ pub(super) fn leave_tensor_parallel(x: Partial<3>, parallel: &TensorParallel) ->
     }
 }
 
+/// Fills the first dimension up to `rows` with zeros: sequence parallelism cuts it into equal parts.
+pub(super) fn pad_sequence<const D: usize>(x: Tensor<D>, rows: usize) -> Tensor<D> {
+    let mut shape = x.dims();
+    if shape[0] == rows {
+        return x;
+    }
+    shape[0] = rows - shape[0];
+    let zeros = Tensor::zeros(shape, (&x.device(), x.dtype()));
+    Tensor::cat(vec![x, zeros], 0)
+}
+
 fn add_bias(y: Tensor<3>, bias: Option<&Param<Tensor<1>>>) -> Tensor<3> {
     match bias {
         Some(bias) => y + bias.val().unsqueeze(),

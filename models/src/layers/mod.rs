@@ -3,6 +3,7 @@
 
 mod attention;
 mod block;
+mod cache;
 mod dropout;
 mod embedding;
 mod linear;
@@ -13,6 +14,7 @@ mod rope;
 
 pub use attention::{AttentionConfig, SelfAttention};
 pub use block::{BlockConfig, TransformerBlock};
+pub use cache::{KvCache, LayerCache};
 pub use dropout::{Dropout, DropoutKey};
 pub use embedding::{LearnedPositions, VocabParallelEmbedding, VocabRows};
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};

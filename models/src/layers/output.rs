@@ -53,12 +53,24 @@ impl OutputLayer {
 
     /// All logits on every rank, without padding: `[s, b, vocab]`.
     pub fn logits(&self, x: Tensor<3>, embedding: &VocabParallelEmbedding) -> Tensor<3> {
-        let logits = gather_from_tensor_parallel(self.local_logits(x, embedding), &self.parallel.group);
-        logits.narrow(2, 0, self.rows.vocab_size)
+        self.gather(self.local_logits(x, embedding))
+    }
+
+    /// [`logits`](Self::logits) of one position of the whole sequence, `[b, vocab]`.
+    pub fn logits_at(&self, x: Tensor<3>, position: usize, embedding: &VocabParallelEmbedding) -> Tensor<2> {
+        let x = enter_tensor_parallel(x, &self.parallel).narrow(0, position, 1);
+        self.gather(linear(x, self.weight(embedding))).squeeze_dim(0)
+    }
+
+    fn gather(&self, local: Tensor<3>) -> Tensor<3> {
+        gather_from_tensor_parallel(local, &self.parallel.group).narrow(2, 0, self.rows.vocab_size)
     }
 
     fn local_logits(&self, x: Tensor<3>, embedding: &VocabParallelEmbedding) -> Tensor<3> {
-        let weight = self.weight.as_ref().map_or_else(|| embedding.weight(), Param::val);
-        linear(enter_tensor_parallel(x, &self.parallel), weight)
+        linear(enter_tensor_parallel(x, &self.parallel), self.weight(embedding))
+    }
+
+    fn weight(&self, embedding: &VocabParallelEmbedding) -> Tensor<2> {
+        self.weight.as_ref().map_or_else(|| embedding.weight(), Param::val)
     }
 }

@@ -1,6 +1,7 @@
 //! Rotary position embeddings: the angles, from the base or with Llama 3's scaling.
 
 use std::f64::consts::TAU;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -65,7 +66,7 @@ pub struct Angles {
     pub sin: Tensor<2>,
 }
 
-/// Gives the angles of positions `0..s`, computed in `f64` and kept for the next forward pass.
+/// Gives the angles of positions, computed in `f64` and kept for the next forward pass.
 #[derive(Clone, Debug)]
 pub struct RotaryEmbedding {
     frequencies: Vec<f64>,
@@ -74,7 +75,7 @@ pub struct RotaryEmbedding {
 
 #[derive(Clone, Debug, PartialEq)]
 struct Key {
-    positions: usize,
+    positions: Range<usize>,
     dtype: DType,
     device: Device,
     /// Devices are equal whether or not they record gradients; an evaluation must not record because of its angles.
@@ -87,16 +88,16 @@ impl RotaryEmbedding {
         Self { frequencies: config.frequencies(), last: Arc::default() }
     }
 
-    /// The angles of positions `0..positions` as tensors of a type on a device.
-    pub fn angles(&self, positions: usize, dtype: DType, device: &Device) -> Angles {
-        let key = Key { positions, dtype, device: device.clone(), autodiff: device.is_autodiff() };
+    /// The angles of `positions` as tensors of a type on a device.
+    pub fn angles(&self, positions: Range<usize>, dtype: DType, device: &Device) -> Angles {
+        let key = Key { positions: positions.clone(), dtype, device: device.clone(), autodiff: device.is_autodiff() };
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, angles)) = last.as_ref().filter(|(of, _)| *of == key) {
             return angles.clone();
         }
         let table = |function: fn(f64) -> f64| {
-            let rows = (0..positions).flat_map(|p| self.frequencies.iter().map(move |f| function(p as f64 * f)));
-            let data = TensorData::new(rows.collect::<Vec<f64>>(), [positions, self.frequencies.len()]);
+            let rows = positions.clone().flat_map(|p| self.frequencies.iter().map(move |f| function(p as f64 * f)));
+            let data = TensorData::new(rows.collect::<Vec<f64>>(), [positions.len(), self.frequencies.len()]);
             Tensor::from_data(data, (device, dtype))
         };
         let angles = Angles { cos: table(f64::cos), sin: table(f64::sin) };

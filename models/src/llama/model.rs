@@ -9,7 +9,8 @@ use burn::tensor::{Int, Tensor};
 use super::config::LlamaConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::layers::{
-    Dropout, DropoutKey, Norm, NormKind, OutputLayer, RotaryEmbedding, TransformerBlock, VocabParallelEmbedding,
+    Dropout, DropoutKey, KvCache, Norm, NormKind, OutputLayer, RotaryEmbedding, TransformerBlock,
+    VocabParallelEmbedding,
 };
 use crate::param::{BuildError, ParamBuilder};
 
@@ -73,6 +74,15 @@ impl CausalLm for Llama {
         self.lm_head.logits(self.hidden_states(tokens, None), &self.embed_tokens).swap_dims(0, 1)
     }
 
+    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
+        let at = cache.advance(tokens.dims()[1]);
+        let x = self.embed_tokens.extend(tokens.transpose());
+        let angles = self.rope.angles(at.clone(), x.dtype(), &x.device());
+        let x = (self.layers.iter().enumerate())
+            .fold(x, |x, (index, layer)| layer.extend(x, &at, Some(&angles), cache.layer(index)));
+        self.lm_head.logits_at(self.norm.forward(x), at.len() - 1, &self.embed_tokens)
+    }
+
     fn registry(&self) -> &Registry {
         &self.registry
     }
@@ -83,7 +93,7 @@ impl Llama {
     fn hidden_states(&self, tokens: Tensor<2, Int>, dropout: Option<&DropoutKey>) -> Tensor<3> {
         let seq = tokens.dims()[1];
         let x = self.embed_tokens.forward(tokens.transpose());
-        let angles = self.rope.angles(seq, x.dtype(), &x.device());
+        let angles = self.rope.angles(0..seq, x.dtype(), &x.device());
         let x = self.dropout.forward(x, dropout);
         let x = self.layers.iter().fold(x, |x, layer| layer.forward(x, Some(&angles), dropout));
         self.norm.forward(x)

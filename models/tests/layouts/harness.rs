@@ -17,7 +17,7 @@ pub const BATCH: usize = 3;
 pub const SEQ: usize = 16;
 
 /// Every global tensor is noise, biases and norms included, so that no term of a formula is zero or one by chance.
-struct Noise;
+pub struct Noise;
 
 impl WeightSource for Noise {
     fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError> {
@@ -47,7 +47,7 @@ pub struct Batch {
 
 impl Batch {
     /// Another weight for every token, so that errors cannot cancel.
-    fn synthetic(vocab: usize) -> Self {
+    pub fn synthetic(vocab: usize) -> Self {
         Self {
             samples: BATCH,
             tokens: ids(vocab, 1),
@@ -56,7 +56,7 @@ impl Batch {
         }
     }
 
-    fn ids(&self, ids: &[i64], device: &Device) -> Tensor<2, Int> {
+    pub fn ids(&self, ids: &[i64], device: &Device) -> Tensor<2, Int> {
         Tensor::from_data(TensorData::new(ids.to_vec(), [self.samples, ids.len() / self.samples]), device)
     }
 }

@@ -1,5 +1,6 @@
 //! Every layout gives the losses, logits and gradients of one rank, to rounding in `f64`.
 
+mod cache;
 mod harness;
 mod hf;
 

@@ -95,29 +95,35 @@ impl<E: Real> Target<'_, E> {
     }
 }
 
-/// Sizes of one attention: batch, key/value heads, query heads per key/value head, sequence, head size.
+/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys, head size.
 #[derive(Clone, Copy)]
 struct Sizes {
     b: usize,
     kv: usize,
     group: usize,
     s: usize,
+    keys: usize,
     d: usize,
 }
 
 impl Sizes {
     fn of(q: &FlexTensor, k: &FlexTensor) -> Self {
         let (q, k) = (q.layout().shape(), k.layout().shape());
-        Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], d: q[3] }
+        Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], keys: k[0], d: q[3] }
     }
 
     fn heads(&self) -> usize {
         self.kv * self.group
     }
 
+    /// Position of the first query: queries are the last of the keys' positions.
+    fn first(&self) -> usize {
+        self.keys - self.s
+    }
+
     /// Runs `f(batch, key/value head)` for all of them, on several threads if that pays.
     fn for_kv_heads(&self, products: usize, f: impl Fn(usize, usize) + Sync) {
-        let picoseconds = self.group * self.s * self.s * (self.d * products * 12 + 500);
+        let picoseconds = self.group * self.s * self.keys * (self.d * products * 12 + 500);
         let n = self.b * self.kv;
         for_parts(n, parts(n, picoseconds), |_, part| part.for_each(|i| f(i / self.kv, i % self.kv)));
     }
@@ -126,17 +132,18 @@ impl Sizes {
     fn blocks(self, options: AttentionOptions) -> impl Iterator<Item = [usize; 4]> {
         (0..self.s).step_by(BLOCK).map(move |from| {
             let to = (from + BLOCK).min(self.s);
-            [from, to, options.visible(from, self.s).0, options.visible(to - 1, self.s).1]
+            let visible = |query| options.visible(self.first() + query, self.keys);
+            [from, to, visible(from).0, visible(to - 1).1]
         })
     }
 
     /// Elements of the largest score block.
     fn scratch(&self) -> usize {
-        self.s.min(BLOCK) * self.s
+        self.s.min(BLOCK) * self.keys
     }
 }
 
-/// Output `[s, b, hq, d]` and log-sum-exp of the scaled scores `[b, hq, s]`.
+/// Output `[s, b, hq, d]` and log-sum-exp of the scaled scores `[b, hq, s]`; `k` and `v` may be longer than `q`.
 pub(super) fn forward<E: Real>(
     q: &FlexTensor,
     k: &FlexTensor,
@@ -166,7 +173,7 @@ pub(super) fn forward<E: Real>(
                         product([rows, keys, d], block, q, k, E::of(options.scale), Onto::Overwrite);
                         let lse = lse.slice(first + q0..first + q1);
                         let totals = &mut totals[..rows];
-                        softmax_rows(scores, q0, [k0, k1, s], &options, totals, lse);
+                        softmax_rows(scores, sizes.first() + q0, [k0, k1, sizes.keys], &options, totals, lse);
                         let p = Matrix::rows(scores.as_ptr(), keys as isize);
                         let target = out.matrix(q0, batch, head);
                         product([rows, d, keys], target, p, v.matrix(k0, batch, kv), E::ONE, Onto::Overwrite);
@@ -190,12 +197,12 @@ pub(super) fn grads<E: Real>(
     options: AttentionOptions,
 ) -> [FlexTensor; 3] {
     let sizes = Sizes::of(q, k);
-    let Sizes { b, s, d, kv, .. } = sizes;
+    let Sizes { b, s, keys, d, kv, .. } = sizes;
     let heads = sizes.heads();
     let (mut dk, mut dv) = (Vec::new(), Vec::new());
     let dq = filled(s * b * heads * d, |dq| {
-        dk = filled(s * b * kv * d, |dk| {
-            dv = filled(s * b * kv * d, |dv| {
+        dk = filled(keys * b * kv * d, |dk| {
+            dv = filled(keys * b * kv * d, |dv| {
                 let dq = Target { data: dq, heads: Heads::within(0, heads, b, d) };
                 let dk = Target { data: dk, heads: Heads::within(0, kv, b, d) };
                 let dv = Target { data: dv, heads: Heads::within(0, kv, b, d) };
@@ -203,7 +210,7 @@ pub(super) fn grads<E: Real>(
             });
         });
     });
-    let kv_shape = Shape::new([s, b, kv, d]);
+    let kv_shape = Shape::new([keys, b, kv, d]);
     [E::tensor(dq, Shape::new([s, b, heads, d])), E::tensor(dk, kv_shape.clone()), E::tensor(dv, kv_shape)]
 }
 
@@ -241,10 +248,11 @@ fn write_grads<E: Real>(
         let mut p = vec![E::ZERO; sizes.scratch()];
         let mut ds = vec![E::ZERO; sizes.scratch()];
         let mut delta = [E::ZERO; BLOCK];
-        // Several blocks or query heads add to the same keys and values; a single one writes them.
-        let onto = if group == 1 && s <= BLOCK { Onto::Overwrite } else { Onto::Add };
+        // Several blocks or query heads add to the same keys and values; a single one that sees all of them writes.
+        let once = group == 1 && s <= BLOCK && s == sizes.keys;
+        let onto = if once { Onto::Overwrite } else { Onto::Add };
         if onto == Onto::Add {
-            for i in 0..s {
+            for i in 0..sizes.keys {
                 for target in [&dk, &dv] {
                     let at = target.heads.at(i, batch, kv);
                     // SAFETY: this thread alone writes this head's keys and values.
@@ -268,7 +276,13 @@ fn write_grads<E: Real>(
                     let (q, grad) = (q.matrix(q0, batch, head), grad.matrix(q0, batch, head));
                     let (k, v) = (k.matrix(k0, batch, kv), v.matrix(k0, batch, kv));
                     product([rows, keys, d], block(p), q, k.transposed(), scale, Onto::Overwrite);
-                    probability_rows(p, q0, [k0, k1, s], &options, &lse[first + q0..first + q1]);
+                    probability_rows(
+                        p,
+                        sizes.first() + q0,
+                        [k0, k1, sizes.keys],
+                        &options,
+                        &lse[first + q0..first + q1],
+                    );
                     let target = dv.matrix(k0, batch, kv);
                     product([keys, d, rows], target, read(p).transposed(), grad, E::ONE, onto);
                     product([rows, keys, d], block(ds), grad, v.transposed(), E::ONE, Onto::Overwrite);

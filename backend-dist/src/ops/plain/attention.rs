@@ -61,7 +61,8 @@ impl Sizes {
             let range = B::int_arange(r.start as i64..r.end as i64, &device, IntDType::I32);
             B::int_into_float(B::int_reshape(range, Shape::new(shape)), FloatDType::from(like.dtype()))
         };
-        let query = range(0..self.s, [1, 1, self.s, 1]);
+        // Queries are the last of the keys' positions.
+        let query = range(self.keys - self.s..self.keys, [1, 1, self.s, 1]);
         let key = range(0..self.keys, [1, 1, 1, self.keys]);
         let ahead = B::float_sub(key, query);
         // How far a key lies beyond the last (first) visible one, at most 1.

@@ -3,6 +3,7 @@
 mod resume;
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use models::{CausalLm, Llama, LlamaConfig, ParamBuilder};
 use super::*;
 use crate::data::{TokenDataset, TokensInMemory};
 use crate::engine::{EngineConfig, LossMean};
-use crate::generate::{Sampling, generate};
+use crate::generate::{GenerateOptions, Sampling, generate};
 use crate::lr::{LrConfig, LrDecay, Span};
 use crate::optim::AdamWConfig;
 
@@ -73,8 +74,9 @@ fn layouts_log_the_same_steps_and_end_with_the_same_weights_and_text() {
     for layout in ["TP1", "TP2 SP DP2", "TP4", "DP4"] {
         let folder = tempfile::tempdir().unwrap();
         let run = run(layout, folder.path()).finish(|rank, engine| {
-            let text = generate(rank, &engine.model().valid(), &[3, 1], 10, SEQ, &Sampling::default());
-            Ok((text, global_weights(rank, engine)?))
+            let options = GenerateOptions { window: Some(SEQ), ..GenerateOptions::new(10, Sampling::default()) };
+            let text = generate(rank, &engine.model().valid(), &[3, 1], &options, |_| ControlFlow::Continue(()))?;
+            Ok((text.tokens, global_weights(rank, engine)?))
         });
         let result = launch(&run);
         assert!(result.error.is_none() && result.interrupted.is_none());

@@ -1,0 +1,14 @@
+//! Text from a trained model, token by token: the prompt is read once, then every new token alone, with the keys and
+//! values of all earlier ones kept.
+
+mod error;
+mod run;
+mod sampling;
+#[cfg(test)]
+mod tests;
+mod text;
+
+pub use error::GenerateError;
+pub use run::{Ended, GenerateOptions, Generated, generate};
+pub use sampling::Sampling;
+pub use text::TextStream;

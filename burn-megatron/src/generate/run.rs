@@ -1,0 +1,164 @@
+//! The loop: read, choose, repeat.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use backend_dist::launch::Rank;
+use backend_dist::mesh::Axis;
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use models::{CausalLm, KvCache, ModelConfig};
+
+use super::{GenerateError, Sampling};
+
+/// How much is written, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateOptions {
+    /// Most tokens to write.
+    pub max_new_tokens: usize,
+    /// Tokens that end the text; the one that does is its last.
+    pub stop_tokens: Vec<i64>,
+    /// How each token is chosen.
+    pub sampling: Sampling,
+    /// Most tokens that the model sees at once. A text that gets longer goes on from its last half window, which is read
+    /// anew. `None`: the model sees everything, and one with learned positions must have enough of them.
+    pub window: Option<usize>,
+}
+
+impl GenerateOptions {
+    /// So many tokens, without a stop and without a window.
+    pub fn new(max_new_tokens: usize, sampling: Sampling) -> Self {
+        Self { max_new_tokens, stop_tokens: Vec::new(), sampling, window: None }
+    }
+
+    /// Whether a model of this configuration can continue this prompt.
+    ///
+    /// # Errors
+    /// Names what it cannot do, and the limit.
+    pub fn check(&self, config: &impl ModelConfig, prompt: &[i64]) -> Result<(), GenerateError> {
+        self.sampling.check()?;
+        let vocab_size = config.vocab_size();
+        if prompt.is_empty() {
+            return Err(GenerateError::EmptyPrompt);
+        }
+        if let Some(&token) = prompt.iter().find(|token| !(0..vocab_size as i64).contains(token)) {
+            return Err(GenerateError::UnknownToken { token, vocab_size });
+        }
+        let positions = config.dims().max_positions.unwrap_or(usize::MAX);
+        match self.window {
+            Some(window) if window < 2 || window > positions => {
+                Err(GenerateError::Window { window, nearest: window.clamp(2, positions.max(2)) })
+            }
+            None if self.positions(prompt.len()) > positions => {
+                Err(GenerateError::TooLong { prompt: prompt.len(), new: self.max_new_tokens, positions })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Positions that the model reads at once at most: the last token is not read.
+    fn positions(&self, prompt: usize) -> usize {
+        let all = (prompt + self.max_new_tokens).saturating_sub(1).max(prompt);
+        self.window.map_or(all, |window| window.min(all))
+    }
+}
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It has as many tokens as asked for.
+    Length,
+    /// Its last token is one of the stop tokens.
+    StopToken,
+    /// Whoever took the tokens wanted no more.
+    Reader,
+}
+
+/// A text and how long it took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generated {
+    /// The new tokens.
+    pub tokens: Vec<i64>,
+    /// Why there are no more.
+    pub ended: Ended,
+    /// Seconds until the first token: reading the prompt.
+    pub prompt_seconds: f64,
+    /// Seconds for all tokens after the first.
+    pub decode_seconds: f64,
+}
+
+/// Continues `prompt`. All tensor-parallel ranks of a model make the same call and get the same tokens; the first of them
+/// chooses, and calls `on_token` with each token as it comes.
+///
+/// `model` is in any layout and records no gradients: one built `without_autodiff`, or a trained one's
+/// [`valid`](burn::module::Module::valid).
+///
+/// # Errors
+/// If the options are wrong ([`GenerateOptions::check`] says so before a model is there) or a logit is not a number.
+pub fn generate<M: CausalLm>(
+    rank: &Rank,
+    model: &M,
+    prompt: &[i64],
+    options: &GenerateOptions,
+    mut on_token: impl FnMut(i64) -> ControlFlow<()>,
+) -> Result<Generated, GenerateError> {
+    options.sampling.check()?;
+    if prompt.is_empty() {
+        return Err(GenerateError::EmptyPrompt);
+    }
+    let group = rank.group(Axis::Tp);
+    let window = options.window.unwrap_or(usize::MAX);
+    let mut text = prompt.to_vec();
+    let mut unread = prompt.len().min(window);
+    let mut cache = KvCache::new(options.positions(prompt.len()));
+    let (mut clock, mut prompt_seconds) = (Instant::now(), 0.0);
+    let mut ended = Ended::Length;
+    for index in 0..options.max_new_tokens {
+        if cache.len() + unread > cache.capacity() {
+            cache.clear();
+            unread = (window / 2).max(1);
+        }
+        let logits = model.extend(ids(rank, &text[text.len() - unread..]), &mut cache);
+        let choice = match group.rank() {
+            0 => Some(choose(logits, &cache, options, index, &mut on_token)?),
+            _ => None,
+        };
+        let (token, stop) = group.broadcast_host(choice, 0);
+        text.push(token);
+        unread = 1;
+        if index == 0 {
+            prompt_seconds = clock.elapsed().as_secs_f64();
+            clock = Instant::now();
+        }
+        if let Some(reason) = stop {
+            ended = reason;
+            break;
+        }
+    }
+    let decode_seconds = clock.elapsed().as_secs_f64();
+    Ok(Generated { tokens: text.split_off(prompt.len()), ended, prompt_seconds, decode_seconds })
+}
+
+/// The next token, told to the reader, and whether it is the last.
+fn choose(
+    logits: Tensor<2>,
+    cache: &KvCache,
+    options: &GenerateOptions,
+    index: usize,
+    on_token: &mut impl FnMut(i64) -> ControlFlow<()>,
+) -> Result<(i64, Option<Ended>), GenerateError> {
+    let logits: Vec<f64> = logits.into_data().iter::<f64>().collect();
+    if let Some(&value) = logits.iter().find(|logit| !logit.is_finite()) {
+        return Err(GenerateError::NotFinite { position: cache.len(), value });
+    }
+    let token = options.sampling.choose(&logits, index as u64) as i64;
+    let reader = on_token(token);
+    let ended = match options.stop_tokens.contains(&token) {
+        true => Some(Ended::StopToken),
+        false => reader.is_break().then_some(Ended::Reader),
+    };
+    Ok((token, ended))
+}
+
+fn ids(rank: &Rank, tokens: &[i64]) -> Tensor<2, Int> {
+    Tensor::from_data(TensorData::new(tokens.to_vec(), [1, tokens.len()]), (&rank.device, DType::I64))
+}

@@ -1,0 +1,71 @@
+//! Reading tokens a few at a time, with a cache, gives the logits of reading them at once.
+
+use backend_dist::launch::{Rank, launch};
+use backend_dist::mesh::Mesh;
+use burn::tensor::{Device, FloatDType};
+use models::{CausalLm, Gpt, GptConfig, KvCache, Llama, ModelConfig, ParamBuilder};
+
+use crate::harness::{BATCH, Batch, Noise, SEQ, assert_close, host};
+use crate::{gpt, llama};
+
+/// The prompt, single tokens and a few at once; together [`SEQ`].
+const STEPS: [usize; 6] = [5, 1, 1, 3, 1, 5];
+
+fn assert_cache_changes_nothing<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
+    for layout in layouts {
+        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+        launch(&mesh, &[Device::flex()], |rank: Rank| {
+            let params = ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(&Noise).without_autodiff();
+            let (model, vocab) = (M::build(config, params)?, config.vocab_size());
+            let batch = Batch::synthetic(vocab);
+            let tokens = batch.ids(&batch.tokens, &rank.device);
+            let full = host(model.logits(tokens.clone()));
+            let mut cache = KvCache::new(SEQ + 3);
+            for round in 0..2 {
+                for new in STEPS {
+                    let found = host(model.extend(tokens.clone().narrow(1, cache.len(), new), &mut cache));
+                    let after = |sample: usize| (sample * SEQ + cache.len() - 1) * vocab;
+                    let expected: Vec<f64> = (0..BATCH).flat_map(|s| full[after(s)..][..vocab].to_vec()).collect();
+                    let what = format!("{layout}, round {round}: logits after {} tokens", cache.len());
+                    assert_close(&what, &found, &expected, 1e-12);
+                }
+                cache.clear();
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{layout}: {error}"));
+    }
+}
+
+/// TP4 and TP8 have more ranks than key-value heads; sequence parallelism cannot cut one or five tokens evenly.
+#[test]
+fn llama_with_a_cache() {
+    assert_cache_changes_nothing::<Llama>(&llama(), &["TP1", "TP2", "TP4", "TP8", "TP2 SP", "TP4 SP"]);
+}
+
+/// The last step ends at the last learned position; under sequence parallelism its padding lies beyond.
+#[test]
+fn gpt_with_a_cache() {
+    let config = GptConfig { max_position_embeddings: SEQ, ..gpt() };
+    assert_cache_changes_nothing::<Gpt>(&config, &["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP"]);
+}
+
+fn overflow<M: CausalLm>(config: &M::Config, capacity: usize) -> String {
+    let mesh = Mesh::new("TP1".parse().unwrap()).unwrap();
+    let error = launch(&mesh, &[Device::flex()], |rank: Rank| {
+        let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F64, 0).without_autodiff())?;
+        let batch = Batch::synthetic(config.vocab_size());
+        let tokens = batch.ids(&batch.tokens, &rank.device);
+        model.extend(tokens, &mut KvCache::new(capacity));
+        Ok(())
+    });
+    error.unwrap_err().to_string()
+}
+
+#[test]
+fn positions_that_do_not_exist_are_named() {
+    let message = overflow::<Llama>(&llama(), SEQ - 1);
+    assert!(message.contains("0 of 15 positions of the cache are taken, 16 more came"), "{message}");
+    let message = overflow::<Gpt>(&GptConfig { max_position_embeddings: 12, ..gpt() }, SEQ);
+    assert!(message.contains("sequence position 16 exceeds 12 learned positions"), "{message}");
+}
