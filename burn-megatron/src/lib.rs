@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod checkpoint;
 pub mod cli;
+pub mod config;
 pub mod console;
 pub mod data;
 pub mod engine;
@@ -14,4 +15,5 @@ pub mod metrics;
 pub mod optim;
 pub mod prelude;
 pub mod replay;
+pub mod train;
 pub mod verify;

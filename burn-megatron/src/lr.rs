@@ -5,10 +5,12 @@
 
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
+use std::fmt;
+use std::str::FromStr;
 
-/// A length of training, in optimizer steps or in samples (rows).
+/// A length of training, in optimizer steps or in samples (rows): `100 steps`, `6400 samples`, or a number of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(try_from = "WrittenSpan", into = "String")]
 pub enum Span {
     /// Optimizer steps of the run's global batch.
     Steps(u64),
@@ -23,6 +25,54 @@ impl Span {
             Span::Steps(steps) => steps * global_batch as u64,
             Span::Samples(samples) => samples,
         }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum WrittenSpan {
+    Steps(u64),
+    Text(String),
+}
+
+impl TryFrom<WrittenSpan> for Span {
+    type Error = LrError;
+
+    fn try_from(written: WrittenSpan) -> Result<Self, LrError> {
+        match written {
+            WrittenSpan::Steps(steps) => Ok(Self::Steps(steps)),
+            WrittenSpan::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl FromStr for Span {
+    type Err = LrError;
+
+    fn from_str(text: &str) -> Result<Self, LrError> {
+        let wrong = || LrError::Span { text: text.into() };
+        let (number, unit) = text.trim().split_once(' ').unwrap_or((text.trim(), "steps"));
+        let number = number.parse().map_err(|_| wrong())?;
+        match unit.trim() {
+            "step" | "steps" => Ok(Self::Steps(number)),
+            "sample" | "samples" => Ok(Self::Samples(number)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Steps(steps) => write!(f, "{steps} steps"),
+            Self::Samples(samples) => write!(f, "{samples} samples"),
+        }
+    }
+}
+
+impl From<Span> for String {
+    fn from(span: Span) -> Self {
+        span.to_string()
     }
 }
 
@@ -90,6 +140,12 @@ fn no_warmup() -> Span {
 /// A learning-rate configuration that makes no sense.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LrError {
+    /// A length is neither a number of steps nor of samples.
+    #[error("'{text}' is no length of training: write `100`, `100 steps` or `6400 samples`")]
+    Span {
+        /// As given.
+        text: String,
+    },
     /// The three rates are not ordered `0 <= min <= max` and `0 <= init <= max`, or not finite.
     #[error("learning rates need 0 <= min <= max and 0 <= init <= max, they are max {max}, min {min}, init {init}")]
     Order {

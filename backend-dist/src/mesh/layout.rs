@@ -9,25 +9,33 @@ use thiserror::Error;
 /// The size of every kind of parallelism. All sizes are counts of ranks, at least 1.
 ///
 /// World size is `tp * cp * dp * pp`. The experts of a mixture are laid over the same ranks by `ep` and `etp`; what
-/// remains, `world / (etp * ep * pp)`, replicates the experts.
+/// remains, `world / (etp * ep * pp)`, replicates the experts. In files the sizes are named as their flags are.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelLayout {
     /// Tensor parallel: every layer's matrices are cut over these ranks.
+    #[serde(rename = "tensor-parallel", alias = "tp")]
     pub tp: usize,
     /// Context parallel: the sequence is cut over these ranks for the whole model.
+    #[serde(rename = "context-parallel", alias = "cp")]
     pub cp: usize,
     /// Expert parallel: the experts of a layer are divided over these ranks.
+    #[serde(rename = "expert-parallel", alias = "ep")]
     pub ep: usize,
     /// Tensor parallel inside an expert; `None` means the same as `tp`, Megatron's default.
+    #[serde(rename = "expert-tensor-parallel", alias = "etp")]
     pub etp: Option<usize>,
     /// Pipeline parallel: the layers are divided over these stages.
+    #[serde(rename = "pipeline-parallel", alias = "pp")]
     pub pp: usize,
     /// Virtual pipeline: model chunks per pipeline stage.
+    #[serde(rename = "virtual-pipeline", alias = "vpp")]
     pub vpp: usize,
     /// Data parallel: replicas of the model, each with its own samples.
+    #[serde(rename = "data-parallel", alias = "dp")]
     pub dp: usize,
     /// Sequence parallel: activations between tensor parallel regions are cut along the sequence over the `tp` ranks.
+    #[serde(rename = "sequence-parallel", alias = "sp")]
     pub sp: bool,
     /// ZeRO stage 0 to 3: what is sharded over the data parallel ranks (1 optimizer, 2 and gradients, 3 and weights).
     pub zero: u8,

@@ -1,9 +1,12 @@
 //! The `burn-megatron` command: one module per subcommand, each with its arguments and a `run`.
 
+pub mod device;
 mod inspect;
 pub mod layout;
+mod overrides;
 mod preprocess;
 mod replay;
+mod train;
 mod verify;
 
 use std::io::{self, Write};
@@ -27,6 +30,8 @@ pub enum Command {
     Preprocess(preprocess::Args),
     /// Show what a model will see of .bin/.idx files
     Inspect(inspect::Args),
+    /// Train a model as one TOML file describes it
+    Train(Box<train::Args>),
     /// Train in many layouts in double precision and compare each with one device
     Verify(verify::Args),
     /// Repeat a recorded Megatron-Core run and compare every step
@@ -41,6 +46,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Preprocess(args) => preprocess::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Train(args) => train::run(*args),
         Command::Verify(args) => verify::run(args),
         Command::Replay(args) => replay::run(args),
     }

@@ -117,7 +117,7 @@ fn describe(report: &PreprocessReport) -> String {
 }
 
 /// A bar on a terminal, a line every few seconds elsewhere.
-struct Display {
+pub(super) struct Display {
     bar: Option<ProgressBar>,
     stage: Stage,
     started: Instant,
@@ -127,7 +127,7 @@ struct Display {
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 impl Display {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let bar = io::stderr().is_terminal().then(|| {
             let style = "{bar:20} {percent:>3} % {wide_msg}";
             ProgressBar::new(1).with_style(ProgressStyle::with_template(style).expect("a valid template"))
@@ -135,7 +135,7 @@ impl Display {
         Self { bar, stage: Stage::Tokenizer, started: Instant::now(), last_line: Instant::now() }
     }
 
-    fn show(&mut self, progress: Progress) {
+    pub fn show(&mut self, progress: Progress) {
         if progress.stage != self.stage {
             (self.stage, self.started) = (progress.stage, Instant::now());
         }
@@ -154,7 +154,7 @@ impl Display {
         }
     }
 
-    fn clear(&self) {
+    pub fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use backend_dist::mesh::ParallelLayout;
-use burn::tensor::FloatDType;
-use clap::ValueEnum;
 
 use super::layout::LayoutArgs;
+use crate::config::Precision;
 use crate::replay::{Oracle, replay};
 
 /// Arguments of `replay`.
@@ -21,22 +20,6 @@ pub struct Args {
     dtype: Precision,
     #[command(flatten)]
     layout: LayoutArgs,
-}
-
-/// What the run is computed in.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Precision {
-    F32,
-    F64,
-}
-
-impl From<Precision> for FloatDType {
-    fn from(precision: Precision) -> Self {
-        match precision {
-            Precision::F32 => FloatDType::F32,
-            Precision::F64 => FloatDType::F64,
-        }
-    }
 }
 
 /// Prints the table; the exit code is 1 where a step or a weight differs by more than rounding.

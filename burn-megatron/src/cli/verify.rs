@@ -4,11 +4,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use burn::tensor::Device;
 use clap::ValueEnum;
 use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig};
 
-use super::layout::runnable;
+use super::device::Place;
+use crate::engine::runnable;
 use crate::verify::{Candidate, Row, Settings, TOLERANCE, candidates, verify};
 
 /// The model families that can be verified.
@@ -18,26 +18,6 @@ enum Family {
     Llama,
     /// LayerNorm, learned positions, GELU, biases, dropout, tied output
     Gpt,
-}
-
-/// Where ranks run.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Place {
-    /// Threads on the CPU
-    Cpu,
-    /// Rank r on GPU r
-    #[cfg(feature = "cuda")]
-    Cuda,
-}
-
-impl Place {
-    fn devices(self, ranks: usize) -> Vec<Device> {
-        match self {
-            Place::Cpu => vec![Device::flex(); ranks],
-            #[cfg(feature = "cuda")]
-            Place::Cuda => (0..ranks).map(Device::cuda).collect(),
-        }
-    }
 }
 
 /// Arguments of `verify`.

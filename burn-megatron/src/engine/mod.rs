@@ -3,6 +3,7 @@
 mod batch;
 mod config;
 mod error;
+mod layout;
 mod rank_engine;
 mod report;
 #[cfg(test)]
@@ -11,5 +12,6 @@ mod tests;
 pub use batch::TokenBatch;
 pub use config::{EngineConfig, LossMean};
 pub use error::EngineError;
+pub use layout::{NotRunnable, runnable};
 pub use rank_engine::{Position, RankEngine};
 pub use report::{EvalReport, StepReport};

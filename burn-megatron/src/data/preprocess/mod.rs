@@ -38,7 +38,7 @@ use thiserror::Error;
 use super::indexed::{Dtype, IndexedError, IndexedSummary};
 pub use pipeline::prepare;
 pub use source::TextDocuments;
-pub use tokenizer::{TokenizerChoice, end_of_document};
+pub use tokenizer::{SMALLEST_BPE, TokenizerChoice, end_of_document, vocab_size};
 
 /// What to prepare, and how.
 #[derive(Clone, Debug)]

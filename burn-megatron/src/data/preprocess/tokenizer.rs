@@ -17,8 +17,8 @@ const END_OF_TEXT: &str = "<|endoftext|>";
 /// What known tokenizers call the end of a document, the most specific first.
 const END_TOKENS: [&str; 7] = [END_OF_TEXT, "<|end_of_text|>", "<eod>", "<EOD>", "</s>", "<eos>", "<|im_end|>"];
 
-/// Bytes, and the end-of-document token.
-const SMALLEST_BPE: usize = 257;
+/// Entries of the smallest byte-level BPE: the bytes and the end-of-document token.
+pub const SMALLEST_BPE: usize = 257;
 
 /// Where the tokenizer comes from. One that is made here is saved as `{prefix}_tokenizer.json`, which every program of
 /// the `tokenizers` family reads.
@@ -96,8 +96,8 @@ pub(super) fn usual_end_tokens() -> String {
     END_TOKENS.join(", ")
 }
 
-/// One more than the highest id.
-pub(super) fn vocab_size(tokenizer: &Tokenizer) -> usize {
+/// Size of a tokenizer's vocabulary: one more than the highest id.
+pub fn vocab_size(tokenizer: &Tokenizer) -> usize {
     tokenizer.get_vocab(true).values().max().map_or(0, |highest| *highest as usize + 1)
 }
 

@@ -1,0 +1,127 @@
+//! `--section.key value` for every key of a run's configuration.
+
+use std::sync::LazyLock;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
+
+use super::layout::LayoutArgs;
+use crate::config::{KEYS, size_names};
+
+/// What the command line says about keys, in the order in which it is to be applied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides(pub Vec<(String, String)>);
+
+/// Every flag, and the other spellings of it.
+static FLAGS: LazyLock<Vec<(String, Vec<String>)>> = LazyLock::new(|| {
+    let keys = KEYS.iter().map(|key| {
+        let aliases = key.aliases.iter().map(|alias| format!("{}.{alias}", key.section()));
+        (key.path.to_string(), aliases.collect())
+    });
+    let sizes = size_names().into_iter().map(|name| {
+        let underscored = name.replace('-', "_");
+        let aliases = (underscored != name).then(|| format!("model.{underscored}"));
+        (format!("model.{name}"), aliases.into_iter().collect())
+    });
+    keys.chain(sizes).collect()
+});
+
+impl clap::Args for Overrides {
+    fn augment_args(command: Command) -> Command {
+        let flag = |(path, aliases): &'static (String, Vec<String>)| {
+            Arg::new(path.as_str())
+                .long(path.as_str())
+                .aliases(aliases.iter().map(String::as_str))
+                .value_name("VALUE")
+                .allow_negative_numbers(true)
+                .action(ArgAction::Append)
+                .hide(true)
+        };
+        command.args(FLAGS.iter().map(flag))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Overrides {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut overrides = Vec::new();
+        for (path, _) in FLAGS.iter() {
+            let values = matches.get_many::<String>(path).into_iter().flatten();
+            overrides.extend(values.map(|value| (path.clone(), value.clone())));
+        }
+        Ok(Self(overrides))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Overrides {
+    /// The overrides with the layout flags, which mean `parallel` keys, on top.
+    pub fn with_layout(mut self, layout: &LayoutArgs) -> Self {
+        let size = |value: Option<usize>| value.map(|value| value.to_string());
+        let flags = [
+            ("tensor-parallel", size(layout.tensor_parallel)),
+            ("sequence-parallel", layout.sequence_parallel.map(|value| value.to_string())),
+            ("pipeline-parallel", size(layout.pipeline_parallel)),
+            ("virtual-pipeline", size(layout.virtual_pipeline)),
+            ("context-parallel", size(layout.context_parallel)),
+            ("expert-parallel", size(layout.expert_parallel)),
+            ("expert-tensor-parallel", size(layout.expert_tensor_parallel)),
+            ("data-parallel", size(layout.data_parallel)),
+            ("zero", layout.zero.map(|stage| stage.to_string())),
+        ];
+        let given = flags.into_iter().filter_map(|(key, value)| Some((format!("parallel.{key}"), value?)));
+        self.0.extend(given);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        layout: LayoutArgs,
+        #[command(flatten)]
+        overrides: Overrides,
+    }
+
+    fn parse(line: &str) -> Result<Vec<(String, String)>, String> {
+        let line = Line::try_parse_from(["x"].into_iter().chain(line.split_whitespace()));
+        line.map(|line| line.overrides.with_layout(&line.layout).0).map_err(|error| error.to_string())
+    }
+
+    fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+    }
+
+    #[test]
+    fn every_key_is_a_flag_in_every_spelling() {
+        let line = "--training.steps=5 --training.train-iters 6 --lr.min -1 --model.hidden_size 64 \
+                    --parallel.tensor-model-parallel-size 4 --data-parallel-size 2 --sequence-parallel";
+        let expected = pairs(&[
+            ("parallel.tensor-parallel", "4"),
+            ("training.steps", "5"),
+            ("training.steps", "6"),
+            ("lr.min", "-1"),
+            ("model.hidden-size", "64"),
+            ("parallel.sequence-parallel", "true"),
+            ("parallel.data-parallel", "2"),
+        ]);
+        assert_eq!(parse(line), Ok(expected));
+    }
+
+    #[test]
+    fn unknown_keys_are_named_with_the_closest() {
+        let said = parse("--training.step 5").unwrap_err();
+        assert!(said.contains("'--training.step'") && said.contains("'--training.steps'"), "{said}");
+    }
+}

@@ -1,0 +1,66 @@
+//! `burn-megatron train`: a training run as one file describes it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use super::device::Place;
+use super::layout::LayoutArgs;
+use super::overrides::Overrides;
+use super::preprocess::Display;
+use super::print;
+use crate::config::RunConfig;
+use crate::console::format::duration;
+use crate::train::{Plan, TrainError, train};
+
+/// Arguments of `train`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Every key of the file is also a flag: --SECTION.KEY VALUE, for example --training.steps 100. \
+                        --print-config lists them all with their meaning.")]
+pub struct Args {
+    /// The run's TOML file; without one all keys have their defaults
+    #[arg(value_name = "CONFIG")]
+    config: Option<PathBuf>,
+    /// Where ranks run
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: Place,
+    /// Print the resolved configuration, which is such a file itself, and stop
+    #[arg(long)]
+    print_config: bool,
+    /// Check everything that can be checked beforehand, say what would run, and stop
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    layout: LayoutArgs,
+    #[command(flatten)]
+    overrides: Overrides,
+}
+
+/// Runs `train`.
+///
+/// # Errors
+/// If the configuration is wrong or the run cannot start; a run that fails later says so itself.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let overrides = args.overrides.with_layout(&args.layout).0;
+    let config = RunConfig::load(args.config.as_deref(), &overrides)?;
+    if args.print_config {
+        print(&config.to_toml())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("{}", Plan::new(&config)?);
+    if args.dry_run {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let devices = args.device.devices(config.parallel.world_size());
+    let mut display = Display::new();
+    let result = train(&config, devices, &mut |progress| display.show(progress));
+    display.clear();
+    let outcome = match result {
+        Err(TrainError::Failed) => return Ok(ExitCode::FAILURE),
+        result => result?,
+    };
+    if let Some(last) = outcome.last {
+        println!("held-out loss {:.4}, perplexity {:.2} over {} tokens", last.loss, last.loss.exp(), last.tokens);
+    }
+    println!("{} in all; logs and metrics in {}", duration(outcome.seconds), config.output.directory.display());
+    Ok(ExitCode::SUCCESS)
+}

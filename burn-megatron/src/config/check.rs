@@ -1,0 +1,94 @@
+//! Whether the values of a configuration fit together. No file is opened.
+
+use models::ModelConfig;
+
+use super::problem::{ConfigErrors, Problem};
+use super::run::RunConfig;
+use crate::data::preprocess::SMALLEST_BPE;
+use crate::engine::runnable;
+
+impl RunConfig {
+    /// Checks model, layout, batch, learning rate and data against each other.
+    ///
+    /// # Errors
+    /// Every contradiction, with the nearest legal value where there is one.
+    pub fn check(&self) -> Result<(), ConfigErrors> {
+        let mut problems = Vec::new();
+        let mut note = |result: Result<(), String>| problems.extend(result.err().map(Problem::new));
+        let (training, layout) = (&self.training, &self.parallel);
+        let sizes = self.model.config.check().map_err(|error| format!("model: {error}"));
+        let model_is_sound = sizes.is_ok();
+        note(sizes);
+        let layout_runs = runnable(layout).map_err(|error| format!("parallel: {error}"));
+        let both = model_is_sound && layout_runs.is_ok();
+        note(layout_runs);
+        if both {
+            let dims = self.model.config.dims();
+            note(dims.check(layout, training.seq_length).map_err(|error| format!("model and parallel: {error}")));
+        }
+        note(self.engine().plan(layout.dp).map(drop).map_err(|error| format!("training: {error}")));
+        note(self.lr.schedule(training.global_batch).map(drop).map_err(|error| format!("lr: {error}")));
+        self.check_ranges(&mut note);
+        self.check_data(&mut note);
+        ConfigErrors::from_problems(problems)
+    }
+
+    fn check_ranges(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let optimizer = &self.optimizer;
+        for (key, value) in [("beta1", optimizer.beta1), ("beta2", optimizer.beta2)] {
+            note(demand((0.0..1.0).contains(&value), || {
+                format!("optimizer.{key} = {value} is not at least 0 and below 1")
+            }));
+        }
+        for (key, value) in [("optimizer.eps", optimizer.eps), ("optimizer.weight-decay", optimizer.weight_decay)] {
+            note(demand(value >= 0.0, || format!("{key} = {value} is not at least 0")));
+        }
+        let clip = self.training.clip.unwrap_or(1.0);
+        note(demand(clip > 0.0, || format!("training.clip = {clip} is not above 0; \"none\" does not clip")));
+    }
+
+    fn check_data(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let data = &self.data;
+        match (data.prefixes.is_empty(), data.text.is_empty()) {
+            (true, true) => note(Err("data.prefixes or data.text is needed: there is nothing to learn".into())),
+            (false, false) => note(Err("data.prefixes and data.text: only one can be the data".into())),
+            _ => {}
+        }
+        if let Some(weights) = &data.weights {
+            let (weights, prefixes) = (weights.len(), data.prefixes.len());
+            note(demand(weights == prefixes, || {
+                format!("data.weights has {weights} numbers, data.prefixes {prefixes}")
+            }));
+        }
+        let positive = data.weights.iter().flatten().all(|weight| *weight > 0.0);
+        note(demand(positive, || "data.weights must all be above 0".into()));
+        let shares = data.split.ranges(1);
+        note(demand(shares[0].is_some(), || format!("data.split = {} leaves nothing to train on", data.split)));
+        note(demand(shares[1].is_some() || self.evaluation.batches == 0, || {
+            let split = &data.split;
+            format!(
+                "data.split = {split} leaves no validation data for evaluation.batches = {}",
+                self.evaluation.batches
+            )
+        }));
+        if !data.text.is_empty() {
+            let needs = data.tokenizer.is_some();
+            note(demand(needs, || "data.text needs data.tokenizer: a tokenizer.json, char, byte or bpe".into()));
+            let size = data.bpe_size;
+            let large = data.tokenizer.as_deref() != Some("bpe") || size >= SMALLEST_BPE;
+            note(demand(large, || {
+                format!("data.bpe-size = {size} is not at least {SMALLEST_BPE}: the bytes and the end of document")
+            }));
+        } else if let Some(made @ ("char" | "byte" | "bpe")) = data.tokenizer.as_deref() {
+            note(Err(format!("data.tokenizer = {made} is made from data.text, which is not given")));
+        }
+        let knows_end = data.eod_id.is_some() || data.tokenizer.is_some();
+        note(demand(knows_end || !data.eod_mask_loss, || {
+            "data.eod-mask-loss needs data.eod-id, or a data.tokenizer that has such a token".into()
+        }));
+    }
+}
+
+fn demand(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(otherwise()) }
+}

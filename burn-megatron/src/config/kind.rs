@@ -1,0 +1,187 @@
+//! What values a key takes.
+
+use serde_json::Value;
+
+use super::layer::Written;
+use crate::data::Split;
+use crate::lr::{LrDecay, Span};
+
+/// The kind of a key's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A whole number of at least 1.
+    Count,
+    /// A whole number of at least 0.
+    Whole,
+    /// A finite number.
+    Number,
+    /// True or false.
+    Flag,
+    /// Any text.
+    Text,
+    /// A file or a folder.
+    Path,
+    /// Several files; one may stand alone.
+    Paths,
+    /// Several numbers.
+    Numbers,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A length of training, a [`Span`].
+    Length,
+    /// Shares of training, validation and test, a [`Split`].
+    Shares,
+    /// The form of a learning-rate schedule, an [`LrDecay`].
+    Form,
+}
+
+/// What stands for a value that is left out.
+pub(super) const NONE: &str = "none";
+
+impl Kind {
+    /// The legal values in words.
+    pub fn legal(self) -> String {
+        match self {
+            Self::Count => "a whole number of at least 1".into(),
+            Self::Whole => "a whole number of at least 0".into(),
+            Self::Number => "a finite number".into(),
+            Self::Flag => "true or false".into(),
+            Self::Text => "a string".into(),
+            Self::Path => "a path in quotes".into(),
+            Self::Paths => "a list of paths in quotes".into(),
+            Self::Numbers => "a list of numbers".into(),
+            Self::Choice(words) => format!("one of {}", words.join(", ")),
+            Self::Length => "a number of steps, \"100 steps\" or \"6400 samples\"".into(),
+            Self::Shares => "shares of training, validation and test such as \"95,5,0\"".into(),
+            Self::Form => "constant, linear, cosine, inverse-square-root, or { wsd = { tail = \"100 steps\", form = \
+                           \"linear\" | \"cosine\" | \"exponential\" | \"minus-sqrt\" } }"
+                .into(),
+        }
+    }
+
+    /// The value as the configuration keeps it, or `None` if it is of another kind.
+    pub fn accept(self, value: &toml::Value) -> Option<Value> {
+        let json = serde_json::to_value(value).ok()?;
+        let fits = match self {
+            Self::Count => json.as_u64().is_some_and(|n| n > 0),
+            Self::Whole => json.is_u64(),
+            Self::Number => return value_as_number(value).map(Value::from),
+            Self::Flag => json.is_boolean(),
+            Self::Text | Self::Path => json.as_str().is_some_and(|text| !text.is_empty()),
+            Self::Paths => match value {
+                toml::Value::Array(paths) => {
+                    paths.iter().all(|path| path.as_str().is_some_and(|path| !path.is_empty()))
+                }
+                _ => return Self::Path.accept(value).map(|path| Value::Array(vec![path])),
+            },
+            Self::Numbers => {
+                let numbers: Option<Vec<f64>> = value.as_array()?.iter().map(value_as_number).collect();
+                return numbers.map(Value::from);
+            }
+            Self::Choice(words) => json.as_str().is_some_and(|word| words.contains(&word)),
+            Self::Length => return normal::<Span>(json),
+            Self::Shares => return normal::<Split>(json),
+            Self::Form => return normal::<LrDecay>(json),
+        };
+        fits.then_some(json)
+    }
+
+    /// A value as it was written somewhere.
+    pub(super) fn take(self, written: &Written) -> Option<Value> {
+        match written {
+            Written::Toml(value) => self.accept(value),
+            Written::Text(text) => self.accept(&self.read(text)?),
+        }
+    }
+
+    /// A value from a command line, where strings have no quotes and lists may be written with commas.
+    pub fn read(self, text: &str) -> Option<toml::Value> {
+        let written = |text: &str| -> Option<toml::Value> {
+            let mut table: toml::Table = format!("value = {text}").parse().ok()?;
+            table.remove("value")
+        };
+        let string = || Some(toml::Value::from(text));
+        match self {
+            Self::Count | Self::Whole | Self::Number | Self::Flag => written(text),
+            Self::Text | Self::Path | Self::Choice(_) | Self::Shares => string(),
+            Self::Length => {
+                if text.parse::<u64>().is_ok() {
+                    written(text)
+                } else {
+                    string()
+                }
+            }
+            Self::Form => {
+                if text.starts_with('{') {
+                    written(text)
+                } else {
+                    string()
+                }
+            }
+            Self::Paths | Self::Numbers if text.starts_with('[') => written(text),
+            Self::Paths => Some(text.split(',').map(|path| path.trim().to_string()).collect::<Vec<_>>().into()),
+            Self::Numbers => written(&format!("[{text}]")),
+        }
+    }
+}
+
+fn value_as_number(value: &toml::Value) -> Option<f64> {
+    let number = match value {
+        toml::Value::Integer(number) => *number as f64,
+        toml::Value::Float(number) => *number,
+        _ => return None,
+    };
+    number.is_finite().then_some(number)
+}
+
+/// The value as its type writes it.
+fn normal<T: serde::Serialize + serde::de::DeserializeOwned>(json: Value) -> Option<Value> {
+    serde_json::to_value(serde_json::from_value::<T>(json).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(kind: Kind, text: &str) -> Option<Value> {
+        kind.accept(&kind.read(text)?)
+    }
+
+    #[test]
+    fn command_line_values_become_what_a_file_would_hold() {
+        assert_eq!(read(Kind::Count, "12"), Some(json!(12)));
+        assert_eq!(read(Kind::Number, "3e-4"), Some(json!(3e-4)));
+        assert_eq!(read(Kind::Number, "1"), Some(json!(1.0)));
+        assert_eq!(read(Kind::Paths, "a, b"), Some(json!(["a", "b"])));
+        assert_eq!(read(Kind::Paths, "[\"a, b\"]"), Some(json!(["a, b"])));
+        assert_eq!(read(Kind::Numbers, "0.5,1"), Some(json!([0.5, 1.0])));
+        assert_eq!(read(Kind::Length, "100"), Some(json!("100 steps")));
+        assert_eq!(read(Kind::Length, "6400 samples"), Some(json!("6400 samples")));
+        assert_eq!(read(Kind::Shares, "95, 5"), Some(json!("95,5,0")));
+        let wsd = "{ wsd = { tail = 10, form = \"linear\" } }";
+        assert_eq!(read(Kind::Form, wsd), Some(json!({ "wsd": { "tail": "10 steps", "form": "linear" } })));
+    }
+
+    #[test]
+    fn other_kinds_are_refused() {
+        for (kind, text) in [
+            (Kind::Count, "0"),
+            (Kind::Count, "1.5"),
+            (Kind::Count, "\"4\""),
+            (Kind::Whole, "-1"),
+            (Kind::Number, "inf"),
+            (Kind::Number, "fast"),
+            (Kind::Flag, "yes"),
+            (Kind::Choice(&["f32", "f64"]), "f16"),
+            (Kind::Length, "10 epochs"),
+            (Kind::Shares, "1,2,3,4"),
+            (Kind::Form, "square"),
+            (Kind::Path, ""),
+        ] {
+            assert_eq!(read(kind, text), None, "{kind:?} {text}");
+        }
+        assert_eq!(Kind::Text.accept(&toml::Value::Integer(4)), None);
+        assert_eq!(Kind::Paths.accept(&toml::Value::from("a")), Some(json!(["a"])));
+    }
+}

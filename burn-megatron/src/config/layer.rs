@@ -1,0 +1,120 @@
+//! What a file or a command line says, key by key, before anything is known of the keys.
+
+use toml::de::DeTable;
+
+use super::problem::{Place, Problem};
+
+/// A value as it was written.
+#[derive(Clone, Debug)]
+pub(super) enum Written {
+    /// In a TOML file.
+    Toml(toml::Value),
+    /// On a command line.
+    Text(String),
+}
+
+impl Written {
+    /// Whether it is this word.
+    pub fn is(&self, word: &str) -> bool {
+        match self {
+            Self::Toml(value) => value.as_str() == Some(word),
+            Self::Text(text) => text == word,
+        }
+    }
+
+    /// Whether it is a table without keys.
+    pub fn is_empty_table(&self) -> bool {
+        matches!(self, Self::Toml(toml::Value::Table(table)) if table.is_empty())
+    }
+}
+
+/// Shown in messages as it was written.
+impl std::fmt::Display for Written {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Toml(value) => value.fmt(f),
+            Self::Text(text) => text.fmt(f),
+        }
+    }
+}
+
+/// A key and its value.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    /// Section and name as written.
+    pub path: String,
+    /// The value.
+    pub value: Written,
+    /// Where it stands.
+    pub place: Place,
+}
+
+/// The entries of a TOML file called `name`; a key that stands in no section has a path without a dot.
+///
+/// # Errors
+/// If the text is no TOML.
+pub(super) fn read_file(name: &str, text: &str) -> Result<Vec<Entry>, Problem> {
+    let place = |byte: usize| Place::File { name: name.into(), line: text[..byte].matches('\n').count() + 1 };
+    let syntax = |error: toml::de::Error| Problem {
+        place: place(error.span().map_or(0, |span| span.start)),
+        what: error.message().to_string(),
+    };
+    let mut values: toml::Table = text.parse().map_err(syntax)?;
+    let spans = DeTable::parse(text).map_err(syntax)?;
+    let mut entries = Vec::new();
+    for (section, content) in spans.get_ref() {
+        let name = section.get_ref().as_ref();
+        match (values.remove(name), content.get_ref().as_table()) {
+            // An empty section has no keys to be known by; it stands for itself.
+            (Some(toml::Value::Table(mut values)), Some(keys)) if !keys.is_empty() => {
+                for key in keys.keys() {
+                    let value = values.remove(key.get_ref().as_ref()).expect("both are the same text");
+                    let path = format!("{name}.{}", key.get_ref());
+                    entries.push(Entry { path, value: Written::Toml(value), place: place(key.span().start) });
+                }
+            }
+            (value, _) => {
+                let value = Written::Toml(value.expect("both are the same text"));
+                entries.push(Entry { path: name.into(), value, place: place(section.span().start) });
+            }
+        }
+    }
+    // In the order of the file, which a table need not keep.
+    entries.sort_by_key(|entry| match entry.place {
+        Place::File { line, .. } => line,
+        _ => 0,
+    });
+    Ok(entries)
+}
+
+/// The entries of `--section.key value` pairs.
+pub(super) fn read_overrides(overrides: &[(String, String)]) -> Vec<Entry> {
+    let entry = |(path, text): &(String, String)| Entry {
+        path: path.clone(),
+        value: Written::Text(text.clone()),
+        place: Place::CommandLine,
+    };
+    overrides.iter().map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_know_their_lines() {
+        let text = "loose = 1\n[training]\nsteps = 3\n\n[lr.form.wsd]\ntail = 5\n";
+        let entries = read_file("run.toml", text).unwrap();
+        let seen: Vec<String> = entries.iter().map(|e| format!("{}{} = {}", e.place, e.path, e.value)).collect();
+        assert_eq!(
+            seen,
+            ["run.toml:1: loose = 1", "run.toml:3: training.steps = 3", "run.toml:5: lr.form = { wsd = { tail = 5 } }"]
+        );
+    }
+
+    #[test]
+    fn broken_toml_is_named_with_its_line() {
+        let problem = read_file("run.toml", "[training]\nsteps = \n").unwrap_err();
+        assert!(problem.to_string().starts_with("run.toml:2: "), "{problem}");
+    }
+}

@@ -1,0 +1,40 @@
+//! One strict TOML file per run.
+//!
+//! [`RunConfig::load`] puts defaults, a preset or a Hugging Face folder, the file and the command line on top of each
+//! other; [`RunConfig::check`] says whether the result makes sense; [`RunConfig::to_toml`] writes it down, with the
+//! meaning of every key. [`KEYS`] is the only list of keys. Nothing here knows tensors or threads.
+//!
+//! ```
+//! use burn_megatron::config::RunConfig;
+//!
+//! let text = "[model]\npreset = \"gpt-tiny\"\n[training]\nsteps = 20\n[data]\ntext = [\"book.txt\"]\n";
+//! let overrides = [("parallel.tensor-model-parallel-size".into(), "2".into())];
+//! let config = RunConfig::parse("book.toml", text, &overrides).unwrap();
+//! assert_eq!(config.parallel.tp, 2);
+//! assert_eq!(config.output.directory.to_str(), Some("runs/book"));
+//! assert_eq!(RunConfig::parse("again.toml", &config.to_toml(), &[]), Ok(config));
+//!
+//! let errors = RunConfig::parse("book.toml", "[training]\nsteps = 20\nmicrobatch = 2\n", &[]).unwrap_err();
+//! let said = "book.toml:3: unknown key `training.microbatch`; did you mean `training.micro-batch`?";
+//! assert_eq!(errors.to_string(), said);
+//! ```
+
+mod check;
+mod keys;
+mod kind;
+mod layer;
+mod model;
+mod problem;
+mod render;
+mod resolve;
+mod run;
+#[cfg(test)]
+mod tests;
+
+pub use keys::{KEYS, Key, SECTIONS};
+pub use kind::Kind;
+pub use model::{ModelSection, presets, size_names};
+pub use problem::{ConfigErrors, Place, Problem};
+pub use run::{
+    CheckpointSection, DataSection, EvaluationSection, OutputSection, Precision, RunConfig, TrainingSection,
+};

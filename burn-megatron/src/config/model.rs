@@ -1,0 +1,239 @@
+//! `[model]`: a Hugging Face folder, a preset or a family, and sizes on top.
+//!
+//! The sizes are the fields of the family's configuration (Hugging Face's names), in kebab-case or as they are.
+
+use std::path::{Path, PathBuf};
+
+use models::{FamilyConfig, GptConfig, LlamaConfig};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::keys::KEYS;
+use super::kind::{Kind, NONE};
+use super::layer::{Entry, Written};
+use super::problem::{Problem, did_you_mean};
+
+/// What is trained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelSection {
+    /// Folder that initial weights are read from; without one they are random.
+    #[serde(default)]
+    pub hf: Option<PathBuf>,
+    /// Sizes.
+    #[serde(flatten)]
+    pub config: FamilyConfig,
+}
+
+/// Known sizes by name.
+pub fn presets() -> [(&'static str, FamilyConfig); 5] {
+    [
+        ("tiny", FamilyConfig::Llama(LlamaConfig::tiny())),
+        ("llama3-1b", FamilyConfig::Llama(LlamaConfig::llama3_1b())),
+        ("llama3-8b", FamilyConfig::Llama(LlamaConfig::llama3_8b())),
+        ("gpt-tiny", FamilyConfig::Gpt(GptConfig::tiny())),
+        ("gpt2", FamilyConfig::Gpt(GptConfig::gpt2())),
+    ]
+}
+
+/// The families, with sizes for tests.
+fn families() -> [FamilyConfig; 2] {
+    [FamilyConfig::Llama(LlamaConfig::tiny()), FamilyConfig::Gpt(GptConfig::tiny())]
+}
+
+/// The preset of a configuration that names no model.
+const DEFAULT_PRESET: &str = "tiny";
+
+/// Names of all sizes of all families, in kebab-case.
+pub fn size_names() -> Vec<String> {
+    let mut names: Vec<String> =
+        families().iter().flat_map(|family| sizes(family).into_iter()).map(|(n, _)| n).collect();
+    names.sort();
+    names.dedup();
+    names.iter().map(|name| kebab(name)).collect()
+}
+
+/// A field's name as the file spells it.
+pub(super) fn kebab(name: &str) -> String {
+    name.replace('_', "-")
+}
+
+fn snake(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+/// The fields of a family's configuration, in their order.
+pub(super) fn sizes(config: &FamilyConfig) -> Map<String, Value> {
+    let Ok(Value::Object(mut fields)) = serde_json::to_value(config) else {
+        unreachable!("a struct with named fields")
+    };
+    fields.remove("family");
+    fields
+}
+
+/// Where the sizes start from.
+pub(super) enum Base {
+    /// A folder.
+    Hf(PathBuf),
+    /// A preset.
+    Preset(String),
+    /// Nothing but the family: every size must be given.
+    Family(String),
+    /// Nothing at all.
+    Default,
+}
+
+/// The model that the sizes make of their base. `family` must agree with it; `vocabulary` is the size of the vocabulary
+/// that the data brings, used where nothing else says it.
+pub(super) fn resolve(
+    base: &Base,
+    family: Option<&str>,
+    entries: &[Entry],
+    vocabulary: Option<usize>,
+) -> Result<FamilyConfig, Vec<Problem>> {
+    let start = start(base).map_err(|problem| vec![problem])?;
+    if let Some(family) = family.filter(|family| *family != start.family()) {
+        let source = match base {
+            Base::Hf(folder) => format!("model.hf {}", folder.display()),
+            Base::Preset(name) => format!("model.preset {name}"),
+            _ => format!("model.preset {DEFAULT_PRESET}, the default,"),
+        };
+        let what = format!("model.family = {family}, but {source} is {}", start.family());
+        return Err(vec![Problem::new(what)]);
+    }
+    let mut problems = Vec::new();
+    let (mut config, mut given) = (start.clone(), Vec::new());
+    for entry in entries {
+        match apply(&config, entry) {
+            Ok((name, changed)) => {
+                config = changed;
+                given.push(name);
+            }
+            Err(problem) => problems.push(problem),
+        }
+    }
+    let given = |name: &str| given.iter().any(|given| given == name);
+    let mut rest = Map::new();
+    if let Some(size) = vocabulary.filter(|_| !given("vocab_size") && !matches!(base, Base::Hf(_))) {
+        rest.insert("vocab_size".into(), size.into());
+    }
+    if matches!(base, Base::Family(_)) {
+        complete(&start, &config, &given, &mut rest, &mut problems);
+    }
+    for (name, value) in rest {
+        config = with(&config, &name, value).expect("a size of the family");
+    }
+    if problems.is_empty() { Ok(config) } else { Err(problems) }
+}
+
+fn start(base: &Base) -> Result<FamilyConfig, Problem> {
+    let preset = |name: &str| presets().into_iter().find(|(known, _)| *known == name).map(|(_, config)| config);
+    match base {
+        Base::Hf(folder) => hf_config(folder).map_err(|error| Problem::new(format!("model.hf: {error}"))),
+        Base::Default => Ok(preset(DEFAULT_PRESET).expect("it is in the list")),
+        Base::Preset(name) => preset(name).ok_or_else(|| {
+            let names = presets().map(|(name, _)| name);
+            let guess = did_you_mean(name, names);
+            Problem::new(format!("model.preset = {name} is not one of {}{guess}", names.join(", ")))
+        }),
+        Base::Family(name) => families().into_iter().find(|config| config.family() == name).ok_or_else(|| {
+            let families = families();
+            let names: Vec<&str> = families.iter().map(FamilyConfig::family).collect();
+            let guess = did_you_mean(name, names.iter().copied());
+            Problem::new(format!("model.family = {name} is not one of {}{guess}", names.join(", ")))
+        }),
+    }
+}
+
+/// The model's sizes by a folder's `config.json`.
+fn hf_config(folder: &Path) -> Result<FamilyConfig, String> {
+    let path = folder.join("config.json");
+    let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let text = std::fs::read_to_string(&path).map_err(|error| named(&error))?;
+    let json: Value = serde_json::from_str(&text).map_err(|error| named(&error))?;
+    match json.get("model_type").and_then(Value::as_str) {
+        Some("gpt2") => GptConfig::from_hf(&json).map(FamilyConfig::Gpt),
+        _ => LlamaConfig::from_hf(&json).map(FamilyConfig::Llama),
+    }
+    .map_err(|error| named(&error))
+}
+
+/// One size changed; also its field's name.
+fn apply(config: &FamilyConfig, entry: &Entry) -> Result<(String, FamilyConfig), Problem> {
+    let problem = |what: String| Problem { place: entry.place.clone(), what };
+    let fields = sizes(config);
+    let name = snake(entry.path.trim_start_matches("model."));
+    let Some(old) = fields.get(&name) else {
+        let sizes = fields.keys().map(|name| format!("model.{}", kebab(name)));
+        let paths: Vec<String> = sizes.chain(KEYS.iter().map(|key| key.path.into())).collect();
+        let guess = did_you_mean(&entry.path, paths.iter().map(String::as_str));
+        return Err(problem(format!("unknown key `{}` for family {}{guess}", entry.path, config.family())));
+    };
+    let kind = match old {
+        Value::Bool(_) => Some(Kind::Flag),
+        Value::Number(number) if number.is_u64() => Some(Kind::Whole),
+        Value::Number(_) => Some(Kind::Number),
+        Value::String(_) => Some(Kind::Text),
+        _ => None,
+    };
+    let refuse = |why: &str| problem(format!("{} = {} is not {why}", entry.path, entry.value));
+    let value = match kind {
+        Some(kind) => kind.take(&entry.value).ok_or_else(|| refuse(&kind.legal()))?,
+        None => free(&entry.value),
+    };
+    let changed = with(config, &name, value).map_err(|error| refuse(&format!("a value of this key: {error}")))?;
+    Ok((name, changed))
+}
+
+fn with(config: &FamilyConfig, name: &str, value: Value) -> Result<FamilyConfig, serde_json::Error> {
+    let mut fields = serde_json::to_value(config)?;
+    fields[name] = value;
+    serde_json::from_value(fields)
+}
+
+/// A value of a key that may be left out or has parts.
+fn free(written: &Written) -> Value {
+    let value = match written {
+        Written::Toml(value) => value.clone(),
+        Written::Text(text) => {
+            let parsed = format!("value = {text}").parse::<toml::Table>().ok();
+            parsed.and_then(|mut table| table.remove("value")).unwrap_or_else(|| text.clone().into())
+        }
+    };
+    match value.as_str() {
+        Some(NONE) => Value::Null,
+        _ => snake_keys(serde_json::to_value(value).unwrap_or(Value::Null)),
+    }
+}
+
+fn snake_keys(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => fields.into_iter().map(|(name, value)| (snake(&name), snake_keys(value))).collect(),
+        other => other,
+    }
+}
+
+/// Where only the family is known: sizes that follow from others, and a problem for each that is missing.
+fn complete(
+    start: &FamilyConfig,
+    config: &FamilyConfig,
+    given: &dyn Fn(&str) -> bool,
+    rest: &mut Map<String, Value>,
+    problems: &mut Vec<Problem>,
+) {
+    let fields = sizes(config);
+    let size = |name: &str| fields.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let heads = size("num_attention_heads");
+    for (name, value) in sizes(start) {
+        if given(&name) || rest.contains_key(&name) || !value.is_u64() || name == "make_vocab_size_divisible_by" {
+            continue;
+        }
+        match name.as_str() {
+            "num_key_value_heads" => drop(rest.insert(name, heads.into())),
+            "head_dim" => drop(rest.insert(name, (size("hidden_size") / heads.max(1)).into())),
+            _ => {
+                let what = format!("model.{} is missing: a family has no sizes of its own, presets have", kebab(&name));
+                problems.push(Problem::new(what));
+            }
+        }
+    }
+}

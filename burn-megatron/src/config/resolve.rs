@@ -1,0 +1,204 @@
+//! Defaults, file and command line to one configuration: each wins over what is named before it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::keys::{KEYS, Key, SECTIONS, find};
+use super::kind::NONE;
+use super::layer::{Entry, read_file, read_overrides};
+use super::model::{self, Base};
+use super::problem::{ConfigErrors, Place, Problem, did_you_mean};
+use super::run::RunConfig;
+
+impl RunConfig {
+    /// Reads a TOML file, or takes the defaults where there is none, with `--section.key value` pairs on top.
+    ///
+    /// # Errors
+    /// Everything that is wrong with keys and values. Whether they fit together is told by [`RunConfig::check`].
+    pub fn load(file: Option<&Path>, overrides: &[(String, String)]) -> Result<Self, ConfigErrors> {
+        let Some(path) = file else { return Self::parse("train.toml", "", overrides) };
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| ConfigErrors(vec![Problem::new(format!("{name}: {error}"))]))?;
+        Self::parse(&name, &text, overrides)
+    }
+
+    /// As [`RunConfig::load`], of a text; `name` is what messages call it, and runs without an output folder are named
+    /// after it.
+    ///
+    /// # Errors
+    /// As [`RunConfig::load`].
+    pub fn parse(name: &str, text: &str, overrides: &[(String, String)]) -> Result<Self, ConfigErrors> {
+        let mut values = Values::defaults();
+        match read_file(name, text) {
+            Ok(entries) => values.layer(entries),
+            Err(problem) => values.problems.push(problem),
+        }
+        values.layer(read_overrides(overrides));
+        let stem = Path::new(name).file_stem().unwrap_or_default();
+        values.derive(&Path::new("runs").join(stem));
+        values.finish()
+    }
+}
+
+/// Values by path, while they are collected.
+struct Values {
+    values: BTreeMap<&'static str, Value>,
+    sizes: Vec<Entry>,
+    base: Base,
+    problems: Vec<Problem>,
+}
+
+impl Values {
+    fn defaults() -> Self {
+        let text = |key: &Key| format!("value = {}", key.default);
+        let mut values = BTreeMap::new();
+        for key in KEYS.iter().filter(|key| !key.default.is_empty()) {
+            let table: toml::Table = text(key).parse().expect("defaults are TOML");
+            let none = key.optional && table["value"].as_str() == Some(NONE);
+            let value = if none { Value::Null } else { key.kind.accept(&table["value"]).expect("defaults are legal") };
+            values.insert(key.path, value);
+        }
+        Self { values, sizes: Vec::new(), base: Base::Default, problems: Vec::new() }
+    }
+
+    fn layer(&mut self, entries: Vec<Entry>) {
+        let mut seen: BTreeMap<&str, String> = BTreeMap::new();
+        for entry in entries {
+            let problem = |what: String| Problem { place: entry.place.clone(), what };
+            let Some(key) = find(&entry.path) else {
+                let is_section = SECTIONS.iter().any(|(section, _)| *section == entry.path);
+                match entry.path.starts_with("model.") {
+                    true => self.sizes.push(entry),
+                    false if is_section && entry.value.is_empty_table() => {}
+                    false => self.problems.push(problem(unknown(&entry.path))),
+                }
+                continue;
+            };
+            let earlier = seen.insert(key.path, entry.path.clone());
+            if let Some(earlier) = earlier.filter(|_| entry.place != Place::CommandLine) {
+                self.problems.push(problem(format!("`{}` and `{earlier}` are the same key", entry.path)));
+                continue;
+            }
+            let none = key.optional && entry.value.is(NONE);
+            match if none { Some(Value::Null) } else { key.kind.take(&entry.value) } {
+                Some(value) => drop(self.values.insert(key.path, value)),
+                None => self.problems.push(problem(format!("{} = {} is not {}", entry.path, entry.value, key.legal()))),
+            }
+        }
+        self.choose_base(&seen);
+    }
+
+    /// A later layer that names a folder, a preset or a family takes the place of what an earlier one named.
+    fn choose_base(&mut self, seen: &BTreeMap<&str, String>) {
+        let named = |path| seen.contains_key(path).then(|| self.text(path)).flatten();
+        match (named("model.hf"), named("model.preset"), named("model.family")) {
+            (Some(folder), Some(preset), _) => {
+                let what = format!("model.hf = {folder} and model.preset = {preset}: only one can be the model");
+                self.problems.push(Problem::new(what));
+            }
+            (Some(folder), None, _) => self.base = Base::Hf(folder.into()),
+            (None, Some(preset), _) => self.base = Base::Preset(preset),
+            (None, None, Some(family)) if matches!(self.base, Base::Default | Base::Family(_)) => {
+                self.base = Base::Family(family);
+            }
+            _ => {}
+        }
+    }
+
+    fn text(&self, path: &str) -> Option<String> {
+        self.values.get(path).and_then(Value::as_str).map(String::from)
+    }
+
+    fn number(&self, path: &str) -> u64 {
+        self.values.get(path).and_then(Value::as_u64).unwrap_or_default()
+    }
+
+    fn files(&self, path: &str) -> usize {
+        self.values.get(path).and_then(Value::as_array).map_or(0, Vec::len)
+    }
+
+    /// Fills what nothing says from other keys.
+    fn derive(&mut self, directory: &Path) {
+        let steps = self.number("training.steps");
+        let samples = steps.saturating_mul(self.number("training.global-batch"));
+        let documents = if self.files("data.text") == 1 { "paragraph" } else { "file" };
+        self.fill("output.directory", directory.display().to_string().into());
+        self.fill("lr.decay", format!("{steps} steps").into());
+        self.fill("data.text-documents", documents.into());
+        self.fill("data.tokenizer", self.default_tokenizer());
+        self.fill("data.samples", samples.into());
+        self.fill("data.seed", self.number("training.seed").into());
+        self.fill("evaluation.every", steps.div_ceil(10).into());
+        self.fill("checkpoint.every", self.values["evaluation.every"].clone());
+        let output = PathBuf::from(self.text("output.directory").unwrap_or_default());
+        self.fill("checkpoint.directory", output.join("checkpoints").display().to_string().into());
+    }
+
+    fn fill(&mut self, path: &'static str, value: Value) {
+        self.values.entry(path).or_insert(value);
+    }
+
+    fn default_tokenizer(&self) -> Value {
+        let beside = match &self.base {
+            Base::Hf(folder) => Some(folder.join("tokenizer.json")).filter(|path| path.exists()),
+            _ => None,
+        };
+        match beside {
+            Some(path) => path.display().to_string().into(),
+            None if self.files("data.text") > 0 => "bpe".into(),
+            None => Value::Null,
+        }
+    }
+
+    /// Size of the vocabulary of a tokenizer that is made from the text, where it is known before reading it.
+    fn vocabulary(&self) -> Option<usize> {
+        match self.text("data.tokenizer").as_deref() {
+            Some("bpe") => Some(self.number("data.bpe-size") as usize),
+            // The bytes and the end-of-document token.
+            Some("byte") => Some(257),
+            _ => None,
+        }
+    }
+
+    fn finish(mut self) -> Result<RunConfig, ConfigErrors> {
+        let family = self.text("model.family");
+        let config = match model::resolve(&self.base, family.as_deref(), &self.sizes, self.vocabulary()) {
+            Ok(config) => Some(config),
+            Err(problems) => {
+                self.problems.extend(problems);
+                None
+            }
+        };
+        ConfigErrors::from_problems(self.problems)?;
+        let mut sections: Map<String, Value> =
+            SECTIONS.iter().map(|(name, _)| (name.to_string(), Value::Object(Map::new()))).collect();
+        for (path, value) in &self.values {
+            let (section, name) = path.split_once('.').expect("paths have sections");
+            sections[section][name] = value.clone();
+        }
+        let mut model = serde_json::to_value(config).unwrap_or_default();
+        model["hf"] = match self.base {
+            Base::Hf(folder) => folder.display().to_string().into(),
+            _ => Value::Null,
+        };
+        sections["model"] = model;
+        serde_json::from_value(Value::Object(sections)).map_err(|error| ConfigErrors(vec![Problem::new(error)]))
+    }
+}
+
+fn unknown(path: &str) -> String {
+    let sections = || SECTIONS.iter().map(|(name, _)| *name);
+    match path.split_once('.') {
+        Some(_) => format!("unknown key `{path}`{}", did_you_mean(path, KEYS.iter().map(|key| key.path))),
+        None if sections().any(|section| section == path) => format!("`{path}` is a section: write [{path}]"),
+        None => {
+            let in_section =
+                KEYS.iter().find(|key| key.name() == path).map(|key| format!("; did you mean `{}`?", key.path));
+            let guess = in_section.unwrap_or_else(|| did_you_mean(path, sections()));
+            format!("unknown key `{path}`{guess}")
+        }
+    }
+}

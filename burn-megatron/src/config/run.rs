@@ -1,0 +1,191 @@
+//! A run's whole configuration, every value resolved.
+
+use std::path::PathBuf;
+
+use backend_dist::mesh::ParallelLayout;
+use burn::tensor::FloatDType;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::model::ModelSection;
+use crate::data::{Blend, GptDataConfig, Split};
+use crate::engine::{EngineConfig, LossMean};
+use crate::lr::LrConfig;
+use crate::optim::AdamWConfig;
+
+/// Everything that one TOML file says about a run. [`KEYS`](super::KEYS) says what each key means.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// What is trained.
+    pub model: ModelSection,
+    /// How ranks are divided.
+    pub parallel: ParallelLayout,
+    /// The steps.
+    pub training: TrainingSection,
+    /// The learning rate.
+    pub lr: LrConfig,
+    /// The optimizer.
+    pub optimizer: AdamWConfig,
+    /// What is learned.
+    pub data: DataSection,
+    /// Loss on held-out data.
+    pub evaluation: EvaluationSection,
+    /// Saving and going on.
+    pub checkpoint: CheckpointSection,
+    /// What a run writes.
+    pub output: OutputSection,
+}
+
+/// `[training]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct TrainingSection {
+    /// Optimizer steps.
+    pub steps: usize,
+    /// Rows that a replica takes at once.
+    pub micro_batch: usize,
+    /// Rows per optimizer step over all replicas.
+    pub global_batch: usize,
+    /// Tokens per row.
+    pub seq_length: usize,
+    /// Seed of initial weights and dropout.
+    pub seed: u64,
+    /// Precision of weights and arithmetic.
+    pub dtype: Precision,
+    /// What the gradient is the gradient of.
+    pub loss: LossMean,
+    /// Largest gradient norm.
+    pub clip: Option<f64>,
+}
+
+/// What a run is computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Single precision
+    F32,
+    /// Double precision
+    F64,
+}
+
+impl From<Precision> for FloatDType {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => FloatDType::F32,
+            Precision::F64 => FloatDType::F64,
+        }
+    }
+}
+
+/// `[data]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct DataSection {
+    /// Prefixes of `.bin`/`.idx` pairs.
+    pub prefixes: Vec<PathBuf>,
+    /// A weight for each.
+    pub weights: Option<Vec<f64>>,
+    /// Files to tokenize at the start.
+    pub text: Vec<PathBuf>,
+    /// What a document is in a text file: `paragraph`, `line` or `file`.
+    pub text_documents: String,
+    /// A `tokenizer.json`, or `char`, `byte`, `bpe`.
+    pub tokenizer: Option<String>,
+    /// Entries of a tokenizer trained here.
+    pub bpe_size: usize,
+    /// Shares of training, validation and test.
+    pub split: Split,
+    /// Training rows to put in order.
+    pub samples: usize,
+    /// Seed of the order.
+    pub seed: u32,
+    /// Leave predictions at an end of document out of the loss.
+    pub eod_mask_loss: bool,
+    /// Id of the end-of-document token.
+    pub eod_id: Option<i64>,
+    /// Keep the last partial validation row.
+    pub keep_partial_validation: bool,
+    /// Folder that keeps sample orders.
+    pub cache: Option<PathBuf>,
+}
+
+/// `[evaluation]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct EvaluationSection {
+    /// Steps between two evaluations.
+    pub every: usize,
+    /// Global batches per evaluation.
+    pub batches: usize,
+    /// At most so many global batches at the end.
+    pub final_batches: usize,
+}
+
+/// `[checkpoint]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct CheckpointSection {
+    /// Where checkpoints lie.
+    pub directory: PathBuf,
+    /// Steps between two checkpoints.
+    pub every: Option<u64>,
+    /// Newest checkpoints to keep.
+    pub keep_last: Option<usize>,
+    /// Also keep those whose step is a multiple of this.
+    pub keep_every: Option<u64>,
+    /// Write in the background.
+    #[serde(rename = "async")]
+    pub background: bool,
+    /// `if-present`, `never` or the path of a checkpoint.
+    pub resume: String,
+}
+
+/// `[output]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct OutputSection {
+    /// Folder of everything that a run writes, checkpoints aside.
+    pub directory: PathBuf,
+}
+
+impl RunConfig {
+    /// What the engine must know.
+    pub fn engine(&self) -> EngineConfig {
+        let training = &self.training;
+        EngineConfig {
+            micro_batch: training.micro_batch,
+            global_batch: training.global_batch,
+            lr: self.lr.clone(),
+            optimizer: self.optimizer,
+            clip: training.clip,
+            loss: training.loss,
+            seed: training.seed,
+        }
+    }
+
+    /// Tokens of one optimizer step.
+    pub fn tokens_per_step(&self) -> usize {
+        self.training.global_batch * self.training.seq_length
+    }
+}
+
+impl DataSection {
+    /// The prefixes with their weights.
+    pub fn blend(&self) -> Blend {
+        Blend { prefixes: self.prefixes.clone(), weights: self.weights.clone() }
+    }
+
+    /// How samples of `seq_length` tokens are drawn, `validation` of them for validation (`None`: what there is).
+    pub fn samples(&self, seq_length: usize, validation: Option<usize>, eod_id: Option<i64>) -> GptDataConfig {
+        GptDataConfig {
+            seq_length,
+            seed: self.seed,
+            split: self.split.clone(),
+            num_samples: [Some(self.samples), validation, validation],
+            eod_mask_loss: eod_id.filter(|_| self.eod_mask_loss),
+            keep_partial_validation: self.keep_partial_validation,
+            cache: self.cache.clone(),
+        }
+    }
+}

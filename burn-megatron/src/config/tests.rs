@@ -1,0 +1,213 @@
+use std::path::Path;
+
+use backend_dist::mesh::ParallelLayout;
+use models::{FamilyConfig, GptConfig, LlamaConfig};
+
+use super::*;
+use crate::lr::{LrDecay, Span, WsdDecay};
+use crate::optim::AdamWConfig;
+
+fn parse(text: &str, overrides: &[(&str, &str)]) -> Result<RunConfig, ConfigErrors> {
+    let overrides: Vec<(String, String)> =
+        overrides.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+    RunConfig::parse("run.toml", text, &overrides)
+}
+
+fn good(text: &str, overrides: &[(&str, &str)]) -> RunConfig {
+    parse(text, overrides).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+fn refusal(text: &str, overrides: &[(&str, &str)]) -> String {
+    parse(text, overrides).unwrap_err().to_string()
+}
+
+fn contradiction(text: &str) -> String {
+    good(text, &[]).check().unwrap_err().to_string()
+}
+
+const TEXT: &str = "[data]\ntext = [\"book.txt\"]\n";
+
+fn hf(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../models/tests/golden/hf/{name}.json"));
+    std::fs::copy(golden, folder.path().join("config.json")).unwrap();
+    folder
+}
+
+#[test]
+fn defaults_are_those_of_the_parts() {
+    let config = good("", &[]);
+    assert_eq!(config.optimizer, AdamWConfig::default());
+    assert_eq!(config.parallel, ParallelLayout::default());
+    assert_eq!(config.model.config, FamilyConfig::Llama(LlamaConfig::tiny()));
+    assert_eq!(config.lr.decay, Span::Steps(1000));
+    assert_eq!((config.data.samples, config.evaluation.every, config.checkpoint.every), (8000, 100, Some(100)));
+    assert_eq!(config.output.directory, Path::new("runs/run"));
+    assert_eq!(config.checkpoint.directory, Path::new("runs/run/checkpoints"));
+    assert_eq!(good(TEXT, &[]).check(), Ok(()));
+}
+
+#[test]
+fn what_is_printed_reads_the_same() {
+    let folder = hf("llama3");
+    let hf = folder.path().display().to_string();
+    let runs = [
+        good("", &[]),
+        good("[model]\npreset = \"llama3-1b\"\nrope-scaling = \"none\"\n", &[("training.clip", "none")]),
+        good("[model]\npreset = \"llama3-1b\"\n", &[("lr.form", "{ wsd = { tail = 5, form = \"minus-sqrt\" } }")]),
+        good("[data]\nprefixes = [\"a b\", \"c\"]\nweights = [0.3, 1]\neod-id = 0\n", &[("optimizer.eps", "1e-15")]),
+        good(TEXT, &[("model.hf", &hf), ("checkpoint.keep-every", "500"), ("parallel.sp", "true")]),
+    ];
+    for run in runs {
+        let text = run.to_toml();
+        assert_eq!(RunConfig::parse("elsewhere.toml", &text, &[]), Ok(run), "{text}");
+    }
+}
+
+#[test]
+fn every_key_is_printed_with_its_meaning() {
+    let text = good("", &[]).to_toml();
+    for key in KEYS.iter().filter(|key| key.path != "model.preset") {
+        let line = text.lines().find(|line| line.ends_with(key.doc) && line.starts_with(key.name()));
+        assert!(line.is_some(), "{}", key.path);
+    }
+}
+
+#[test]
+fn defaults_then_model_then_file_then_command_line() {
+    let folder = hf("llama3");
+    let from_hf = good("", &[("model.hf", folder.path().to_str().unwrap())]);
+    let FamilyConfig::Llama(theirs) = from_hf.model.config.clone() else { panic!("a Llama") };
+    assert_ne!(theirs, LlamaConfig::tiny());
+    assert_eq!(from_hf.model.hf.as_deref(), Some(folder.path()));
+
+    let file =
+        format!("[model]\nhf = {:?}\nhidden_dropout = 0.25\nrope-theta = 7\n[training]\nseed = 5\n", folder.path());
+    let FamilyConfig::Llama(sizes) = good(&file, &[("model.rope_theta", "9")]).model.config else { panic!("a Llama") };
+    assert_eq!(sizes, LlamaConfig { hidden_dropout: 0.25, rope_theta: 9.0, ..theirs });
+
+    let run = good(&file, &[("training.seed", "6"), ("data.seed", "7"), ("training.seed", "8")]);
+    assert_eq!((run.training.seed, run.data.seed), (8, 7), "the last one on the command line wins");
+    let preset = good(&file, &[("model.preset", "tiny")]).model;
+    assert_eq!(preset.hf, None, "the model named last takes the place of the other");
+}
+
+#[test]
+fn megatrons_spellings_are_aliases() {
+    let file = "[parallel]\ntensor-model-parallel-size = 2\ndata-parallel-size = 2\nsp = true\n[training]\nmicro-batch-size = 4\n";
+    let run = good(file, &[("training.train-iters", "7"), ("lr.lr-warmup-iters", "3")]);
+    assert_eq!(run.parallel.to_string(), "TP2 SP DP2");
+    assert_eq!((run.training.micro_batch, run.training.steps, run.lr.warmup), (4, 7, Span::Steps(3)));
+    assert_eq!(
+        refusal("[parallel]\ntp = 2\ntensor-parallel = 4\n", &[]),
+        "run.toml:3: `parallel.tensor-parallel` and `parallel.tp` are the same key"
+    );
+}
+
+#[test]
+fn unknown_keys_are_named_with_place_and_closest_key() {
+    let file = "[training]\nstep = 3\n[trainig]\nseed = 1\n[model]\nhiden_size = 5\n[data]\nmicro-batch = 2\n";
+    assert_eq!(
+        refusal(file, &[("lr.wramup", "1"), ("model.num-layers", "3"), ("steps", "5")]),
+        "7 problems\n  \
+         run.toml:2: unknown key `training.step`; did you mean `training.steps`?\n  \
+         run.toml:4: unknown key `trainig.seed`; did you mean `training.seed`?\n  \
+         run.toml:8: unknown key `data.micro-batch`; did you mean `training.micro-batch`?\n  \
+         command line: unknown key `lr.wramup`; did you mean `lr.warmup`?\n  \
+         command line: unknown key `steps`; did you mean `training.steps`?\n  \
+         run.toml:6: unknown key `model.hiden_size` for family llama; did you mean `model.hidden-size`?\n  \
+         command line: unknown key `model.num-layers` for family llama; did you mean `model.num-hidden-layers`?"
+    );
+    assert_eq!(refusal("[outptu]\n", &[]), "run.toml:1: unknown key `outptu`; did you mean `output`?");
+    assert!(parse("[output]\n", &[]).is_ok());
+    assert_eq!(refusal("training = 3\n", &[]), "run.toml:1: `training` is a section: write [training]");
+}
+
+#[test]
+fn wrong_values_are_named_with_key_and_legal_values() {
+    let file = "[training]\nsteps = \"many\"\ndtype = \"f16\"\n[model]\nhidden-size = 1.5\n";
+    assert_eq!(
+        refusal(file, &[("lr.max", "high")]),
+        "4 problems\n  \
+         run.toml:2: training.steps = \"many\" is not a whole number of at least 1\n  \
+         run.toml:3: training.dtype = \"f16\" is not one of f32, f64\n  \
+         command line: lr.max = high is not a finite number\n  \
+         run.toml:5: model.hidden-size = 1.5 is not a whole number of at least 0"
+    );
+    let said = refusal("[model]\nrope-scaling = { factor = 8 }\n", &[]);
+    assert!(
+        said.starts_with("run.toml:2: model.rope-scaling = { factor = 8 } is not") && said.contains("low_freq"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_model_is_a_folder_a_preset_or_a_family() {
+    assert_eq!(
+        refusal("[model]\npreset = \"gpt3\"\n", &[]),
+        "model.preset = gpt3 is not one of tiny, llama3-1b, llama3-8b, gpt-tiny, gpt2; did you mean `gpt2`?"
+    );
+    assert_eq!(
+        refusal("[model]\npreset = \"gpt2\"\nhf = \"x\"\n", &[]).lines().next(),
+        Some("model.hf = x and model.preset = gpt2: only one can be the model")
+    );
+    assert_eq!(
+        refusal("[model]\npreset = \"gpt2\"\nfamily = \"llama\"\n", &[]),
+        "model.family = llama, but model.preset gpt2 is gpt"
+    );
+    assert!(refusal("[model]\nhf = \"no/such\"\n", &[]).starts_with("model.hf: no/such/config.json: "));
+
+    let family = "[model]\nfamily = \"llama\"\nvocab-size = 100\nhidden-size = 48\nintermediate-size = 96\nnum-attention-heads = 4\n";
+    assert_eq!(
+        refusal(family, &[]),
+        "model.num-hidden-layers is missing: a family has no sizes of its own, presets have"
+    );
+    let FamilyConfig::Llama(sizes) = good(family, &[("model.num-hidden-layers", "3")]).model.config else {
+        panic!("a Llama")
+    };
+    assert_eq!((sizes.num_hidden_layers, sizes.num_key_value_heads, sizes.head_dim), (3, 4, 12));
+    let gpt = good("[model]\npreset = \"gpt-tiny\"\n", &[]).model.config;
+    assert_eq!(gpt, FamilyConfig::Gpt(GptConfig::tiny()));
+}
+
+#[test]
+fn a_tokenizer_made_here_gives_the_vocabulary() {
+    let vocabulary = |overrides: &[(&str, &str)]| models::ModelConfig::vocab_size(&good(TEXT, overrides).model.config);
+    assert_eq!(vocabulary(&[]), 1024);
+    assert_eq!(vocabulary(&[("data.bpe-size", "300")]), 300);
+    assert_eq!(vocabulary(&[("data.tokenizer", "byte")]), 257);
+    assert_eq!(vocabulary(&[("model.vocab-size", "2000")]), 2000);
+    assert_eq!(vocabulary(&[("data.tokenizer", "some/tokenizer.json")]), 256, "the preset's");
+}
+
+#[test]
+fn contradictions_are_found_together() {
+    let said = contradiction(
+        "[parallel]\ntensor-parallel = 3\ndata-parallel = 2\n[training]\nglobal-batch = 3\nclip = 0\n[lr]\nmin = 1\n\
+         [optimizer]\nbeta1 = 1\n[data]\nsplit = \"1\"\nprefixes = [\"a\"]\nweights = [1, 2]\neod-mask-loss = true\n",
+    );
+    for part in [
+        "8 problems",
+        "model and parallel: tensor-parallel 3 does not divide the model's attention heads (8); nearest legal: 2, 4",
+        "training: `global-batch 3` is not a multiple of micro-batch 1 x data-parallel 2 = 2",
+        "training.clip = 0 is not above 0",
+        "lr: learning rates need",
+        "optimizer.beta1 = 1 is not at least 0 and below 1",
+        "data.weights has 2 numbers, data.prefixes 1",
+        "data.split = 1,0,0 leaves no validation data for evaluation.batches = 8",
+        "data.eod-mask-loss needs",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(contradiction("").contains("data.prefixes or data.text is needed"));
+    assert!(contradiction("[parallel]\npp = 2\n").contains("pipeline-parallel 2 does not run yet"));
+    assert!(contradiction("[model]\nnum-key-value-heads = 3\n").contains("num_key_value_heads = 3 does not divide"));
+}
+
+#[test]
+fn schedules_are_written_in_steps_or_samples() {
+    let file = "[lr]\nwarmup = \"640 samples\"\ndecay = 50\n[lr.form.wsd]\ntail = \"10 steps\"\nform = \"linear\"\n";
+    let lr = good(file, &[]).lr;
+    assert_eq!((lr.warmup, lr.decay), (Span::Samples(640), Span::Steps(50)));
+    assert_eq!(lr.form, LrDecay::Wsd { tail: Span::Steps(10), form: WsdDecay::Linear });
+}

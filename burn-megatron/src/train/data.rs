@@ -1,0 +1,158 @@
+//! The data sets of a run.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use models::ModelConfig;
+use tokenizers::Tokenizer;
+
+use super::TrainError;
+use crate::config::RunConfig;
+use crate::data::preprocess::{
+    PreprocessOptions, Progress, TextDocuments, TokenizerChoice, end_of_document, prepare, vocab_size,
+};
+use crate::data::{Blend, GptPart, GptParts, Sample, TokenDataset};
+
+/// What a run learns and is judged by.
+pub struct RunData {
+    /// Rows to learn from.
+    pub train: Arc<dyn TokenDataset>,
+    /// Rows to watch; those to learn from where no evaluation is asked for.
+    pub valid: Arc<dyn TokenDataset>,
+    /// Rows for the end: test data, or else validation data.
+    pub last: Option<Arc<dyn TokenDataset>>,
+    /// The `tokenizer.json` that made the tokens, if it is known.
+    pub tokenizer: Option<PathBuf>,
+}
+
+/// Tokens on disk.
+struct Tokens {
+    blend: Blend,
+    tokenizer: Option<PathBuf>,
+    eod_id: Option<i64>,
+}
+
+impl RunData {
+    /// Opens the data of a run. Text is tokenized first, into `data/` of the output folder; `progress` is told how far
+    /// that is.
+    ///
+    /// # Errors
+    /// If files cannot be read, hold too little, or speak of tokens that the model does not have.
+    pub fn open(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<Self, TrainError> {
+        let tokens = if config.data.text.is_empty() { indexed(config)? } else { tokenize(config, progress)? };
+        let (training, evaluation) = (&config.training, &config.evaluation);
+        // A weighted blend has no end of its own.
+        let most = evaluation.batches.max(evaluation.final_batches) * training.global_batch;
+        let validation = tokens.blend.weights.as_ref().map(|_| most);
+        let parts = config.data.samples(training.seq_length, validation, tokens.eod_id);
+        let parts = GptParts::build(&tokens.blend, &parts)?;
+
+        let vocabulary = config.model.config.vocab_size();
+        let open = |part: Option<Arc<GptPart>>, most: usize| {
+            let part = part.filter(|part| !part.is_empty())?;
+            let rows = part.len().min(most);
+            Some(Arc::new(Rows { part, rows, vocabulary }) as Arc<dyn TokenDataset>)
+        };
+        let seq_length = training.seq_length;
+        let train = open(parts.train, usize::MAX).ok_or(TrainError::NoRow { part: "training", seq_length })?;
+        let held_out = open(parts.valid.clone(), usize::MAX);
+        let valid = match evaluation.batches {
+            0 => train.clone(),
+            _ => held_out.ok_or(TrainError::NoRow { part: "validation", seq_length })?,
+        };
+        let last = parts.test.filter(|test| !test.is_empty()).or(parts.valid);
+        let last = open(last, evaluation.final_batches * training.global_batch).filter(|last| !last.is_empty());
+        Ok(Self { train, valid, last, tokenizer: tokens.tokenizer })
+    }
+}
+
+/// Where the tokens of a text are written, without the key and the suffix.
+pub(super) fn text_prefix(config: &RunConfig) -> PathBuf {
+    config.output.directory.join("data").join("text")
+}
+
+fn tokenize(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<Tokens, TrainError> {
+    let data = &config.data;
+    let tokenizer = match data.tokenizer.as_deref() {
+        None => TokenizerChoice::None,
+        Some("bpe") => TokenizerChoice::TrainBpe(data.bpe_size),
+        Some("char") => TokenizerChoice::Characters,
+        Some("byte") => TokenizerChoice::Bytes,
+        Some(path) => TokenizerChoice::File(path.into()),
+    };
+    let text_documents = match data.text_documents.as_str() {
+        "line" => TextDocuments::Line,
+        "file" => TextDocuments::File,
+        _ => TextDocuments::Paragraph,
+    };
+    let prefix = text_prefix(config);
+    let folder = prefix.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).map_err(|cause| TrainError::Io { path: folder.into(), cause })?;
+    let options = PreprocessOptions {
+        text_documents,
+        eod_id: data.eod_id,
+        ..PreprocessOptions::new(data.text.clone(), prefix, tokenizer)
+    };
+    let report = prepare(&options, progress)?;
+    if let Some(size) = report.vocab_size {
+        fits(config, size, report.tokenizer.as_deref())?;
+    }
+    let output = report.outputs.first().expect("one key is asked for");
+    Ok(Tokens { blend: Blend::single(&output.prefix), tokenizer: report.tokenizer, eod_id: report.eod_id })
+}
+
+fn indexed(config: &RunConfig) -> Result<Tokens, TrainError> {
+    let data = &config.data;
+    let mut eod_id = data.eod_id;
+    if let Some(path) = &data.tokenizer {
+        let refuse = |what: String| TrainError::Tokenizer { path: path.into(), what };
+        let tokenizer = Tokenizer::from_file(path).map_err(|error| refuse(error.to_string()))?;
+        fits(config, vocab_size(&tokenizer), Some(Path::new(path)))?;
+        eod_id = eod_id.or_else(|| end_of_document(&tokenizer, None));
+        if data.eod_mask_loss && eod_id.is_none() {
+            return Err(refuse("no end-of-document token is known; name its id with data.eod-id".into()));
+        }
+    }
+    Ok(Tokens { blend: data.blend(), tokenizer: data.tokenizer.as_ref().map(PathBuf::from), eod_id })
+}
+
+/// Whether the model has an entry for every token.
+fn fits(config: &RunConfig, tokens: usize, tokenizer: Option<&Path>) -> Result<(), TrainError> {
+    let vocabulary = config.model.config.vocab_size();
+    if tokens <= vocabulary {
+        return Ok(());
+    }
+    let path = tokenizer.unwrap_or(Path::new("tokenizer")).to_path_buf();
+    Err(TrainError::Vocabulary { path, tokens, vocabulary })
+}
+
+/// The first rows of a part of the data, each checked against the model's vocabulary when it is read.
+struct Rows {
+    part: Arc<GptPart>,
+    rows: usize,
+    vocabulary: usize,
+}
+
+impl TokenDataset for Rows {
+    fn len(&self) -> usize {
+        self.rows
+    }
+
+    fn seq_length(&self) -> usize {
+        self.part.seq_length()
+    }
+
+    /// # Panics
+    /// Also if a token is none of the model's: its embedding would silently be zero.
+    fn sample(&self, index: usize) -> Sample {
+        let sample = self.part.sample(index);
+        let outside = |id: &&i64| !(0..self.vocabulary as i64).contains(*id);
+        if let Some(id) = sample.tokens.iter().chain(&sample.labels).find(outside) {
+            panic!(
+                "row {index} of the data has token {id}, model.vocab-size is {}: data and model do not belong together",
+                self.vocabulary
+            );
+        }
+        sample
+    }
+}

@@ -1,0 +1,63 @@
+//! From a model's family to its training.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use backend_dist::mesh::Mesh;
+use burn::tensor::{Device, FloatDType};
+use models::{CausalLm, ParamBuilder, WeightSource, WithModel};
+
+use super::{RunData, TrainError};
+use crate::config::RunConfig;
+use crate::learner::{Pretraining, loss_over};
+use crate::metrics::TokenLoss;
+
+/// How a training ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Loss over test data, or validation data where there is no test data; `None` where none was asked for.
+    pub last: Option<TokenLoss>,
+    /// Wall time of building the model and training it.
+    pub seconds: f64,
+}
+
+/// A run with everything that it needs, waiting for its model's type.
+pub(super) struct Launch<'a> {
+    pub config: &'a RunConfig,
+    pub devices: Vec<Device>,
+    pub data: RunData,
+    pub weights: Option<Arc<dyn WeightSource>>,
+}
+
+impl WithModel for Launch<'_> {
+    type Output = Result<Outcome, TrainError>;
+
+    fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Self::Output {
+        let Self { config, devices, data, weights } = self;
+        let start = Instant::now();
+        let (training, evaluation) = (&config.training, &config.evaluation);
+        let (sizes, dtype, seed) = (sizes.clone(), FloatDType::from(training.dtype), training.seed);
+        let build = move |rank: &_| {
+            let params = ParamBuilder::new(rank, dtype, seed);
+            let params = match &weights {
+                Some(weights) => params.with_source(&**weights),
+                None => params,
+            };
+            Ok(M::build(&sizes, params)?)
+        };
+        let mesh = Mesh::new(config.parallel.clone())?;
+        let run = Pretraining::new(mesh, config.engine(), training.steps, (data.train, data.valid), build)
+            .devices(devices)
+            .directory(&config.output.directory)
+            .evaluate(evaluation.every, evaluation.batches)
+            .finish(move |_, engine| Ok(data.last.as_ref().map(|last| loss_over(engine, last)).transpose()?));
+        let (supervised, learner) = run.supervised();
+        let result = supervised.launch(learner);
+        let failed = result.error.is_some();
+        drop(result); // Gives the terminal back.
+        match run.finished().filter(|_| !failed) {
+            Some(last) => Ok(Outcome { last, seconds: start.elapsed().as_secs_f64() }),
+            None => Err(TrainError::Failed),
+        }
+    }
+}

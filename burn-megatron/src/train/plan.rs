@@ -1,0 +1,129 @@
+//! What a run would do, told before anything big is read.
+
+use std::fmt;
+use std::path::Path;
+
+use indicatif::HumanCount;
+use models::ModelConfig;
+
+use super::data::text_prefix;
+use crate::config::{ConfigErrors, Problem, RunConfig};
+use crate::data::Part;
+use crate::data::indexed::IndexedDataset;
+
+/// A run that passed all checks: its sizes, in words by `Display`.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    config: RunConfig,
+    /// Parameters of the whole model.
+    pub parameters: usize,
+    /// One line per data file.
+    data: Vec<String>,
+}
+
+impl Plan {
+    /// Checks the configuration and what lies on disk. Nothing is written, and of the data only the headers are read.
+    ///
+    /// # Errors
+    /// Everything that is wrong.
+    pub fn new(config: &RunConfig) -> Result<Self, ConfigErrors> {
+        config.check()?;
+        let (mut problems, mut data) = (Vec::new(), Vec::new());
+        let mut found = |line: Result<String, String>| match line {
+            Ok(line) => data.push(line),
+            Err(what) => problems.push(Problem::new(what)),
+        };
+        config.data.text.iter().for_each(|file| found(text_file(file)));
+        config.data.prefixes.iter().for_each(|prefix| found(indexed(config, prefix)));
+        problems.extend(missing_tokenizer(config));
+        for (key, folder) in
+            [("output.directory", &config.output.directory), ("checkpoint.directory", &config.checkpoint.directory)]
+        {
+            problems.extend(not_a_folder(key, folder));
+        }
+        ConfigErrors::from_problems(problems)?;
+        Ok(Self { parameters: config.model.config.parameter_count(), config: config.clone(), data })
+    }
+}
+
+fn text_file(file: &Path) -> Result<String, String> {
+    let size = std::fs::metadata(file).map_err(|error| format!("data.text: {}: {error}", file.display()))?.len();
+    Ok(format!("{}: {} bytes of text", file.display(), HumanCount(size)))
+}
+
+fn indexed(config: &RunConfig, prefix: &Path) -> Result<String, String> {
+    let data = IndexedDataset::open(prefix).map_err(|error| format!("data.prefixes: {error}"))?;
+    let ranges = config.data.split.ranges(data.num_sequences());
+    let used = [true, config.evaluation.batches > 0, false];
+    for (part, range) in Part::ALL.iter().zip(&ranges) {
+        let empty = range.as_ref().is_some_and(|range| range.is_empty());
+        if used[*part as usize] && empty {
+            let (split, sequences) = (&config.data.split, data.num_sequences());
+            let name = part.name();
+            return Err(format!(
+                "data.split = {split} leaves {name} none of the {sequences} sequences of {}",
+                prefix.display()
+            ));
+        }
+    }
+    let tokens = HumanCount(data.num_tokens() as u64);
+    Ok(format!("{}: {tokens} tokens in {} documents", prefix.display(), HumanCount(data.num_documents() as u64)))
+}
+
+fn missing_tokenizer(config: &RunConfig) -> Option<Problem> {
+    let path = config.data.tokenizer.as_deref().filter(|name| !["char", "byte", "bpe"].contains(name))?;
+    let missing = !Path::new(path).is_file();
+    missing.then(|| Problem::new(format!("data.tokenizer: there is no file {path}; char, byte and bpe need none")))
+}
+
+/// Whether a file stands where a folder is to be, or to be made.
+fn not_a_folder(key: &str, folder: &Path) -> Option<Problem> {
+    let there = folder.ancestors().find(|ancestor| ancestor.exists())?;
+    (!there.is_dir()).then(|| Problem::new(format!("{key} = {}: {} is a file", folder.display(), there.display())))
+}
+
+/// A line for each part of the run.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { config, parameters, data } = self;
+        let count = |number: usize| HumanCount(number as u64);
+        let (training, layout) = (&config.training, &config.parallel);
+        let weights = match &config.model.hf {
+            Some(folder) => format!("weights of {}", folder.display()),
+            None => format!("random weights of seed {}", training.seed),
+        };
+        let family = config.model.config.family();
+        writeln!(f, "model        {family}, {} parameters, {weights}", count(*parameters))?;
+        writeln!(f, "layout       {layout} on {} ranks", layout.world_size())?;
+        let rows = training.global_batch;
+        let micro_batches = rows / (training.micro_batch * layout.dp).max(1);
+        writeln!(
+            f,
+            "step         {rows} rows = {} micro-batches of {} rows on {} replicas; {} tokens",
+            micro_batches,
+            training.micro_batch,
+            layout.dp,
+            count(config.tokens_per_step())
+        )?;
+        let tokens = config.tokens_per_step() * training.steps;
+        writeln!(f, "run          {} steps, {} tokens", count(training.steps), count(tokens))?;
+        for (index, line) in data.iter().enumerate() {
+            writeln!(f, "{:<12} {line}", if index == 0 { "data" } else { "" })?;
+        }
+        if let (false, Some(tokenizer)) = (config.data.text.is_empty(), &config.data.tokenizer) {
+            writeln!(f, "             tokenized with {tokenizer} to {}*", text_prefix(config).display())?;
+        }
+        let evaluation = &config.evaluation;
+        match evaluation.batches {
+            0 => writeln!(f, "evaluation   none while training")?,
+            batches => writeln!(f, "evaluation   every {} steps on {} rows", evaluation.every, count(batches * rows))?,
+        }
+        match config.checkpoint.every {
+            None => writeln!(f, "checkpoints  none")?,
+            Some(every) => {
+                writeln!(f, "checkpoints  every {every} steps in {}", config.checkpoint.directory.display())?
+            }
+        }
+        write!(f, "output       {}", config.output.directory.display())
+    }
+}

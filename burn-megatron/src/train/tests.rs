@@ -1,0 +1,113 @@
+use std::path::Path;
+
+use burn::tensor::Device;
+
+use super::*;
+
+fn text(folder: &Path) -> PathBuf {
+    let text: String = (0..60).map(|i| format!("Paragraph {i} says that {i} times {i} is {}.\n\n", i * i)).collect();
+    let file = folder.join("book.txt");
+    std::fs::write(&file, text).unwrap();
+    file
+}
+
+fn config(folder: &Path, overrides: &[(&str, &str)]) -> RunConfig {
+    let text = format!(
+        "[training]\nsteps = 6\nmicro-batch = 2\nglobal-batch = 4\nseq-length = 16\n[lr]\nmax = 1e-2\n\
+         [data]\ntext = [{:?}]\ntokenizer = \"byte\"\nsplit = \"80,10,10\"\n[evaluation]\nbatches = 1\n[output]\ndirectory = {:?}\n",
+        folder.join("book.txt"),
+        folder.join("run")
+    );
+    let overrides: Vec<(String, String)> =
+        overrides.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+    RunConfig::parse("run.toml", &text, &overrides).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+fn run(config: &RunConfig) -> Result<Outcome, TrainError> {
+    train(config, vec![Device::flex()], &mut |_| ())
+}
+
+fn losses(folder: &Path) -> Vec<String> {
+    let log = std::fs::read_to_string(folder.join("run/steps.jsonl")).unwrap();
+    log.lines().filter_map(|line| line.split("\"loss\":").nth(1)?.split(',').next().map(String::from)).collect()
+}
+
+#[test]
+fn a_run_learns_and_is_the_same_in_another_layout() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let one = run(&config(folder.path(), &[("training.dtype", "f64")])).unwrap().last.unwrap();
+    assert!(one.loss < 5.0 && one.tokens > 0, "{one:?}: less than ln 257 after six steps");
+    let count = losses(folder.path()).len();
+    assert!(count >= 6, "{count} losses");
+
+    let other = tempfile::tempdir().unwrap();
+    text(other.path());
+    let layout = [("training.dtype", "f64"), ("parallel.tp", "2"), ("parallel.dp", "2"), ("parallel.sp", "true")];
+    let four = run(&config(other.path(), &layout)).unwrap().last.unwrap();
+    assert!((one.loss - four.loss).abs() < 1e-10 * one.loss, "{one:?} {four:?}");
+    assert_eq!(one.tokens, four.tokens);
+}
+
+#[test]
+fn prepared_prefixes_are_the_same_data() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let mut nowhere = |_| ();
+    let written = RunData::open(&config(folder.path(), &[]), &mut nowhere).unwrap();
+    let prefix = folder.path().join("run/data/text_text_document").display().to_string();
+    let tokenizer = written.tokenizer.clone().unwrap().display().to_string();
+    let overrides = [("data.prefixes", prefix.as_str()), ("data.text", "[]"), ("data.tokenizer", &tokenizer)];
+    let overrides = [&overrides[..], &[("model.vocab-size", "257"), ("data.eod-mask-loss", "true")]].concat();
+    let read = RunData::open(&config(folder.path(), &overrides), &mut nowhere).unwrap();
+    assert_eq!(read.train.len(), written.train.len());
+    let masked =
+        (0..read.train.len()).any(|row| read.train.sample(row).loss_mask.is_some_and(|mask| mask.contains(&false)));
+    assert!(masked, "ends of documents are known from the tokenizer");
+    assert!((0..read.train.len()).all(|row| read.train.sample(row).tokens == written.train.sample(row).tokens));
+    assert!(read.last.unwrap().len() < read.valid.len().max(2) * 2);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let refuse = |overrides: &[(&str, &str)]| run(&config(folder.path(), overrides)).unwrap_err().to_string();
+    let said = refuse(&[("model.vocab-size", "256")]);
+    assert!(said.ends_with("has 257 tokens, but model.vocab-size = 256; nearest legal: 257"), "{said}");
+    assert!(refuse(&[("training.seq-length", "4000")]).contains("no validation row of 4000 + 1 tokens"));
+    let file = folder.path().join("book.txt").display().to_string();
+    let said = refuse(&[("data.text", "none.txt"), ("data.tokenizer", "no.json"), ("output.directory", &file)]);
+    assert!(said.starts_with("4 problems") && said.contains("output.directory = "), "{said}");
+    assert!(
+        said.contains("data.text: none.txt: ") && said.contains("data.tokenizer: there is no file no.json"),
+        "{said}"
+    );
+}
+
+#[test]
+fn tokens_that_the_model_lacks_end_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    RunData::open(&config(folder.path(), &[]), &mut |_| ()).unwrap();
+    let prefix = folder.path().join("run/data/text_text_document").display().to_string();
+    let overrides = [
+        ("data.prefixes", prefix.as_str()),
+        ("data.text", "[]"),
+        ("data.tokenizer", "none"),
+        ("model.vocab-size", "256"),
+    ];
+    assert!(matches!(run(&config(folder.path(), &overrides)), Err(TrainError::Failed)));
+}
+
+#[test]
+fn a_plan_tells_sizes_and_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let plan = Plan::new(&config(folder.path(), &[("parallel.tp", "2")])).unwrap();
+    let said = plan.to_string();
+    for part in ["TP2 on 2 ranks", "64 tokens", "6 steps, 384 tokens", "bytes of text", "every 1 steps on 4 rows"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!folder.path().join("run").exists());
+}

@@ -1,0 +1,71 @@
+//! `burn-megatron train`, as a user types it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn run(folder: &Path, arguments: &str) -> Output {
+    let arguments = arguments.split_whitespace();
+    Command::new(env!("CARGO_BIN_EXE_burn-megatron")).current_dir(folder).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn succeed(folder: &Path, arguments: &str) -> String {
+    let output = run(folder, arguments);
+    assert!(output.status.success(), "{arguments}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn samples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/configs")
+}
+
+/// A folder with a file of `characters` different characters.
+fn book(characters: u32) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let alphabet: String = (0..characters - 1).filter_map(|i| char::from_u32(0x4e00 + i)).collect();
+    fs::write(folder.path().join("book.txt"), format!("{alphabet}\n\n").repeat(40)).unwrap();
+    folder
+}
+
+#[test]
+fn a_sample_configuration_trains_and_leaves_its_logs() {
+    let folder = book(65);
+    let file = samples().join("shakespeare.toml");
+    let arguments = format!(
+        "train {} --data.text book.txt --training.steps 2 --lr.warmup 1 --evaluation.batches 1 --tensor-parallel 2",
+        file.display()
+    );
+    let said = succeed(folder.path(), &format!("{arguments} --dry-run"));
+    assert!(said.contains("TP2 on 2 ranks") && said.contains("2 steps, 1,536 tokens"), "{said}");
+    assert!(!folder.path().join("runs").exists(), "a dry run writes nothing");
+
+    let said = succeed(folder.path(), &arguments);
+    assert!(said.contains("step 2/2") && said.contains("held-out loss"), "{said}");
+    assert!(folder.path().join("runs/shakespeare/steps.jsonl").exists());
+
+    let printed = succeed(folder.path(), &format!("{arguments} --print-config"));
+    fs::write(folder.path().join("printed.toml"), &printed).unwrap();
+    assert_eq!(succeed(folder.path(), "train printed.toml --print-config"), printed);
+}
+
+#[test]
+fn all_that_is_wrong_is_said_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), "[training]\nstep = 5\nseed = -1\n").unwrap();
+    let output = run(folder.path(), "train run.toml --lr.max high");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        text(&output.stderr),
+        "error: 3 problems\n  run.toml:2: unknown key `training.step`; did you mean `training.steps`?\n  \
+         run.toml:3: training.seed = -1 is not a whole number of at least 0\n  \
+         command line: lr.max = high is not a finite number\n"
+    );
+    let output = run(folder.path(), "train --training.step 5");
+    assert!(text(&output.stderr).contains("'--training.steps'"), "{}", text(&output.stderr));
+    let output = run(folder.path(), "train");
+    assert!(text(&output.stderr).contains("data.prefixes or data.text is needed"), "{}", text(&output.stderr));
+}
