@@ -16,5 +16,5 @@ pub use reading::{
     PerplexityReading, Reading, StepMetric, Throughput, ThroughputReading,
 };
 pub use saves::Checkpoints;
-pub use stats::{EvalStats, SaveStats, StepStats, TokenLoss};
+pub use stats::{EvalStats, LoadStats, SaveStats, StepStats, TokenLoss};
 pub use steps_log::StepsLog;

@@ -50,6 +50,24 @@ pub struct SaveStats {
     pub seconds: f64,
 }
 
+/// A checkpoint that was loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoadStats {
+    /// The step it holds.
+    pub step: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Seconds from the first look at its files, whose hashes are checked, until all ranks had their slices.
+    pub seconds: f64,
+}
+
+impl fmt::Display for LoadStats {
+    /// `step 200, 1.21 GB in 0.9 s`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}, {:.3} GB in {:.2} s", self.step, self.bytes as f64 / 1e9, self.seconds)
+    }
+}
+
 impl fmt::Display for SaveStats {
     /// `step 200: stall 12 ms, 1.21 GB in 0.9 s (1.34 GB/s)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::stats::{EvalStats, SaveStats, StepStats};
+use super::stats::{EvalStats, LoadStats, SaveStats, StepStats};
 
-/// Appends `{"kind":"train",…}`, `{"kind":"valid",…}` and `{"kind":"checkpoint",…}` lines to a file.
+/// Appends lines like `{"kind":"train",…}` to a file; the other kinds are `valid`, `checkpoint` and `resumed`.
 ///
 /// A line is written whole and at once, so a run that is killed leaves only complete lines.
 pub struct StepsLog {
@@ -33,10 +33,10 @@ struct ValidLine<'a> {
 }
 
 #[derive(Serialize)]
-struct SaveLine<'a> {
+struct PlainLine<T> {
     kind: &'static str,
     #[serde(flatten)]
-    stats: &'a SaveStats,
+    stats: T,
 }
 
 impl StepsLog {
@@ -78,7 +78,15 @@ impl StepsLog {
     /// # Errors
     /// When the disk refuses.
     pub fn saved(&mut self, stats: &SaveStats) -> io::Result<()> {
-        self.line(&SaveLine { kind: "checkpoint", stats })
+        self.line(&PlainLine { kind: "checkpoint", stats })
+    }
+
+    /// Writes that the run goes on from a checkpoint.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn resumed(&mut self, stats: &LoadStats) -> io::Result<()> {
+        self.line(&PlainLine { kind: "resumed", stats })
     }
 
     fn line(&mut self, line: &impl Serialize) -> io::Result<()> {

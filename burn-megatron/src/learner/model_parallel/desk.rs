@@ -12,8 +12,9 @@ use burn::train::{
 
 use super::facade::Megatron;
 use super::requests::SaveRequest;
-use crate::checkpoint::SaveReport;
-use crate::metrics::{EvalStats, SaveStats, StepStats, StepsLog};
+use crate::checkpoint::{Checkpoint, SaveReport};
+use crate::console::dashboard_possible;
+use crate::metrics::{EvalStats, LoadStats, SaveStats, StepStats, StepsLog};
 
 /// Everything that only rank 0 does.
 pub(super) struct Desk {
@@ -69,6 +70,22 @@ impl Desk {
             checkpointer.checkpoint(&self.learner, epoch, &self.store);
         }
         self.request.take()
+    }
+
+    /// Notes where the run goes on.
+    pub fn resumed(&mut self, checkpoint: &Checkpoint, stats: LoadStats) -> Result<(), BoxError> {
+        self.step = stats.step;
+        if let Some(log) = &mut self.log {
+            log.resumed(&stats)?;
+        }
+        let (path, layout) = (checkpoint.path().display(), &checkpoint.state().layout);
+        let warning = checkpoint.warning().map(|warning| format!("; {warning}")).unwrap_or_default();
+        let line = format!("going on from {path}, which {layout} has written: {stats}{warning}");
+        log::info!("{line}");
+        if !dashboard_possible() {
+            println!("{line}");
+        }
+        Ok(())
     }
 
     /// Notes that saves have become complete. Returns the last one.

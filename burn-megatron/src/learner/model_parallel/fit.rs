@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
@@ -20,7 +21,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::outcome::{Failure, Fit, Fitted};
-use crate::metrics::StepsLog;
+use crate::metrics::{LoadStats, StepsLog};
 
 pub(super) type Build<M> = Arc<dyn Fn(&Rank) -> Result<M, BoxError> + Send + Sync>;
 pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &RankEngine<M>) -> Result<R, BoxError> + Send + Sync>;
@@ -129,19 +130,24 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
     ) -> Result<R, BoxError> {
         let world = rank.group(Axis::World);
         let mut engine = RankEngine::new(rank, (self.build)(rank)?, self.engine.clone())?;
-        let resumed = self.resumed.as_ref().as_ref().map_err(Clone::clone)?;
-        if let Some(checkpoint) = start.of_epoch.as_ref().or(resumed.as_ref()) {
-            checkpoint.verify(world.rank(), world.size())?;
-            // No rank changes its state before all files are known to be whole.
-            world.barrier();
-            engine.restore(checkpoint)?;
-        }
         if let Some(desk) = &mut desk {
             desk.log = Some(StepsLog::open(&self.directory)?);
-            desk.step = engine.steps();
-            if let Some(saves) = &start.saves {
-                saves.rehearse(&engine)?;
+        }
+        let resumed = self.resumed.as_ref().as_ref().map_err(Clone::clone)?;
+        if let Some(checkpoint) = start.of_epoch.as_ref().or(resumed.as_ref()) {
+            let start = Instant::now();
+            let read = checkpoint.verify(world.rank(), world.size())?;
+            // No rank changes its state before all files are known to be whole.
+            let bytes = world.all_gather_host(read).iter().sum();
+            engine.restore(checkpoint)?;
+            world.barrier();
+            if let Some(desk) = &mut desk {
+                let seconds = start.elapsed().as_secs_f64();
+                desk.resumed(checkpoint, LoadStats { step: engine.steps(), bytes, seconds })?;
             }
+        }
+        if let (Some(_), Some(saves)) = (&desk, &start.saves) {
+            saves.rehearse(&engine)?;
         }
         let (saves, saved) = (start.saves.clone(), engine.steps());
         let mut worker = Worker { rank, world, engine, config: &self.engine, saves, saved };
