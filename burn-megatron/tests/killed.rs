@@ -1,0 +1,88 @@
+//! A run that is killed and started again ends with the bits of a run that was left alone.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use burn_megatron::checkpoint::Checkpoint;
+use serde_json::Value;
+
+const STEPS: u64 = 24;
+
+fn command(folder: &Path, name: &str, layout: &str) -> Command {
+    let arguments = format!(
+        "train run.toml --output.directory {name} --training.steps {STEPS} --checkpoint.every 3 --checkpoint.keep-last 2 {layout}"
+    );
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    command.current_dir(folder).args(arguments.split_whitespace());
+    command
+}
+
+fn finish(folder: &Path, name: &str, layout: &str) {
+    let output = command(folder, name, layout).output().unwrap();
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    assert!(output.status.success(), "{said}");
+}
+
+/// Starts a run and kills it when it says that it has done this step.
+fn kill_after(folder: &Path, name: &str, step: u64) {
+    let mut child = command(folder, name, "").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let wanted = format!("step {step:>2}/{STEPS}");
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with(&wanted)), "the run ended before step {step}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// The loss of every step, the last time it was done.
+fn losses(folder: &Path, name: &str) -> Vec<String> {
+    let log = fs::read_to_string(folder.join(name).join("steps.jsonl")).unwrap();
+    let mut losses = vec![String::new(); STEPS as usize];
+    for line in log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        if line["kind"] == "train" {
+            losses[line["step"].as_u64().unwrap() as usize - 1] = line["loss"].to_string();
+        }
+    }
+    losses
+}
+
+fn last_checkpoint(folder: &Path, name: &str) -> Checkpoint {
+    Checkpoint::open(folder.join(name).join("checkpoints")).unwrap()
+}
+
+#[test]
+fn a_killed_run_ends_with_the_bits_of_one_that_was_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let text: String = (0..400).map(|i| format!("Line {i} says that {i} times {i} is {}.\n\n", i * i)).collect();
+    fs::write(folder.path().join("book.txt"), text).unwrap();
+    let config = "[model]\npreset = \"llama-tiny\"\n[parallel]\ntp = 2\nsp = true\ndp = 2\n[training]\nglobal-batch = 4\nseq-length = 32\n\
+                  [lr]\nmax = 1e-2\nwarmup = 4\n[data]\ntext = [\"book.txt\"]\ntokenizer = \"byte\"\n[evaluation]\nevery = 8\nbatches = 1\n";
+    fs::write(folder.path().join("run.toml"), config).unwrap();
+
+    finish(folder.path(), "alone", "");
+    // Killed three times: inside a save's background write or between saves, wherever that is.
+    for step in [2, 7, 16] {
+        kill_after(folder.path(), "killed", step);
+    }
+    finish(folder.path(), "killed", "");
+
+    assert_eq!(losses(folder.path(), "killed"), losses(folder.path(), "alone"));
+    let (alone, killed) = (last_checkpoint(folder.path(), "alone"), last_checkpoint(folder.path(), "killed"));
+    assert_eq!(killed.state().step, STEPS);
+    assert_eq!((killed.state().consumed_samples, killed.state().updates), (STEPS * 4, STEPS));
+    for tensor in alone.tensors() {
+        let whole: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
+        let bytes = |of: &Checkpoint| of.read(tensor.kind, &tensor.name, &tensor.global_shape, &whole).unwrap();
+        assert!(bytes(&killed) == bytes(&alone), "{}/{}", tensor.kind, tensor.name);
+    }
+
+    // Another layout may take over.
+    kill_after(folder.path(), "moved", 13);
+    finish(folder.path(), "moved", "--tensor-parallel 1 --sequence-parallel=false --data-parallel 4");
+    assert_eq!(last_checkpoint(folder.path(), "moved").state().layout.to_string(), "DP4");
+    for (moved, alone) in losses(folder.path(), "moved").iter().zip(losses(folder.path(), "alone")) {
+        let (moved, alone): (f64, f64) = (moved.parse().unwrap(), alone.parse().unwrap());
+        assert!((moved - alone).abs() < 1e-4 * alone, "{moved} instead of {alone}");
+    }
+}
