@@ -7,13 +7,8 @@ use crate::hf::{ConfigReader, HfError};
 use crate::names::{Foreign, NameMap};
 
 /// Keys of a head that classifies, which a language model does not have.
-const HARMLESS: [&str; 5] = [
-    "summary_activation",
-    "summary_first_dropout",
-    "summary_proj_to_labels",
-    "summary_type",
-    "summary_use_proj",
-];
+const HARMLESS: [&str; 5] =
+    ["summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"];
 
 /// The names of `GPT2LMHeadModel`'s tensors. Its linear layers store `[in, out]`, and query, key and value are one.
 pub(super) fn names(config: &GptConfig) -> NameMap {

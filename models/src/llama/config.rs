@@ -321,7 +321,9 @@ mod tests {
             "sliding_window = 16: models with `variant = \"mistral\"` have it, this model is llama; nearest legal: none"
         );
         let mistral = || LlamaConfig { variant: LlamaVariant::Mistral, ..tiny() };
-        assert!(refuse(LlamaConfig { sliding_window: Some(0), ..mistral() }).contains("sliding_window = 0 is not positive"));
+        assert!(
+            refuse(LlamaConfig { sliding_window: Some(0), ..mistral() }).contains("sliding_window = 0 is not positive")
+        );
         assert_eq!(LlamaConfig { sliding_window: Some(16), ..mistral() }.check(), Ok(()));
         assert_eq!(tiny().check(), Ok(()));
     }
