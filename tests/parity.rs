@@ -127,7 +127,7 @@ impl CausalLm for ForgottenSum {
         let inner = Llama::build(config, params)?;
         let mut registry = Registry::default();
         for spec in inner.registry().iter() {
-            registry.register(ParamSpec { sequence_parallel: false, ..spec.clone() })?;
+            registry.register(ParamSpec { partial_gradient: false, ..spec.clone() })?;
         }
         Ok(Self { inner, registry })
     }

@@ -20,6 +20,18 @@ pub enum ConfigError {
         /// The closest values that would do.
         nearest: Nearest,
     },
+    /// A key is set in a model that has no use for it.
+    #[error("{key} = {value}: {owner} have it, this model is {variant}; nearest legal: none")]
+    Foreign {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: usize,
+        /// Which models have it.
+        owner: &'static str,
+        /// The model.
+        variant: String,
+    },
     /// A value is outside its range.
     #[error("{key} = {value} is not {range}; nearest legal: {nearest}")]
     OutOfRange {
@@ -71,6 +83,17 @@ pub(crate) fn share(key: &'static str, value: f64) -> Result<(), ConfigError> {
         false => {
             let nearest = if value >= 1.0 { 0.99 } else { 0.0 };
             Err(ConfigError::OutOfRange { key, value, range: "at least 0 and below 1", nearest })
+        }
+    }
+}
+
+/// A share of dropped elements that training cannot drop.
+pub(crate) fn zero(key: &'static str, value: f64) -> Result<(), ConfigError> {
+    match value == 0.0 {
+        true => Ok(()),
+        false => {
+            let range = "0, the only value that training has";
+            Err(ConfigError::OutOfRange { key, value, range, nearest: 0.0 })
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::{Gpt, GptConfig, Llama, LlamaConfig};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "family", rename_all = "lowercase")]
 pub enum FamilyConfig {
-    /// Llama and its relatives.
+    /// Llama, Mistral, Qwen3.
     Llama(LlamaConfig),
     /// GPT-2 and 3.
     Gpt(GptConfig),
@@ -58,6 +58,10 @@ macro_rules! ask {
 impl ModelConfig for FamilyConfig {
     fn check(&self) -> Result<(), ConfigError> {
         ask!(self, config => config.check())
+    }
+
+    fn check_training(&self) -> Result<(), ConfigError> {
+        ask!(self, config => config.check_training())
     }
 
     fn dims(&self) -> ModelDims {

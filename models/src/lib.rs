@@ -18,5 +18,5 @@ pub use config::ConfigError;
 pub use family::{FamilyConfig, WithModel};
 pub use gpt::{Gpt, GptConfig};
 pub use layers::KvCache;
-pub use llama::{Llama, LlamaConfig};
+pub use llama::{Llama, LlamaConfig, LlamaVariant};
 pub use param::{BuildError, ParamBuilder, WeightSource};

@@ -18,6 +18,8 @@ pub(crate) struct MegatronDecoder {
     pub gated: bool,
     /// Norms have a bias.
     pub norm_bias: bool,
+    /// Queries and keys are normalised head by head.
+    pub head_norms: bool,
     /// The query, key and value projection has a bias.
     pub qkv_bias: bool,
     /// The attention's output projection has a bias.
@@ -55,6 +57,12 @@ impl MegatronDecoder {
         let qkv = format!("{theirs}.self_attention.linear_qkv");
         for (part, rows) in ["q", "k", "v"].iter().zip(self.qkv_rows()) {
             self.rows(map, &format!("{ours}.attention.{part}_proj"), &qkv, rows, self.qkv_height(), self.qkv_bias);
+        }
+        if self.head_norms {
+            for (our, their) in [("q_norm", "q_layernorm"), ("k_norm", "k_layernorm")] {
+                let (ours, theirs) = (format!("{ours}.attention.{our}"), format!("{theirs}.self_attention.{their}"));
+                map.same(format!("{ours}.weight"), format!("{theirs}.weight"), &[self.head_dim]);
+            }
         }
         let inner = self.heads * self.head_dim;
         let (o_proj, linear_proj) =

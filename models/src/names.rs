@@ -19,6 +19,24 @@ pub struct Foreign {
     pub shape: Vec<usize>,
 }
 
+/// One row of ours in the other system's tensor: flat positions at equal distances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first position.
+    pub start: usize,
+    /// Distance of neighbours; 1 unless the other system's matrix is the transpose of ours.
+    pub step: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+impl Run {
+    /// The positions, in order.
+    pub fn positions(self) -> impl Iterator<Item = usize> {
+        (0..self.len).map(move |index| self.start + index * self.step)
+    }
+}
+
 /// Why tensors cannot be translated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NameError {
@@ -147,13 +165,42 @@ impl Foreign {
 
     /// For each of our elements in row-major order, the flat position in the other system's tensor.
     fn positions(&self) -> impl Iterator<Item = usize> {
-        let columns: usize = if self.transposed { self.shape[0] } else { self.shape[1..].iter().product() };
-        let all_rows = if self.transposed { self.shape[1] } else { self.shape[0] };
-        let rows = self.rows.clone().unwrap_or_else(|| std::iter::once(0..all_rows).collect());
-        let (row_step, column_step) = if self.transposed { (1, all_rows) } else { (columns, 1) };
-        rows.into_iter()
-            .flatten()
-            .flat_map(move |row| (0..columns).map(move |column| row * row_step + column * column_step))
+        let whole: Vec<Range<usize>> = self.our_shape().into_iter().map(|size| 0..size).collect();
+        self.runs(&whole).into_iter().flat_map(|run| run.positions())
+    }
+
+    /// Where the rows of a box of our tensor are, in order; `ranges` has one range per dimension.
+    ///
+    /// # Panics
+    /// If the box is not one of a vector or matrix of our shape.
+    pub fn runs(&self, ranges: &[Range<usize>]) -> Vec<Run> {
+        let shape = self.our_shape();
+        let fits = ranges.len() == shape.len() && ranges.iter().zip(&shape).all(|(range, size)| range.end <= *size);
+        assert!(fits && (1..=2).contains(&shape.len()), "{ranges:?} is no box of {shape:?}");
+        let columns = ranges.get(1).cloned().unwrap_or(0..1);
+        let (row_step, column_step) = match self.transposed {
+            true => (1, self.shape[1]),
+            false => (self.shape.get(1).copied().unwrap_or(1), 1),
+        };
+        let row = |row: usize| Run {
+            start: self.their_row(row) * row_step + columns.start * column_step,
+            step: column_step,
+            len: columns.len(),
+        };
+        ranges[0].clone().map(row).collect()
+    }
+
+    /// The row of the other system's tensor, after transposing, that is our row `row`.
+    fn their_row(&self, row: usize) -> usize {
+        let Some(rows) = &self.rows else { return row };
+        let mut left = row;
+        for range in rows {
+            if left < range.len() {
+                return range.start + left;
+            }
+            left -= range.len();
+        }
+        panic!("row {row} is not one of {rows:?}")
     }
 }
 
@@ -184,6 +231,16 @@ mod tests {
         assert_eq!(ours["k"], HostTensor { shape: vec![2, 3], data: vec![2.0, 8.0, 14.0, 3.0, 9.0, 15.0] });
         assert_eq!(ours["norm"], tensor(&[3]));
         assert_eq!(map().export(&ours).unwrap(), theirs);
+    }
+
+    #[test]
+    fn a_box_is_found_row_by_row() {
+        let k = map().get("k").unwrap().clone();
+        assert_eq!(k.runs(&[1..2, 1..3]), [Run { start: 3 + 6, step: 6, len: 2 }]);
+        let plain = Foreign { name: "w".into(), transposed: false, rows: Some(vec![4..6, 0..1]), shape: vec![6, 3] };
+        let runs = [Run { start: 16, step: 1, len: 2 }, Run { start: 1, step: 1, len: 2 }];
+        assert_eq!(plain.runs(&[1..3, 1..3]), runs);
+        assert!(plain.runs(&[1..1, 0..3]).is_empty());
     }
 
     #[test]

@@ -91,6 +91,7 @@ pub struct ParamBuilder<'a> {
     dtype: FloatDType,
     seed: u64,
     source: Option<&'a dyn WeightSource>,
+    fp32_norms: bool,
     registry: Registry,
 }
 
@@ -104,6 +105,7 @@ impl<'a> ParamBuilder<'a> {
             dtype,
             seed,
             source: None,
+            fp32_norms: false,
             registry: Registry::default(),
         }
     }
@@ -118,6 +120,17 @@ impl<'a> ParamBuilder<'a> {
     pub fn without_autodiff(mut self) -> Self {
         self.device = self.device.without_autodiff();
         self
+    }
+
+    /// Norms without a bias round to fp32 although the parameters are `f64`, as in Hugging Face transformers.
+    pub fn with_fp32_norms(mut self) -> Self {
+        self.fp32_norms = true;
+        self
+    }
+
+    /// Whether [`ParamBuilder::with_fp32_norms`] was asked for.
+    pub fn has_fp32_norms(&self) -> bool {
+        self.fp32_norms
     }
 
     /// The tensor parallel group that layers are built for.
@@ -176,6 +189,20 @@ impl<'a> ParamBuilder<'a> {
         self.create(vec![(Section::replicated(name, &shape, self.place()), init)], sequence)
     }
 
+    /// A parameter that is whole on every rank and applied to each rank's own heads: every rank has the gradient of its
+    /// heads only.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub fn on_heads<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        init: Init,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.create(vec![(Section::replicated(name, &shape, self.place()), init)], true)
+    }
+
     /// Everything that was created so far, in order; the builder starts anew.
     pub fn take_registry(&mut self) -> Registry {
         std::mem::take(&mut self.registry)
@@ -184,13 +211,13 @@ impl<'a> ParamBuilder<'a> {
     fn create<const D: usize>(
         &mut self,
         sections: Vec<(Section, Init)>,
-        sequence_parallel: bool,
+        partial_gradient: bool,
     ) -> Result<Param<Tensor<D>>, BuildError> {
         let mut values = Vec::new();
         for (section, init) in &sections {
             values.extend(self.values(section, *init)?);
         }
-        let spec = ParamSpec::new(sections.into_iter().map(|(section, _)| section).collect(), sequence_parallel);
+        let spec = ParamSpec::new(sections.into_iter().map(|(section, _)| section).collect(), partial_gradient);
         let data = TensorData::new(values, spec.local_shape());
         let tensor = Tensor::<D>::from_data(data, (&self.device, DType::from(self.dtype)));
         let tensor = if self.device.is_autodiff() { tensor.require_grad() } else { tensor };

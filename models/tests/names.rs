@@ -1,15 +1,25 @@
-//! Configurations and names of other systems, both ways; see `golden/README.md`.
+//! Configurations and names of other systems, both ways; see `golden/README.md`, and `tests/golden/README.md` of the
+//! workspace for Hugging Face's.
 
 use std::collections::BTreeMap;
 
 use backend_dist::shard::HostTensor;
 use models::names::NameMap;
-use models::{GptConfig, LlamaConfig, ModelConfig};
+use models::{FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, ModelConfig};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-const LLAMA3: &str = include_str!("golden/hf/llama3.json");
-const GPT2: &str = include_str!("golden/hf/gpt2.json");
+macro_rules! hf {
+    ($folder:literal) => {
+        include_str!(concat!("../../tests/golden/hf/", $folder, "/config.json"))
+    };
+}
+
+const LLAMA2: &str = hf!("llama2");
+const LLAMA3: &str = hf!("llama3");
+const MISTRAL: &str = hf!("mistral");
+const QWEN3: &str = hf!("qwen3");
+const GPT2: &str = hf!("gpt2");
 const DENSE: &str = include_str!("golden/megatron/dense_shapes.json");
 const TIED: &str = include_str!("golden/megatron/tied_shapes.json");
 
@@ -30,12 +40,11 @@ fn numbered(shapes: impl IntoIterator<Item = (String, Vec<usize>)>) -> Tensors {
     shapes.into_iter().map(|(name, shape)| (name, fill(shape))).collect()
 }
 
-fn hf_model(bytes: &[u8]) -> Tensors {
-    let file = SafeTensors::deserialize(bytes).unwrap();
-    let model = |(name, view): (&str, safetensors::tensor::TensorView)| {
-        Some((name.strip_prefix("model:")?.to_string(), view.shape().to_vec()))
-    };
-    numbered(file.iter().filter_map(model))
+fn hf_model(folder: &str) -> Tensors {
+    let path = format!("{}/../tests/golden/hf/{folder}/model.safetensors", env!("CARGO_MANIFEST_DIR"));
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    numbered(file.iter().map(|(name, view)| (name.to_string(), view.shape().to_vec())))
 }
 
 fn megatron_model(text: &str) -> Tensors {
@@ -55,10 +64,11 @@ fn megatron_config(tied: bool) -> LlamaConfig {
 
 #[test]
 fn hugging_face_names() {
-    let llama = LlamaConfig::from_hf(&parse(LLAMA3)).unwrap();
-    assert_round_trip(&llama.hf_names(), &hf_model(include_bytes!("golden/hf/llama3.safetensors")));
-    let gpt = GptConfig::from_hf(&parse(GPT2)).unwrap();
-    assert_round_trip(&gpt.hf_names(), &hf_model(include_bytes!("golden/hf/gpt2.safetensors")));
+    let folders = [("llama2", LLAMA2), ("llama3", LLAMA3), ("mistral", MISTRAL), ("qwen3", QWEN3), ("gpt2", GPT2)];
+    for (folder, config) in folders {
+        let config = FamilyConfig::from_hf(&parse(config)).unwrap();
+        assert_round_trip(&config.hf_names(), &hf_model(folder));
+    }
 }
 
 #[test]
@@ -97,18 +107,42 @@ fn megatron_names_of_a_gpt() {
     assert_round_trip(&map, &numbered(shapes));
 }
 
-#[test]
-fn config_json_round_trip() {
-    let llama = LlamaConfig::from_hf(&parse(LLAMA3)).unwrap();
-    assert_eq!((llama.num_key_value_heads, llama.head_dim, llama.rope_theta), (4, 4, 500_000.0));
-    assert_eq!(llama.rope_scaling.unwrap().original_max_position_embeddings, 64);
-    assert_eq!(LlamaConfig::from_hf(&llama.to_hf()).unwrap(), llama);
-    let tied = LlamaConfig { tie_word_embeddings: true, rope_scaling: None, attention_bias: true, ..llama };
-    assert_eq!(LlamaConfig::from_hf(&tied.to_hf()).unwrap(), tied);
+fn llama(text: &str) -> LlamaConfig {
+    match FamilyConfig::from_hf(&parse(text)).unwrap() {
+        FamilyConfig::Llama(config) => config,
+        other => panic!("{other:?}"),
+    }
+}
 
+#[test]
+fn what_config_json_says() {
+    let llama3 = llama(LLAMA3);
+    assert_eq!((llama3.num_key_value_heads, llama3.head_dim, llama3.rope_theta), (4, 4, 500_000.0));
+    assert_eq!(llama3.rope_scaling.unwrap().original_max_position_embeddings, 64);
+    assert_eq!(llama3.max_position_embeddings, 128);
+    let mistral = llama(MISTRAL);
+    assert_eq!((mistral.variant, mistral.sliding_window), (LlamaVariant::Mistral, Some(16)));
+    let qwen3 = llama(QWEN3);
+    assert_eq!((qwen3.variant, qwen3.head_dim, qwen3.sliding_window), (LlamaVariant::Qwen3, 8, None));
     let gpt = GptConfig::from_hf(&parse(GPT2)).unwrap();
     assert_eq!((gpt.intermediate_size, gpt.max_position_embeddings, gpt.tie_word_embeddings), (128, 128, true));
-    assert_eq!(GptConfig::from_hf(&gpt.to_hf().unwrap()).unwrap(), gpt);
+}
+
+/// A configuration that was read is written again as it was, key by key; one that was made here says the same when it
+/// is read.
+#[test]
+fn config_json_round_trip() {
+    for text in [LLAMA2, LLAMA3, MISTRAL, QWEN3, GPT2] {
+        let original = parse(text);
+        let config = FamilyConfig::from_hf(&original).unwrap();
+        assert_eq!(config.to_hf_like(&original).unwrap(), original);
+        assert_eq!(FamilyConfig::from_hf(&config.to_hf().unwrap()).unwrap(), config);
+        assert_eq!(serde_json::from_value::<FamilyConfig>(serde_json::to_value(&config).unwrap()).unwrap(), config);
+    }
+    let tied = LlamaConfig { tie_word_embeddings: true, rope_scaling: None, attention_bias: true, ..llama(LLAMA3) };
+    let written = FamilyConfig::Llama(tied.clone()).to_hf_like(&parse(LLAMA3)).unwrap();
+    assert_eq!(FamilyConfig::from_hf(&written).unwrap(), FamilyConfig::Llama(tied));
+    assert_eq!((&written["bos_token_id"], &written["attention_bias"]), (&json!(1), &json!(true)));
 }
 
 /// transformers 4 wrote `rope_theta` and `rope_scaling` at the top level.
@@ -119,23 +153,18 @@ fn older_rope_keys() {
     let mut rope = object.remove("rope_parameters").unwrap();
     object.insert("rope_theta".into(), rope.as_object_mut().unwrap().remove("rope_theta").unwrap());
     object.insert("rope_scaling".into(), rope);
-    assert_eq!(LlamaConfig::from_hf(&config).unwrap(), LlamaConfig::from_hf(&parse(LLAMA3)).unwrap());
+    assert_eq!(FamilyConfig::from_hf(&config).unwrap(), FamilyConfig::Llama(llama(LLAMA3)));
+}
+
+/// The message for a file in which one key was changed.
+fn refuse(base: &str, key: &str, value: Value) -> String {
+    let mut config = parse(base);
+    config[key] = value;
+    FamilyConfig::from_hf(&config).unwrap_err().to_string()
 }
 
 #[test]
 fn what_the_models_lack_is_refused() {
-    let refuse = |base: &str, key: &str, value: Value| {
-        let mut config = parse(base);
-        config[key] = value;
-        match base == GPT2 {
-            true => GptConfig::from_hf(&config).unwrap_err().to_string(),
-            false => LlamaConfig::from_hf(&config).unwrap_err().to_string(),
-        }
-    };
-    assert_eq!(
-        refuse(GPT2, "attn_pdrop", json!(0.1)),
-        "config.json: `attn_pdrop` is 0.1, which this model does not have; nearest legal: 0"
-    );
     assert_eq!(
         refuse(GPT2, "scale_attn_weights", json!(false)),
         "config.json: `scale_attn_weights` is false, which this model does not have; nearest legal: true"
@@ -143,6 +172,50 @@ fn what_the_models_lack_is_refused() {
     assert!(refuse(LLAMA3, "attention_dropout", json!(0.1)).contains("`attention_dropout` is 0.1"));
     assert!(refuse(LLAMA3, "hidden_act", json!("gelu")).contains("nearest legal: silu"));
     assert!(refuse(LLAMA3, "rope_parameters", json!({"rope_type": "yarn"})).contains("`rope_type` is yarn"));
+    assert!(refuse(LLAMA3, "rope_scaling", json!({"rope_type": "default"})).contains("`rope_scaling` is given twice"));
+    assert!(refuse(QWEN3, "use_sliding_window", json!(true)).contains("`use_sliding_window` is true"));
+    assert!(refuse(QWEN3, "layer_types", json!(["sliding_attention"])).contains("nearest legal: 4 x full_attention"));
+    assert!(refuse(LLAMA2, "pretraining_tp", json!(2)).contains("`pretraining_tp` is 2"));
     assert_eq!(refuse(LLAMA3, "vocab_size", json!(-1)), "config.json: `vocab_size` is -1, not a positive integer");
     assert_eq!(refuse(LLAMA3, "hidden_size", Value::Null), "config.json: `hidden_size` is missing");
+}
+
+#[test]
+fn a_key_that_nobody_knows_is_refused() {
+    let message = refuse(LLAMA3, "logit_softcap", json!(30.0));
+    assert!(message.starts_with("config.json: `logit_softcap` is not a key that this model knows"), "{message}");
+    assert!(message.contains("rms_norm_eps") && message.contains("use_cache"), "{message}");
+    assert!(refuse(LLAMA3, "sliding_window", json!(16)).contains("`sliding_window` is not a key"));
+    let rope = json!({"rope_type": "default", "rope_theta": 1e4, "beta_fast": 32});
+    assert!(refuse(QWEN3, "rope_parameters", rope).contains("`beta_fast` is not a key"));
+    // transformers gives a Mistral without this key a window of 4096.
+    let mut config = parse(MISTRAL);
+    config.as_object_mut().unwrap().remove("sliding_window");
+    assert_eq!(FamilyConfig::from_hf(&config).unwrap_err().to_string(), "config.json: `sliding_window` is missing");
+}
+
+#[test]
+fn an_architecture_that_is_not_here_is_refused() {
+    let message = refuse(LLAMA3, "model_type", json!("mamba"));
+    assert_eq!(
+        message,
+        "config.json: there is no model for `model_type` mamba; supported: llama (LlamaForCausalLM), \
+         mistral (MistralForCausalLM), qwen3 (Qwen3ForCausalLM), gpt2 (GPT2LMHeadModel)"
+    );
+    let message = refuse(LLAMA3, "architectures", json!(["LlamaForSequenceClassification"]));
+    assert!(message.contains("`architectures` LlamaForSequenceClassification; supported: llama"), "{message}");
+}
+
+/// GPT-2 was trained with attention dropout, which is read and written but cannot be trained with.
+#[test]
+fn attention_dropout_is_kept_and_not_trained_with() {
+    let mut original = parse(GPT2);
+    original["attn_pdrop"] = json!(0.1);
+    let config = FamilyConfig::from_hf(&original).unwrap();
+    assert_eq!(config.to_hf().unwrap()["attn_pdrop"], json!(0.1));
+    assert_eq!(config.check(), Ok(()));
+    assert_eq!(
+        config.check_training().unwrap_err().to_string(),
+        "attention_dropout = 0.1 is not 0, the only value that training has; nearest legal: 0"
+    );
 }

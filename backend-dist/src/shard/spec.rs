@@ -14,9 +14,10 @@ pub struct ParamSpec {
     pub id: u64,
     /// The slices of global tensors that the parameter is made of, in order.
     pub sections: Vec<Section>,
-    /// The parameter is applied to a part of the sequence on each tensor parallel rank (norm weights, biases after a
-    /// row-parallel layer, positions, all under sequence parallelism): its gradient is a sum over that group.
-    pub sequence_parallel: bool,
+    /// The parameter is applied to another part of the activations on each tensor parallel rank, so its gradient is a sum
+    /// over that group: norm weights, biases after a row-parallel layer and positions under sequence parallelism; norms
+    /// of the rank's own heads always.
+    pub partial_gradient: bool,
     /// Weight decay applies; false for one-dimensional parameters, as in Megatron-LM
     /// (`megatron/core/optimizer/__init__.py`).
     pub weight_decay: bool,
@@ -36,14 +37,14 @@ impl ParamSpec {
     ///
     /// # Panics
     /// If there is no section, or sections differ in a dimension other than the first.
-    pub fn new(sections: Vec<Section>, sequence_parallel: bool) -> Self {
+    pub fn new(sections: Vec<Section>, partial_gradient: bool) -> Self {
         let first = sections.first().expect("a parameter has at least one section");
         let tail = first.local_shape()[1..].to_vec();
         for section in &sections {
             assert_eq!(section.local_shape()[1..], tail, "{} does not fit under {}", section.name, first.name);
         }
         let weight_decay = first.global_shape.len() > 1;
-        Self { id: stable_hash(&first.name), sections, sequence_parallel, weight_decay }
+        Self { id: stable_hash(&first.name), sections, partial_gradient, weight_decay }
     }
 
     /// Name of the first section, which names the parameter in messages.
@@ -89,10 +90,10 @@ impl ParamSpec {
     ///
     /// A slice that several ranks hold because there are fewer parts than ranks is used by each with its own heads,
     /// so every copy has a part of the gradient. A replicated parameter has the whole gradient on every rank, unless
-    /// the rank saw only a part of the sequence.
+    /// each rank applies it to another part of the activations.
     pub fn gradient_sums(&self) -> Vec<GradientSum> {
         let sections = self.sections.iter().zip(self.elements());
-        let partial = sections.filter(|(s, _)| s.copies > 1 && (s.split.is_some() || self.sequence_parallel));
+        let partial = sections.filter(|(s, _)| s.copies > 1 && (s.split.is_some() || self.partial_gradient));
         partial.map(|(section, elements)| GradientSum { elements, ranks: section.copies }).collect()
     }
 }

@@ -1,6 +1,7 @@
 //! The `burn-megatron` command: one module per subcommand, each with its arguments and a `run`.
 
 pub mod device;
+mod forward;
 mod inspect;
 pub mod layout;
 mod overrides;
@@ -36,6 +37,8 @@ pub enum Command {
     Verify(verify::Args),
     /// Repeat a recorded Megatron-Core run and compare every step
     Replay(replay::Args),
+    /// Compute logits, loss and gradients of a Hugging Face folder, in any layout
+    Forward(forward::Args),
 }
 
 /// Runs a parsed command.
@@ -49,6 +52,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Train(args) => train::run(*args),
         Command::Verify(args) => verify::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::Forward(args) => forward::run(args),
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
-use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig};
+use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig};
 
 use super::device::Place;
 use crate::engine::runnable;
@@ -16,6 +16,10 @@ use crate::verify::{Candidate, Row, Settings, TOLERANCE, candidates, verify};
 enum Family {
     /// RMSNorm, rotary positions, SwiGLU, grouped queries
     Llama,
+    /// Llama with a sliding window of a quarter of the row
+    Mistral,
+    /// Llama with norms of every query and key head
+    Qwen3,
     /// LayerNorm, learned positions, GELU, biases, dropout, tied output
     Gpt,
 }
@@ -80,13 +84,18 @@ pub struct Args {
 /// If the model or a layout cannot be run.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.model {
-        Family::Llama => run_model::<Llama>(&args, &llama(&args)),
+        Family::Llama => run_model::<Llama>(&args, &llama(&args, LlamaVariant::Llama)),
+        Family::Mistral => run_model::<Llama>(&args, &llama(&args, LlamaVariant::Mistral)),
+        Family::Qwen3 => run_model::<Llama>(&args, &llama(&args, LlamaVariant::Qwen3)),
         Family::Gpt => run_model::<Gpt>(&args, &gpt(&args)),
     }
 }
 
-fn llama(args: &Args) -> LlamaConfig {
+fn llama(args: &Args, variant: LlamaVariant) -> LlamaConfig {
+    let window = (args.seq_length / 4).max(1);
     LlamaConfig {
+        variant,
+        sliding_window: (variant == LlamaVariant::Mistral).then_some(window),
         vocab_size: args.vocab,
         hidden_size: args.hidden,
         intermediate_size: args.ffn,

@@ -5,7 +5,7 @@ use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, divides, positive, share};
+use crate::config::{ConfigError, divides, positive, share, zero};
 use crate::layers::{Activation, AttentionConfig, BlockConfig, LinearConfig, MlpConfig, NormKind};
 use crate::layout::ModelDims;
 use crate::megatron::MegatronDecoder;
@@ -39,6 +39,9 @@ pub struct GptConfig {
     pub initializer_range: f64,
     /// Share of the elements dropped after the embedding and before each residual addition.
     pub hidden_dropout: f64,
+    /// Share of the attention weights that another program dropped in training. It is kept for `config.json`; attention
+    /// has no dropout here, so [`ModelConfig::check_training`] refuses any other value than 0.
+    pub attention_dropout: f64,
     /// Every rank's rows of the vocabulary are a multiple of this.
     pub make_vocab_size_divisible_by: usize,
 }
@@ -66,6 +69,7 @@ impl GptConfig {
             tie_word_embeddings: true,
             initializer_range: 0.02,
             hidden_dropout: 0.0,
+            attention_dropout: 0.0,
             make_vocab_size_divisible_by: 1,
         }
     }
@@ -103,6 +107,8 @@ impl GptConfig {
                 heads: self.num_attention_heads,
                 kv_heads: self.num_attention_heads,
                 head_dim: self.head_dim(),
+                window: None,
+                head_norm_eps: None,
                 input: linear(self.init()),
                 output: linear(residual),
             },
@@ -130,7 +136,13 @@ impl ModelConfig for GptConfig {
             ("num_hidden_layers", self.num_hidden_layers),
         ])?;
         divides("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size)?;
-        share("hidden_dropout", self.hidden_dropout)
+        share("hidden_dropout", self.hidden_dropout)?;
+        share("attention_dropout", self.attention_dropout)
+    }
+
+    fn check_training(&self) -> Result<(), ConfigError> {
+        self.check()?;
+        zero("attention_dropout", self.attention_dropout)
     }
 
     fn dims(&self) -> ModelDims {
@@ -158,6 +170,7 @@ impl ModelConfig for GptConfig {
             head_dim: self.head_dim(),
             gated: false,
             norm_bias: true,
+            head_norms: false,
             qkv_bias: self.bias,
             proj_bias: self.bias,
             mlp_bias: self.bias,

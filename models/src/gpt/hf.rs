@@ -6,6 +6,10 @@ use super::config::GptConfig;
 use crate::hf::{ConfigReader, HfError};
 use crate::names::{Foreign, NameMap};
 
+/// Keys of a head that classifies, which a language model does not have.
+const HARMLESS: [&str; 5] =
+    ["summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"];
+
 /// The names of `GPT2LMHeadModel`'s tensors. Its linear layers store `[in, out]`, and query, key and value are one.
 pub(super) fn names(config: &GptConfig) -> NameMap {
     let (hidden, width) = (config.hidden_size, config.intermediate_size);
@@ -64,13 +68,13 @@ fn linear(
 }
 
 impl GptConfig {
-    /// Reads a `config.json` with `"model_type": "gpt2"`.
+    /// Reads a `config.json` with `"model_type": "gpt2"`. An absent key has transformers' default.
     ///
     /// # Errors
-    /// Names the key that is missing or asks for something this model does not do, for example attention dropout.
+    /// Names the key that is missing, unknown, or asks for something this model does not do.
     pub fn from_hf(config: &Value) -> Result<Self, HfError> {
         let config = ConfigReader::new(config)?;
-        config.expect("model_type", "gpt2")?;
+        config.expect_model("gpt2")?;
         let activation = config.text("activation_function")?.unwrap_or("gelu_new");
         let gelu_tanh = match activation {
             "gelu_new" | "gelu_pytorch_tanh" => true,
@@ -80,8 +84,9 @@ impl GptConfig {
         config.expect_flag("scale_attn_weights", true)?;
         config.expect_flag("scale_attn_by_inverse_layer_idx", false)?;
         config.expect_flag("add_cross_attention", false)?;
-        // transformers' defaults, where a key may be absent.
-        config.expect_number("attn_pdrop", 0.1, 0.0)?;
+        // Another order of the same operations, in fp32.
+        config.expect_flag("reorder_and_upcast_attn", false)?;
+        let attention_dropout = config.number("attn_pdrop")?.unwrap_or(0.1);
         let hidden_dropout = config.number("resid_pdrop")?.unwrap_or(0.1);
         let embedding_dropout = config.number("embd_pdrop")?.unwrap_or(0.1);
         if embedding_dropout != hidden_dropout {
@@ -89,9 +94,13 @@ impl GptConfig {
             return Err(config.unsupported("embd_pdrop", &embedding_dropout.to_string(), &legal));
         }
         let hidden_size = config.size("n_embd")?;
-        Ok(Self {
+        let max_position_embeddings = config.size("n_positions")?;
+        if let Some(context) = config.optional_size("n_ctx")?.filter(|context| *context != max_position_embeddings) {
+            return Err(config.unsupported("n_ctx", &context.to_string(), &max_position_embeddings.to_string()));
+        }
+        let read = Self {
             vocab_size: config.size("vocab_size")?,
-            max_position_embeddings: config.size("n_positions")?,
+            max_position_embeddings,
             hidden_size,
             intermediate_size: config.size_or("n_inner", 4 * hidden_size)?,
             num_hidden_layers: config.size("n_layer")?,
@@ -102,8 +111,11 @@ impl GptConfig {
             tie_word_embeddings: config.flag_or("tie_word_embeddings", true)?,
             initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
             hidden_dropout,
+            attention_dropout,
             make_vocab_size_divisible_by: 1,
-        })
+        };
+        config.finish(&HARMLESS)?;
+        Ok(read)
     }
 
     /// The `config.json` of this model.
@@ -127,7 +139,7 @@ impl GptConfig {
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "tie_word_embeddings": self.tie_word_embeddings,
             "initializer_range": self.initializer_range,
-            "attn_pdrop": 0.0,
+            "attn_pdrop": self.attention_dropout,
             "resid_pdrop": self.hidden_dropout,
             "embd_pdrop": self.hidden_dropout,
         }))

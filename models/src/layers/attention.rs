@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 
 use super::cache::LayerCache;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
+use super::norm::Norm;
 use super::rope::Angles;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -22,6 +23,10 @@ pub struct AttentionConfig {
     pub kv_heads: usize,
     /// Features of a head.
     pub head_dim: usize,
+    /// A position sees itself and this many minus one before it; `None` is all of them.
+    pub window: Option<usize>,
+    /// Epsilon of the RMSNorms over the features of each query and key head, if there are any (Qwen3).
+    pub head_norm_eps: Option<f64>,
     /// The query, key and value projection.
     pub input: LinearConfig,
     /// The projection that is added to the residual stream.
@@ -33,6 +38,8 @@ pub struct AttentionConfig {
 #[derive(Module, Debug)]
 pub struct SelfAttention {
     qkv: ColumnParallelLinear,
+    /// Of the queries and of the keys.
+    head_norms: Option<[Norm; 2]>,
     out: RowParallelLinear,
     #[module(skip)]
     heads: PackedHeads,
@@ -56,11 +63,20 @@ impl SelfAttention {
             Output { name: &v, features: kv_features, parts: kv_parts },
         ];
         let inner = config.heads * config.head_dim;
+        let qkv = ColumnParallelLinear::new(params, config.hidden, &outputs, config.input)?;
+        let head_norms = match config.head_norm_eps {
+            Some(eps) => Some([
+                Norm::of_heads(params, &format!("{name}.q_norm"), config.head_dim, eps)?,
+                Norm::of_heads(params, &format!("{name}.k_norm"), config.head_dim, eps)?,
+            ]),
+            None => None,
+        };
         Ok(Self {
-            qkv: ColumnParallelLinear::new(params, config.hidden, &outputs, config.input)?,
+            qkv,
+            head_norms,
             out: RowParallelLinear::new(params, &format!("{name}.o_proj"), inner, config.hidden, config.output)?,
             heads: PackedHeads { heads: config.heads / ranks, kv_heads: config.kv_heads / kv_parts },
-            options: AttentionOptions::causal(config.head_dim),
+            options: AttentionOptions { window: config.window, ..AttentionOptions::causal(config.head_dim) },
         })
     }
 
@@ -90,17 +106,25 @@ impl SelfAttention {
         self.leave(pad_sequence(attention(q, k, v, self.options), rows))
     }
 
-    /// The projection's `[s, b, features]` as rotated heads `[s, b, heads + 2 kv_heads, d]`.
+    /// The projection's `[s, b, features]` as normalised and rotated heads `[s, b, heads + 2 kv_heads, d]`.
     fn heads(&self, qkv: Tensor<3>, angles: Option<&Angles>) -> Tensor<4> {
         let [seq, batch, features] = qkv.dims();
         let head_dim = features / self.heads.total();
-        let qkv = qkv.reshape([seq, batch, self.heads.total(), head_dim]);
+        let qkv = self.normalised(qkv.reshape([seq, batch, self.heads.total(), head_dim]));
         match angles {
             Some(angles) => {
                 rope_packed(qkv, angles.cos.clone(), angles.sin.clone(), self.heads.heads + self.heads.kv_heads)
             }
             None => qkv,
         }
+    }
+
+    fn normalised(&self, qkv: Tensor<4>) -> Tensor<4> {
+        let Some([of_queries, of_keys]) = &self.head_norms else { return qkv };
+        let PackedHeads { heads, kv_heads } = self.heads;
+        let queries = of_queries.forward(qkv.clone().narrow(2, 0, heads));
+        let keys = of_keys.forward(qkv.clone().narrow(2, heads, kv_heads));
+        Tensor::cat(vec![queries, keys, qkv.narrow(2, heads + kv_heads, kv_heads)], 2)
     }
 
     /// From what the heads `[s, b, heads, d]` gathered to the residual stream.

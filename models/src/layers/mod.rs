@@ -6,11 +6,13 @@ mod block;
 mod cache;
 mod dropout;
 mod embedding;
+mod fp32_norm;
 mod linear;
 mod mlp;
 mod norm;
 mod output;
 mod rope;
+mod trigonometry;
 
 pub use attention::{AttentionConfig, SelfAttention};
 pub use block::{BlockConfig, TransformerBlock};

@@ -4,9 +4,10 @@
 use backend_dist::ops::{layer_norm, rms_norm};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
+use super::fp32_norm::normalised;
 use crate::param::{BuildError, ParamBuilder};
 
 /// Which normalisation.
@@ -24,6 +25,8 @@ pub struct Norm {
     weight: Param<Tensor<1>>,
     bias: Option<Param<Tensor<1>>>,
     eps: f64,
+    #[module(skip)]
+    fp32: bool,
 }
 
 impl Norm {
@@ -43,14 +46,35 @@ impl Norm {
             NormKind::Rms => None,
             NormKind::Layer => Some(params.on_sequence(&format!("{name}.bias"), [hidden], Init::ZEROS)?),
         };
-        Ok(Self { weight, bias, eps })
+        Ok(Self { weight, bias, eps, fp32: params.has_fp32_norms() })
+    }
+
+    /// An RMSNorm over the features of each of the rank's own heads: one weight for all heads.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn of_heads(params: &mut ParamBuilder, name: &str, head_dim: usize, eps: f64) -> Result<Self, BuildError> {
+        let weight = params.on_heads(&format!("{name}.weight"), [head_dim], Init::ONES)?;
+        Ok(Self { weight, bias: None, eps, fp32: params.has_fp32_norms() })
     }
 
     /// Normalises the last dimension.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match &self.bias {
+            None if self.fp32 && x.dtype() == DType::F64 => self.rms_in_fp32(x),
             None => rms_norm(x, self.weight.val(), self.eps),
             Some(bias) => layer_norm(x, self.weight.val(), bias.val(), self.eps),
         }
+    }
+
+    /// The value of [`normalised`], with the gradient of the exact norm.
+    fn rms_in_fp32<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let (shape, n, device) = (x.dims(), x.dims()[D - 1], x.device());
+        let values = x.to_data().try_to_vec::<f64>().expect("the tensor is f64");
+        let rounded = TensorData::new(normalised(&values, n, self.eps), shape);
+        let weight = self.weight.val();
+        let rounded = Tensor::<D>::from_data(rounded, (&device, DType::F64)) * weight.clone().detach().unsqueeze();
+        let exact = rms_norm(x, weight, self.eps);
+        exact.clone() + (rounded - exact.detach())
     }
 }

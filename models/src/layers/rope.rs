@@ -1,11 +1,16 @@
 //! Rotary position embeddings: the angles, from the base or with Llama 3's scaling.
+//!
+//! All of it is fp32 whatever the model computes in, step by step as Hugging Face transformers does it on a CPU: that is
+//! what checkpoints were trained with, and at position 10,000 an angle of full precision is another one.
 
-use std::f64::consts::TAU;
+use std::f32::consts::TAU;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
+
+use super::trigonometry::{cos, sin};
 
 /// Llama 3.1's stretching of the low frequencies (Hugging Face transformers, `modeling_rope_utils.py`,
 /// `_compute_llama3_parameters`).
@@ -22,18 +27,20 @@ pub struct Llama3Scaling {
 }
 
 impl Llama3Scaling {
-    fn apply(&self, frequency: f64) -> f64 {
+    /// Every operation rounds, in the order of `_compute_llama3_parameters`; dividing a number by a tensor is
+    /// multiplying it by the tensor's reciprocal there.
+    fn apply(&self, frequency: f32) -> f32 {
+        let (factor, low, high) = (self.factor as f32, self.low_freq_factor as f32, self.high_freq_factor as f32);
         let context = self.original_max_position_embeddings as f64;
-        let wavelength = TAU / frequency;
-        if wavelength > context / self.low_freq_factor {
-            return frequency / self.factor;
+        let wavelength = TAU * frequency.recip();
+        if wavelength > (context / self.low_freq_factor) as f32 {
+            return frequency / factor;
         }
-        if wavelength < context / self.high_freq_factor {
+        if wavelength < (context / self.high_freq_factor) as f32 {
             return frequency;
         }
-        let span = self.high_freq_factor - self.low_freq_factor;
-        let smooth = (context / wavelength - self.low_freq_factor) / span;
-        (1.0 - smooth) * frequency / self.factor + smooth * frequency
+        let smooth = (context as f32 * wavelength.recip() - low) / (high - low);
+        (1.0 - smooth) * frequency / factor + smooth * frequency
     }
 }
 
@@ -50,10 +57,13 @@ pub struct RopeConfig {
 
 impl RopeConfig {
     /// Radians per position of each of the `head_dim / 2` rotated pairs.
-    pub fn frequencies(&self) -> Vec<f64> {
-        let half = self.head_dim / 2;
-        let base = (0..half).map(|pair| self.theta.powf(-2.0 * pair as f64 / self.head_dim as f64));
-        base.map(|frequency| self.scaling.map_or(frequency, |scaling| scaling.apply(frequency))).collect()
+    pub fn frequencies(&self) -> Vec<f32> {
+        let frequency = |pair: usize| {
+            let exponent = (2 * pair) as f32 / self.head_dim as f32;
+            let wave = f64::from(self.theta as f32).powf(exponent.into()) as f32;
+            self.scaling.map_or(wave.recip(), |scaling| scaling.apply(wave.recip()))
+        };
+        (0..self.head_dim / 2).map(frequency).collect()
     }
 }
 
@@ -66,10 +76,10 @@ pub struct Angles {
     pub sin: Tensor<2>,
 }
 
-/// Gives the angles of positions, computed in `f64` and kept for the next forward pass.
+/// Gives the angles of positions, and keeps them for the next forward pass.
 #[derive(Clone, Debug)]
 pub struct RotaryEmbedding {
-    frequencies: Vec<f64>,
+    frequencies: Vec<f32>,
     last: Arc<Mutex<Option<(Key, Angles)>>>,
 }
 
@@ -95,12 +105,12 @@ impl RotaryEmbedding {
         if let Some((_, angles)) = last.as_ref().filter(|(of, _)| *of == key) {
             return angles.clone();
         }
-        let table = |function: fn(f64) -> f64| {
-            let rows = positions.clone().flat_map(|p| self.frequencies.iter().map(move |f| function(p as f64 * f)));
-            let data = TensorData::new(rows.collect::<Vec<f64>>(), [positions.len(), self.frequencies.len()]);
+        let table = |function: fn(f32) -> f32| {
+            let rows = positions.clone().flat_map(|p| self.frequencies.iter().map(move |f| function(p as f32 * f)));
+            let data = TensorData::new(rows.collect::<Vec<f32>>(), [positions.len(), self.frequencies.len()]);
             Tensor::from_data(data, (device, dtype))
         };
-        let angles = Angles { cos: table(f64::cos), sin: table(f64::sin) };
+        let angles = Angles { cos: table(cos), sin: table(sin) };
         *last = Some((key, angles.clone()));
         angles
     }
@@ -123,7 +133,7 @@ mod tests {
         let config = RopeConfig { head_dim: 4, theta: 500_000.0, scaling: Some(scaling) };
         let frequencies = config.frequencies();
         assert_eq!(frequencies[0], 1.0);
-        assert!((frequencies[1] * 8.0 - 500_000f64.powf(-0.5)).abs() < 1e-18);
+        assert_eq!(frequencies[1], (500_000f64.sqrt() as f32).recip() / 8.0);
     }
 
     /// Between the two limits frequencies go continuously from one to `factor` times stretched.
@@ -135,10 +145,10 @@ mod tests {
             high_freq_factor: 4.0,
             original_max_position_embeddings: 8192,
         };
-        let at = |wavelength: f64| scaling.apply(TAU / wavelength) * wavelength / TAU;
-        assert!((at(8192.0 - 1e-6) - 1.0 / 8.0).abs() < 1e-8);
-        assert!((at(2048.0 + 1e-6) - 1.0).abs() < 1e-8);
+        let at = |wavelength: f32| scaling.apply(TAU / wavelength) * wavelength / TAU;
+        assert!((at(8191.9) - 1.0 / 8.0).abs() < 1e-5);
+        assert!((at(2048.1) - 1.0).abs() < 1e-4);
         // Half-way in inverse wavelength, (1 + 4) / 2 = 2.5 turns per context: the mean of both.
-        assert!((at(8192.0 / 2.5) - (1.0 + 1.0 / 8.0) / 2.0).abs() < 1e-12);
+        assert!((at(8192.0 / 2.5) - (1.0 + 1.0 / 8.0) / 2.0).abs() < 1e-6);
     }
 }

@@ -1,4 +1,6 @@
-//! The sizes of a Llama. Field names are Hugging Face's.
+//! The sizes of a Llama and of its relatives. Field names are Hugging Face's.
+
+use std::fmt;
 
 use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
@@ -12,10 +14,42 @@ use crate::layout::ModelDims;
 use crate::megatron::MegatronDecoder;
 use crate::names::NameMap;
 
-/// A Llama's sizes.
+/// Which of the relatives. They share the blocks and differ in what is named here, and in how Hugging Face calls them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LlamaVariant {
+    /// Llama 2 and 3.
+    #[default]
+    Llama,
+    /// Mistral: attention may have a sliding window.
+    Mistral,
+    /// Qwen3, dense: every query and key head is normalised before rotation.
+    Qwen3,
+}
+
+impl fmt::Display for LlamaVariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.model_type())
+    }
+}
+
+impl LlamaVariant {
+    /// Hugging Face's name.
+    pub(super) fn model_type(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+}
+
+/// The sizes of a Llama or one of its relatives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LlamaConfig {
+    /// Which of the relatives.
+    pub variant: LlamaVariant,
     /// Number of tokens.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -30,6 +64,10 @@ pub struct LlamaConfig {
     pub num_key_value_heads: usize,
     /// Features of a head.
     pub head_dim: usize,
+    /// Longest sequence that the model was made for. Rotary positions go on beyond it.
+    pub max_position_embeddings: usize,
+    /// A position sees itself and this many minus one before it (Mistral only); `None` is all of them.
+    pub sliding_window: Option<usize>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Llama 3.1's scaling of the rotary frequencies.
@@ -62,6 +100,7 @@ impl LlamaConfig {
     /// Small enough for tests: 0.1 million parameters, every feature of a Llama 3 except the scaling.
     pub fn tiny() -> Self {
         Self {
+            variant: LlamaVariant::Llama,
             vocab_size: 256,
             hidden_size: 64,
             intermediate_size: 128,
@@ -69,6 +108,8 @@ impl LlamaConfig {
             num_attention_heads: 8,
             num_key_value_heads: 4,
             head_dim: 8,
+            max_position_embeddings: 2048,
+            sliding_window: None,
             rope_theta: 10_000.0,
             rope_scaling: None,
             rms_norm_eps: 1e-5,
@@ -91,6 +132,7 @@ impl LlamaConfig {
             num_attention_heads: 32,
             num_key_value_heads: 8,
             head_dim: 128,
+            max_position_embeddings: 8192,
             rope_theta: 500_000.0,
             make_vocab_size_divisible_by: 128,
             ..Self::tiny()
@@ -104,6 +146,7 @@ impl LlamaConfig {
             intermediate_size: 8192,
             num_hidden_layers: 16,
             head_dim: 64,
+            max_position_embeddings: 131_072,
             rope_scaling: Some(Llama3Scaling {
                 factor: 32.0,
                 low_freq_factor: 1.0,
@@ -113,6 +156,40 @@ impl LlamaConfig {
             tie_word_embeddings: true,
             ..Self::llama3_8b()
         }
+    }
+
+    /// Mistral 7B, version 0.1.
+    pub fn mistral_7b() -> Self {
+        Self {
+            variant: LlamaVariant::Mistral,
+            vocab_size: 32_000,
+            max_position_embeddings: 32_768,
+            sliding_window: Some(4096),
+            rope_theta: 10_000.0,
+            ..Self::llama3_8b()
+        }
+    }
+
+    /// Qwen3 with 0.6 billion parameters.
+    pub fn qwen3_0_6b() -> Self {
+        Self {
+            variant: LlamaVariant::Qwen3,
+            vocab_size: 151_936,
+            hidden_size: 1024,
+            intermediate_size: 3072,
+            num_hidden_layers: 28,
+            num_attention_heads: 16,
+            max_position_embeddings: 40_960,
+            rope_theta: 1_000_000.0,
+            rms_norm_eps: 1e-6,
+            tie_word_embeddings: true,
+            ..Self::llama3_8b()
+        }
+    }
+
+    /// Whether every query and key head is normalised.
+    pub(super) fn has_head_norms(&self) -> bool {
+        self.variant == LlamaVariant::Qwen3
     }
 
     /// Distribution of embeddings and of projections inside a block.
@@ -133,6 +210,8 @@ impl LlamaConfig {
                 heads: self.num_attention_heads,
                 kv_heads: self.num_key_value_heads,
                 head_dim: self.head_dim,
+                window: self.sliding_window,
+                head_norm_eps: self.has_head_norms().then_some(self.rms_norm_eps),
                 input: linear(self.attention_bias, self.init()),
                 output: linear(self.attention_bias, residual),
             },
@@ -158,7 +237,13 @@ impl ModelConfig for LlamaConfig {
             ("intermediate_size", self.intermediate_size),
             ("num_hidden_layers", self.num_hidden_layers),
             ("num_attention_heads", self.num_attention_heads),
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("sliding_window", self.sliding_window.unwrap_or(1)),
         ])?;
+        if let Some(value) = self.sliding_window.filter(|_| self.variant != LlamaVariant::Mistral) {
+            let (owner, variant) = ("models with `variant = \"mistral\"`", self.variant.to_string());
+            return Err(ConfigError::Foreign { key: "sliding_window", value, owner, variant });
+        }
         divides("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", self.num_attention_heads)?;
         even("head_dim", self.head_dim)?;
         share("hidden_dropout", self.hidden_dropout)
@@ -189,6 +274,7 @@ impl ModelConfig for LlamaConfig {
             head_dim: self.head_dim,
             gated: true,
             norm_bias: false,
+            head_norms: self.has_head_norms(),
             qkv_bias: self.attention_bias,
             proj_bias: self.attention_bias,
             mlp_bias: self.mlp_bias,
@@ -207,9 +293,11 @@ impl ModelConfig for LlamaConfig {
 mod tests {
     use super::*;
 
-    /// The model cards' 8.03, 1.24 billion parameters, to the last one (`LlamaForCausalLM.num_parameters()`).
+    /// The model cards' 8.03, 1.24, 7.24 and 0.6 billion parameters, to the last one (`num_parameters()`).
     #[test]
     fn presets_have_the_published_sizes() {
+        assert_eq!(LlamaConfig::mistral_7b().parameter_count(), 7_241_732_096);
+        assert_eq!(LlamaConfig::qwen3_0_6b().parameter_count(), 596_049_920);
         assert_eq!(LlamaConfig::llama3_8b().parameter_count(), 8_030_261_248);
         assert_eq!(LlamaConfig::llama3_1b().parameter_count(), 1_235_814_400);
     }
@@ -228,6 +316,15 @@ mod tests {
         );
         assert_eq!(refuse(LlamaConfig { vocab_size: 0, ..tiny() }), "vocab_size = 0 is not positive; nearest legal: 1");
         assert!(refuse(LlamaConfig { hidden_dropout: 1.0, ..tiny() }).contains("hidden_dropout = 1"));
+        assert_eq!(
+            refuse(LlamaConfig { sliding_window: Some(16), ..tiny() }),
+            "sliding_window = 16: models with `variant = \"mistral\"` have it, this model is llama; nearest legal: none"
+        );
+        let mistral = || LlamaConfig { variant: LlamaVariant::Mistral, ..tiny() };
+        assert!(
+            refuse(LlamaConfig { sliding_window: Some(0), ..mistral() }).contains("sliding_window = 0 is not positive")
+        );
+        assert_eq!(LlamaConfig { sliding_window: Some(16), ..mistral() }.check(), Ok(()));
         assert_eq!(tiny().check(), Ok(()));
     }
 }

@@ -1,13 +1,13 @@
-//! Llama in Hugging Face's words: names of tensors and `config.json`.
+//! Llama and its relatives in Hugging Face's words: names of tensors and `config.json`.
 
 use serde_json::{Map, Value, json};
 
-use super::config::LlamaConfig;
-use crate::hf::{ConfigReader, HfError};
+use super::config::{LlamaConfig, LlamaVariant};
+use crate::hf::{ConfigReader, HfError, class_of};
 use crate::layers::Llama3Scaling;
 use crate::names::NameMap;
 
-/// The names of `LlamaForCausalLM`'s tensors.
+/// The names of the tensors of `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen3ForCausalLM`.
 pub(super) fn names(config: &LlamaConfig) -> NameMap {
     let (hidden, width, d) = (config.hidden_size, config.intermediate_size, config.head_dim);
     let (queries, keys) = (config.num_attention_heads * d, config.num_key_value_heads * d);
@@ -24,6 +24,9 @@ pub(super) fn names(config: &LlamaConfig) -> NameMap {
         for (part, out, input) in attention {
             let (ours, theirs) = (format!("{ours}.attention.{part}_proj"), format!("{theirs}.self_attn.{part}_proj"));
             linear(&mut map, &ours, &theirs, [out, input], config.attention_bias);
+        }
+        for part in ["q_norm", "k_norm"].iter().filter(|_| config.has_head_norms()) {
+            map.same(format!("{ours}.attention.{part}.weight"), format!("{theirs}.self_attn.{part}.weight"), &[d]);
         }
         for (part, out, input) in [("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)] {
             let (ours, theirs) = (format!("{ours}.mlp.{part}_proj"), format!("{theirs}.mlp.{part}_proj"));
@@ -44,33 +47,51 @@ fn linear(map: &mut NameMap, ours: &str, theirs: &str, shape: [usize; 2], bias: 
     }
 }
 
+impl LlamaVariant {
+    /// Keys that this relative's configuration has and that change nothing.
+    fn harmless(self) -> &'static [&'static str] {
+        match self {
+            Self::Llama | Self::Mistral => &[],
+            // Both count only where `use_sliding_window` is true.
+            Self::Qwen3 => &["max_window_layers", "sliding_window"],
+        }
+    }
+}
+
 impl LlamaConfig {
-    /// Reads a `config.json` with `"model_type": "llama"`, with rotary parameters in the form of transformers 5
-    /// (`rope_parameters`) or 4 (`rope_theta` and `rope_scaling`).
+    /// Reads the `config.json` of a relative, with rotary parameters in the form of transformers 5 (`rope_parameters`)
+    /// or 4 (`rope_theta` and `rope_scaling`). An absent key has transformers' default, where all relatives have the
+    /// same one.
     ///
     /// # Errors
-    /// Names the key that is missing or asks for something this model does not do.
-    pub fn from_hf(config: &Value) -> Result<Self, HfError> {
+    /// Names the key that is missing, unknown, or asks for something this model does not do.
+    pub fn from_hf(config: &Value, variant: LlamaVariant) -> Result<Self, HfError> {
         let config = ConfigReader::new(config)?;
-        config.expect("model_type", "llama")?;
+        config.expect_model(variant.model_type())?;
         config.expect_or_absent("hidden_act", "silu")?;
         config.expect_number("attention_dropout", 0.0, 0.0)?;
+        config.expect_number("pretraining_tp", 1.0, 1.0)?;
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
-        let rope = config.object("rope_parameters")?.or(config.object("rope_scaling")?);
-        let theta = config.number("rope_theta")?;
-        let (nested_theta, rope_scaling) = match &rope {
-            Some(rope) => (rope.number("rope_theta")?, scaling(rope)?),
-            None => (None, None),
-        };
-        Ok(Self {
+        let (rope_theta, rope_scaling) = rope(&config)?;
+        let llama = variant == LlamaVariant::Llama;
+        let read = Self {
+            variant,
             vocab_size: config.size("vocab_size")?,
             hidden_size,
             intermediate_size: config.size("intermediate_size")?,
             num_hidden_layers: config.size("num_hidden_layers")?,
             num_attention_heads: heads,
-            num_key_value_heads: config.size_or("num_key_value_heads", heads)?,
-            head_dim: config.size_or("head_dim", hidden_size / heads)?,
-            rope_theta: nested_theta.or(theta).unwrap_or(10_000.0),
+            num_key_value_heads: match llama {
+                true => config.size_or("num_key_value_heads", heads)?,
+                false => config.size("num_key_value_heads")?,
+            },
+            head_dim: match variant {
+                LlamaVariant::Qwen3 => config.size("head_dim")?,
+                _ => config.size_or("head_dim", hidden_size / heads)?,
+            },
+            max_position_embeddings: config.size("max_position_embeddings")?,
+            sliding_window: window(&config, variant)?,
+            rope_theta,
             rope_scaling,
             rms_norm_eps: config.number("rms_norm_eps")?.unwrap_or(1e-6),
             tie_word_embeddings: config.flag("tie_word_embeddings")?,
@@ -79,10 +100,19 @@ impl LlamaConfig {
             initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
             hidden_dropout: 0.0,
             make_vocab_size_divisible_by: 1,
-        })
+        };
+        if variant == LlamaVariant::Mistral {
+            config.expect_flag("attention_bias", false)?;
+        }
+        if !llama {
+            config.expect_flag("mlp_bias", false)?;
+        }
+        layer_types(&config, &read)?;
+        config.finish(variant.harmless())?;
+        Ok(read)
     }
 
-    /// The `config.json` of this model, in the form of transformers 5, without a context length.
+    /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
         let mut rope = Map::new();
         rope.insert("rope_theta".into(), json!(self.rope_theta));
@@ -95,9 +125,10 @@ impl LlamaConfig {
             let original = json!(scaling.original_max_position_embeddings);
             rope.insert("original_max_position_embeddings".into(), original);
         }
-        json!({
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+        let kind = self.variant.model_type();
+        let mut config = json!({
+            "architectures": [class_of(kind)],
+            "model_type": kind,
             "hidden_act": "silu",
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -106,25 +137,74 @@ impl LlamaConfig {
             "num_attention_heads": self.num_attention_heads,
             "num_key_value_heads": self.num_key_value_heads,
             "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_position_embeddings,
             "rope_parameters": rope,
             "rms_norm_eps": self.rms_norm_eps,
             "tie_word_embeddings": self.tie_word_embeddings,
-            "attention_bias": self.attention_bias,
-            "mlp_bias": self.mlp_bias,
             "initializer_range": self.initializer_range,
-        })
+        });
+        match self.variant {
+            LlamaVariant::Llama => {
+                config["attention_bias"] = json!(self.attention_bias);
+                config["mlp_bias"] = json!(self.mlp_bias);
+            }
+            LlamaVariant::Mistral => config["sliding_window"] = json!(self.sliding_window),
+            LlamaVariant::Qwen3 => {
+                config["attention_bias"] = json!(self.attention_bias);
+                config["use_sliding_window"] = json!(false);
+            }
+        }
+        config
     }
 }
 
-fn scaling(rope: &ConfigReader) -> Result<Option<Llama3Scaling>, HfError> {
-    match rope.text("rope_type")?.or(rope.text("type")?) {
-        None | Some("default") => Ok(None),
-        Some("llama3") => Ok(Some(Llama3Scaling {
+/// The sliding window, which transformers gives to Mistral unless the key says `null`.
+fn window(config: &ConfigReader, variant: LlamaVariant) -> Result<Option<usize>, HfError> {
+    match variant {
+        LlamaVariant::Llama => Ok(None),
+        LlamaVariant::Mistral if !config.has("sliding_window") => {
+            Err(HfError::Missing { key: "sliding_window".into() })
+        }
+        LlamaVariant::Mistral => config.optional_size("sliding_window"),
+        LlamaVariant::Qwen3 => config.expect_flag("use_sliding_window", false).map(|()| None),
+    }
+}
+
+/// Every layer has the same kind of attention, if the file lists them.
+fn layer_types(config: &ConfigReader, read: &LlamaConfig) -> Result<(), HfError> {
+    let Some(types) = config.texts("layer_types")? else { return Ok(()) };
+    let legal = if read.sliding_window.is_some() { "sliding_attention" } else { "full_attention" };
+    if types.len() != read.num_hidden_layers || types.iter().any(|kind| *kind != legal) {
+        let legal = format!("{} x {legal}", read.num_hidden_layers);
+        return Err(config.unsupported("layer_types", &types.join(", "), &legal));
+    }
+    Ok(())
+}
+
+/// Base and scaling of the rotary frequencies.
+fn rope(config: &ConfigReader) -> Result<(f64, Option<Llama3Scaling>), HfError> {
+    let theta = config.number("rope_theta")?;
+    let rope = match (config.object("rope_parameters")?, config.object("rope_scaling")?) {
+        (Some(_), Some(_)) => return Err(config.unsupported("rope_scaling", "given twice", "`rope_parameters` alone")),
+        (new, old) => new.or(old),
+    };
+    let Some(rope) = rope else { return Ok((theta.unwrap_or(10_000.0), None)) };
+    let nested = rope.number("rope_theta")?;
+    if let (Some(theta), Some(nested)) = (theta, nested)
+        && theta != nested
+    {
+        return Err(config.unsupported("rope_theta", &theta.to_string(), &nested.to_string()));
+    }
+    let scaling = match rope.text("rope_type")?.or(rope.text("type")?) {
+        None | Some("default") => None,
+        Some("llama3") => Some(Llama3Scaling {
             factor: rope.required_number("factor")?,
             low_freq_factor: rope.required_number("low_freq_factor")?,
             high_freq_factor: rope.required_number("high_freq_factor")?,
             original_max_position_embeddings: rope.size("original_max_position_embeddings")?,
-        })),
-        Some(other) => Err(rope.unsupported("rope_type", other, "default, llama3")),
-    }
+        }),
+        Some(other) => return Err(rope.unsupported("rope_type", other, "default, llama3")),
+    };
+    rope.finish(&[])?;
+    Ok((nested.or(theta).unwrap_or(10_000.0), scaling))
 }

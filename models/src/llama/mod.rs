@@ -1,8 +1,9 @@
-//! Llama: RMSNorm, rotary positions, grouped queries, SwiGLU, no biases.
+//! Llama: RMSNorm, rotary positions, grouped queries, SwiGLU, no biases. Mistral adds a sliding window, Qwen3 norms of
+//! every query and key head.
 
 mod config;
 mod hf;
 mod model;
 
-pub use config::LlamaConfig;
+pub use config::{LlamaConfig, LlamaVariant};
 pub use model::Llama;

@@ -63,7 +63,7 @@ impl Batch {
 
 /// A model with noise for weights on a synthetic batch.
 pub fn run<M: CausalLm>(config: &M::Config, layout: &str, dropout: Option<DropoutKey>) -> Outcome {
-    run_on::<M>(config, layout, &Noise, &Batch::synthetic(config.vocab_size()), dropout)
+    run_on::<M>(config, layout, &Noise, &Batch::synthetic(config.vocab_size()), dropout, |params| params)
 }
 
 /// Losses, logits and finished gradients, in `f64`.
@@ -73,10 +73,11 @@ pub fn run_on<M: CausalLm>(
     source: &dyn WeightSource,
     batch: &Batch,
     dropout: Option<DropoutKey>,
+    how: impl Fn(ParamBuilder<'_>) -> ParamBuilder<'_> + Sync,
 ) -> Outcome {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let ranks = launch(&mesh, &[Device::flex()], |rank: Rank| {
-        let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(source))?;
+        let model = M::build(config, how(ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(source)))?;
         let device = rank.device.clone().autodiff();
         let (tokens, labels) = (batch.ids(&batch.tokens, &device), batch.ids(&batch.labels, &device));
         let logits = host(model.logits(tokens.clone()));

@@ -6,7 +6,7 @@ mod hf;
 
 use harness::{Outcome, assert_close, assert_within, initial_weights, largest, run};
 use models::layers::{DropoutKey, Llama3Scaling};
-use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig};
+use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant};
 
 const LIMIT: f64 = 1e-10;
 
@@ -76,6 +76,25 @@ fn llama_tied() {
 fn llama_with_biases() {
     let config = LlamaConfig { attention_bias: true, mlp_bias: true, ..llama() };
     assert_layouts_agree::<Llama>(&config, &["TP4", "TP4 SP"], None);
+}
+
+#[test]
+fn mistral_with_a_sliding_window() {
+    let config = LlamaConfig { variant: LlamaVariant::Mistral, sliding_window: Some(5), ..llama() };
+    assert_layouts_agree::<Llama>(&config, &["TP2", "TP4", "TP2 SP", "TP8 SP"], None);
+    let (windowed, full) = (run::<Llama>(&config, "TP1", None), run::<Llama>(&llama(), "TP1", None));
+    let row = 99;
+    assert!(windowed.logits[..5 * row] == full.logits[..5 * row], "the window reaches the first five positions");
+    assert!(windowed.logits[5 * row..6 * row] != full.logits[5 * row..6 * row], "but not the sixth");
+}
+
+/// The norms' gradients are sums over all ranks, which use different query heads and, in TP4 and TP8, the same keys.
+#[test]
+fn qwen3_with_head_norms() {
+    let config = LlamaConfig { variant: LlamaVariant::Qwen3, ..llama() };
+    assert_layouts_agree::<Llama>(&config, &["TP2", "TP4", "TP2 SP", "TP4 SP", "TP8", "TP8 SP"], None);
+    let gradients = run::<Llama>(&config, "TP2", None).gradients;
+    assert!(largest(&gradients["layers.1.attention.k_norm.weight"].data) > 1e-4);
 }
 
 #[test]

@@ -1,52 +1,60 @@
-//! Reading Hugging Face's `config.json`, key by key, with errors that name the key.
+//! Typed access to an object of a `config.json`, which remembers the keys that were asked for.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
-use thiserror::Error;
 
-/// Why a `config.json` cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum HfError {
-    /// A key is missing.
-    #[error("config.json: `{key}` is missing")]
-    Missing {
-        /// The key.
-        key: String,
-    },
-    /// A value has the wrong type.
-    #[error("config.json: `{key}` is {value}, not {expected}")]
-    Type {
-        /// The key.
-        key: String,
-        /// Its value.
-        value: String,
-        /// What was expected.
-        expected: &'static str,
-    },
-    /// The configuration asks for something the model does not do.
-    #[error("config.json: `{key}` is {value}, which this model does not have; nearest legal: {legal}")]
-    Unsupported {
-        /// The key.
-        key: String,
-        /// Its value.
-        value: String,
-        /// Values that would do.
-        legal: String,
-    },
-}
+use super::{HARMLESS, HfError, class_of};
 
-/// Typed access to an object of a `config.json`.
+/// An object of a `config.json`.
 pub(crate) struct ConfigReader<'a> {
     object: &'a Map<String, Value>,
+    asked: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> ConfigReader<'a> {
     pub fn new(value: &'a Value) -> Result<Self, HfError> {
         let object = value.as_object().ok_or_else(|| wrong_type("the file", value, "an object"))?;
-        Ok(Self { object })
+        Ok(Self::of(object))
+    }
+
+    fn of(object: &'a Map<String, Value>) -> Self {
+        Self { object, asked: RefCell::default() }
+    }
+
+    /// Checks `model_type` and, if they are given, `architectures`.
+    pub fn expect_model(&self, kind: &'static str) -> Result<(), HfError> {
+        self.expect("model_type", kind)?;
+        let Some(classes) = self.texts("architectures")? else { return Ok(()) };
+        match classes.iter().all(|class| class_of(kind) == Some(*class)) {
+            true => Ok(()),
+            false => Err(HfError::Architecture { key: "architectures", value: classes.join(", ") }),
+        }
+    }
+
+    /// Refuses keys that nobody asked for and that are not harmless, here or everywhere.
+    pub fn finish(&self, harmless: &[&str]) -> Result<(), HfError> {
+        let asked = self.asked.borrow();
+        let passed_over = |key: &str| harmless.contains(&key) || HARMLESS.contains(&key);
+        match self.object.keys().find(|key| !asked.contains(*key) && !passed_over(key)) {
+            None => Ok(()),
+            Some(key) => {
+                let known = asked.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+                let harmless = [harmless, &HARMLESS].concat().join(", ");
+                Err(HfError::Unknown { key: key.clone(), known, harmless })
+            }
+        }
+    }
+
+    /// Whether a key is there, be it `null`.
+    pub fn has(&self, key: &str) -> bool {
+        self.object.contains_key(key)
     }
 
     /// The value of a key; `null` is the same as absent.
     fn get(&self, key: &str) -> Option<&'a Value> {
+        self.asked.borrow_mut().insert(key.to_string());
         self.object.get(key).filter(|value| !value.is_null())
     }
 
@@ -96,6 +104,12 @@ impl<'a> ConfigReader<'a> {
         Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
+    /// A list of strings, if present.
+    pub fn texts(&self, key: &str) -> Result<Option<Vec<&'a str>>, HfError> {
+        let read = |value: &'a Value| value.as_array()?.iter().map(Value::as_str).collect();
+        self.typed(key, "a list of strings", read)
+    }
+
     /// A string, if present.
     pub fn text(&self, key: &str) -> Result<Option<&'a str>, HfError> {
         self.typed(key, "a string", Value::as_str)
@@ -103,7 +117,7 @@ impl<'a> ConfigReader<'a> {
 
     /// An object, if present.
     pub fn object(&self, key: &str) -> Result<Option<ConfigReader<'a>>, HfError> {
-        Ok(self.typed(key, "an object", Value::as_object)?.map(|object| ConfigReader { object }))
+        Ok(self.typed(key, "an object", Value::as_object)?.map(ConfigReader::of))
     }
 
     /// A string that must be the given one.

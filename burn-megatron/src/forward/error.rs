@@ -1,0 +1,74 @@
+//! Why a forward pass cannot be done.
+
+use std::path::PathBuf;
+
+use backend_dist::comm::RunError;
+use backend_dist::mesh::LayoutError;
+use backend_dist::shard::RegistryError;
+use models::layout::ModelLayoutError;
+use models::names::NameError;
+use thiserror::Error;
+
+/// Why a forward pass cannot be done.
+#[derive(Debug, Error)]
+pub enum ForwardError {
+    /// The input file is missing or damaged.
+    #[error("{}: {what}", path.display())]
+    Input {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// The output cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Output {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: safetensors::SafeTensorError,
+    },
+    /// Tokens or labels are none of the model's.
+    #[error("{tensor}[{row}, {position}] = {id}; legal: {legal}")]
+    Id {
+        /// `input_ids` or `labels`.
+        tensor: &'static str,
+        /// Row of the batch.
+        row: usize,
+        /// Position in the row.
+        position: usize,
+        /// The token.
+        id: i64,
+        /// What it may be.
+        legal: String,
+    },
+    /// Gradients need a loss.
+    #[error("gradients need a loss: the input has no `labels`")]
+    NoLabels,
+    /// No label counts.
+    #[error("no token has a loss: the label of every token but the first of a row is -100")]
+    NothingToPredict,
+    /// Rows cannot be divided evenly.
+    #[error("--data-parallel {dp} does not divide the input's {rows} rows")]
+    Rows {
+        /// Data parallel ranks.
+        dp: usize,
+        /// Rows of the input.
+        rows: usize,
+    },
+    /// The layout is illegal.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The model does not fit the layout.
+    #[error(transparent)]
+    Model(#[from] ModelLayoutError),
+    /// A rank failed.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// A part of a gradient is on no rank.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A gradient has no name in Hugging Face's model.
+    #[error(transparent)]
+    Names(#[from] NameError),
+}

@@ -1,0 +1,72 @@
+//! The safetensors files that come in and go out.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensorError, SafeTensors, serialize_to_file};
+
+use super::error::ForwardError;
+use super::run::{Input, Output};
+use crate::hf::Element;
+
+/// Reads `input_ids [rows, seq]` and, if it is there, `labels` of the same shape; 64-bit or 32-bit integers.
+///
+/// # Errors
+/// If the file cannot be read or its tensors are others.
+pub fn read_input(path: &Path) -> Result<Input, ForwardError> {
+    let refuse = |what: String| ForwardError::Input { path: path.into(), what };
+    let bytes = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|error| refuse(error.to_string()))?;
+    let ids = file.tensor("input_ids").map_err(|_| refuse("tensor `input_ids` is missing".into()))?;
+    let &[rows, seq] = ids.shape() else {
+        return Err(refuse(format!("tensor `input_ids` has shape {:?}, not [rows, tokens]", ids.shape())));
+    };
+    if rows * seq == 0 {
+        return Err(refuse(format!("tensor `input_ids` has shape [{rows}, {seq}]: there is nothing to read")));
+    }
+    let integers = |name: &str, view: &TensorView| match view.dtype() {
+        Dtype::I64 => Ok(view.data().as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect()),
+        Dtype::I32 => {
+            Ok(view.data().as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes).into()).collect())
+        }
+        other => Err(refuse(format!("tensor `{name}` has elements of type {other:?}, not I64 or I32"))),
+    };
+    let labels = match file.tensor("labels") {
+        Ok(labels) if labels.shape() == ids.shape() => Some(integers("labels", &labels)?),
+        Ok(labels) => {
+            let (found, needed) = (labels.shape(), ids.shape());
+            return Err(refuse(format!("tensor `labels` has shape {found:?}, `input_ids` has {needed:?}")));
+        }
+        Err(_) => None,
+    };
+    Ok(Input { rows, seq, ids: integers("input_ids", &ids)?, labels })
+}
+
+/// Writes `logits [rows, seq, vocab]`, `loss [1]` and `grad.NAME` for every gradient.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write_output(path: &Path, input: &Input, output: &Output, element: Element) -> Result<(), ForwardError> {
+    let mut tensors = vec![("logits".to_string(), vec![input.rows, input.seq, output.vocab], &output.logits[..])];
+    if let Some(loss) = &output.loss {
+        tensors.push(("loss".into(), vec![1], std::slice::from_ref(loss)));
+    }
+    for (name, gradient) in &output.gradients {
+        tensors.push((format!("grad.{name}"), gradient.shape.clone(), &gradient.data));
+    }
+    let encoded: Vec<(String, Vec<usize>, Vec<u8>)> = (tensors.into_iter())
+        .map(|(name, shape, values)| {
+            let mut bytes = Vec::new();
+            element.encode(values, &mut bytes);
+            (name, shape, bytes)
+        })
+        .collect();
+    let views = encoded
+        .iter()
+        .map(|(name, shape, bytes)| Ok((name.as_str(), TensorView::new(element.dtype(), shape.clone(), bytes)?)));
+    let written = views
+        .collect::<Result<HashMap<_, _>, SafeTensorError>>()
+        .and_then(|views| serialize_to_file(views, None, path));
+    written.map_err(|source| ForwardError::Output { path: path.into(), source })
+}

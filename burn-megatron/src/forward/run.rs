@@ -1,0 +1,210 @@
+//! The forward pass on all ranks, and their parts put together.
+
+use std::collections::BTreeMap;
+
+use backend_dist::collective::all_reduce;
+use backend_dist::comm::ReduceOp;
+use backend_dist::launch::{Rank, launch};
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::shard::{HostTensor, Registry};
+use burn::module::{ModuleVisitor, Param};
+use burn::tensor::{Device, FloatDType, Gradients, Int, Tensor, TensorData};
+use models::{CausalLm, FamilyConfig, ModelConfig, ParamBuilder, WeightSource, WithModel};
+
+use super::error::ForwardError;
+use super::loss::{IGNORED, counted, exact, fp32, shifted};
+use crate::verify::{LocalTensor, assemble};
+
+/// Tokens, and what they should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Input {
+    /// Rows of the batch.
+    pub rows: usize,
+    /// Tokens of a row.
+    pub seq: usize,
+    /// `[rows, seq]`.
+    pub ids: Vec<i64>,
+    /// `[rows, seq]`, as Hugging Face has them: the label of a token stands at its own place, and -100 does not count.
+    pub labels: Option<Vec<i64>>,
+}
+
+/// How to compute.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Over which ranks.
+    pub layout: ParallelLayout,
+    /// Rank `r` is on device `r`, from the start again after the last.
+    pub devices: Vec<Device>,
+    /// Type of weights and activations.
+    pub dtype: FloatDType,
+    /// Everything in `dtype`. Otherwise what transformers computes in fp32 in any case is fp32 here too: the RMSNorms and
+    /// the loss.
+    pub exact: bool,
+    /// Whether gradients of the loss are wanted.
+    pub gradients: bool,
+}
+
+/// What came out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// `[rows, seq, vocab]`.
+    pub logits: Vec<f64>,
+    /// Mean over the labels that count, if there are labels.
+    pub loss: Option<f64>,
+    /// The loss's gradient of every weight, under Hugging Face's name; empty unless it was wanted.
+    pub gradients: BTreeMap<String, HostTensor>,
+}
+
+/// Runs a model with the weights of `source` on `input`.
+///
+/// # Errors
+/// If input, model and layout do not fit, or a rank fails.
+pub fn forward(
+    config: &FamilyConfig,
+    source: &dyn WeightSource,
+    input: &Input,
+    settings: &Settings,
+) -> Result<Output, ForwardError> {
+    config.visit(Run { family: config, source, input, settings })
+}
+
+struct Run<'a> {
+    family: &'a FamilyConfig,
+    source: &'a dyn WeightSource,
+    input: &'a Input,
+    settings: &'a Settings,
+}
+
+/// What a rank's rows give: logits `[rows, seq, vocab]`, and its part of the gradients.
+struct Part {
+    logits: Vec<f64>,
+    gradients: Vec<LocalTensor>,
+}
+
+impl WithModel for Run<'_> {
+    type Output = Result<Output, ForwardError>;
+
+    fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Self::Output {
+        let Self { input, settings, .. } = self;
+        let (layout, vocab) = (&settings.layout, config.vocab_size());
+        check_ids(input, vocab)?;
+        if !input.rows.is_multiple_of(layout.dp) {
+            return Err(ForwardError::Rows { dp: layout.dp, rows: input.rows });
+        }
+        // Tokens after the last one change nothing before them.
+        let padded = match layout.sequence_parallel() {
+            true => input.seq.next_multiple_of(layout.tp),
+            false => input.seq,
+        };
+        config.dims().check(layout, padded)?;
+        let targets = input.labels.as_ref().map(|labels| shifted(labels, input.seq));
+        match &targets {
+            None if settings.gradients => return Err(ForwardError::NoLabels),
+            Some(targets) if counted(targets) == 0 => return Err(ForwardError::NothingToPredict),
+            _ => {}
+        }
+
+        let mesh = Mesh::new(layout.clone())?;
+        let parts = launch(&mesh, &settings.devices, |rank| {
+            let params = ParamBuilder::new(&rank, settings.dtype, 0).with_source(self.source);
+            let params = if settings.exact { params } else { params.with_fp32_norms() };
+            let params = if settings.gradients { params } else { params.without_autodiff() };
+            let model = M::build(config, params)?;
+            Ok(part(&rank, &model, input, targets.as_deref().filter(|_| settings.gradients), padded))
+        })?;
+
+        // Ranks of a tensor parallel group have the same logits, replicas other rows; replicas have the same gradients.
+        let coords = |rank: usize| mesh.coords(rank);
+        let firsts = parts.iter().enumerate().filter(|(rank, _)| coords(*rank).tp == 0);
+        let logits: Vec<f64> = firsts.flat_map(|(_, part)| part.logits.iter().copied()).collect();
+        let replica = parts.iter().enumerate().filter(|(rank, _)| coords(*rank).dp == 0);
+        let gradients = match settings.gradients {
+            true => self.family.hf_names().export(&assemble(replica.flat_map(|(_, part)| &part.gradients))?)?,
+            false => BTreeMap::new(),
+        };
+        let mean = if settings.exact { exact } else { fp32 };
+        let loss = targets.map(|targets| mean(&logits, &targets, vocab));
+        Ok(Output { vocab, logits, loss, gradients })
+    }
+}
+
+fn check_ids(input: &Input, vocab: usize) -> Result<(), ForwardError> {
+    let check = |tensor: &'static str, ids: &[i64], ignored: Option<i64>| {
+        let legal = |id: i64| Some(id) == ignored || usize::try_from(id).is_ok_and(|id| id < vocab);
+        match ids.iter().position(|id| !legal(*id)) {
+            None => Ok(()),
+            Some(at) => Err(ForwardError::Id {
+                tensor,
+                row: at / input.seq,
+                position: at % input.seq,
+                id: ids[at],
+                legal: format!("0..{vocab}{}", ignored.map_or(String::new(), |id| format!(" and {id}"))),
+            }),
+        }
+    };
+    check("input_ids", &input.ids, None)?;
+    check("labels", input.labels.as_deref().unwrap_or_default(), Some(IGNORED))
+}
+
+/// One rank's rows. With `targets` for all rows, also the gradients, summed over all ranks that have parts of them.
+fn part<M: CausalLm>(rank: &Rank, model: &M, input: &Input, targets: Option<&[i64]>, padded: usize) -> Part {
+    let replicas = rank.group(Axis::Dp);
+    let rows = input.rows / replicas.size();
+    let mine = replicas.rank() * rows * input.seq..(replicas.rank() + 1) * rows * input.seq;
+    let device = if targets.is_some() { rank.device.clone().autodiff() } else { rank.device.clone() };
+    let tensor = |ids: &[i64]| -> Tensor<2, Int> {
+        let row =
+            |row: &[i64]| row.iter().copied().chain(std::iter::repeat_n(0, padded - input.seq)).collect::<Vec<_>>();
+        let ids: Vec<i64> = ids.chunks_exact(input.seq).flat_map(row).collect();
+        Tensor::from_data(TensorData::new(ids, [rows, padded]), &device)
+    };
+    let tokens = tensor(&input.ids[mine.clone()]);
+    let logits = values(model.logits(tokens.clone()).narrow(1, 0, input.seq));
+    let Some(targets) = targets else { return Part { logits, gradients: Vec::new() } };
+
+    let weight = 1.0 / counted(targets) as f64;
+    let targets = &targets[mine];
+    let labels: Vec<i64> = targets.iter().map(|target| if *target == IGNORED { 0 } else { *target }).collect();
+    let row = |row: &[i64]| {
+        let weights = row.iter().map(|target| if *target == IGNORED { 0.0 } else { weight });
+        weights.chain(std::iter::repeat_n(0.0, padded - input.seq)).collect::<Vec<f64>>()
+    };
+    let weights: Vec<f64> = targets.chunks_exact(input.seq).flat_map(row).collect();
+    let losses = model.token_losses(tokens, tensor(&labels));
+    let weights = Tensor::from_data(TensorData::new(weights, losses.dims()), (&device, losses.dtype()));
+    let gradients = (losses * weights).sum().backward();
+    let mut collect = Collect { rank, registry: model.registry(), gradients: &gradients, locals: Vec::new() };
+    model.visit(&mut collect);
+    Part { logits, gradients: collect.locals }
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().iter::<f64>().collect()
+}
+
+/// Every parameter's gradient, summed over the ranks that have parts of it.
+struct Collect<'a> {
+    rank: &'a Rank,
+    registry: &'a Registry,
+    gradients: &'a Gradients,
+    locals: Vec<LocalTensor>,
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let spec = self.registry.get(param.id.val()).expect("every parameter is registered");
+        let gradient = param.val().grad(self.gradients).expect("every parameter takes part in the loss");
+        let gradient = all_reduce(gradient.reshape([spec.local_len()]), ReduceOp::Sum, &self.rank.group(Axis::Dp));
+        let mut local = values(gradient.clone());
+        for sum in spec.gradient_sums() {
+            let part = gradient.clone().narrow(0, sum.elements.start, sum.elements.len());
+            let sum_of_ranks = all_reduce(part, ReduceOp::Sum, &self.rank.subgroup(Axis::Tp, sum.ranks));
+            local[sum.elements].copy_from_slice(&values(sum_of_ranks));
+        }
+        let sections = spec.sections_of(&local);
+        self.locals
+            .extend(sections.map(|(section, values)| LocalTensor { section: section.clone(), values: values.into() }));
+    }
+}

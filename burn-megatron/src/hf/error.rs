@@ -1,0 +1,78 @@
+//! What can be wrong with a Hugging Face folder.
+
+use std::path::{Path, PathBuf};
+
+use backend_dist::launch::BoxError;
+use models::hf::HfError;
+use thiserror::Error;
+
+/// A folder that cannot be read or written.
+#[derive(Debug, Error)]
+pub enum HfFolderError {
+    /// The file system says no.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Not the JSON that it should be.
+    #[error("{}: {source}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Why, with line and column.
+        source: serde_json::Error,
+    },
+    /// `config.json` describes a model that we do not have.
+    #[error("{}/{source}", folder.display())]
+    Config {
+        /// The folder.
+        folder: PathBuf,
+        /// The key, its value and what is legal.
+        source: HfError,
+    },
+    /// A file is not what it claims to be.
+    #[error("{}: {what}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// A tensor is missing, unexpected or another one than the configuration needs.
+    #[error("{}: tensor `{tensor}` {what}", path.display())]
+    Tensor {
+        /// The file.
+        path: PathBuf,
+        /// Hugging Face's name of the tensor.
+        tensor: String,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// A weight to be written could not be read.
+    #[error("weight `{name}`: {source}")]
+    Weight {
+        /// Our name of the tensor.
+        name: String,
+        /// What its source says.
+        source: BoxError,
+    },
+}
+
+impl HfFolderError {
+    pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Io { action, path: path.into(), source }
+    }
+
+    pub(super) fn file(path: &Path, what: impl Into<String>) -> Self {
+        Self::File { path: path.into(), what: what.into() }
+    }
+
+    pub(super) fn tensor(path: &Path, tensor: &str, what: impl Into<String>) -> Self {
+        Self::Tensor { path: path.into(), tensor: tensor.into(), what: what.into() }
+    }
+}

@@ -1,0 +1,144 @@
+//! Floating-point elements as bytes, little-endian.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+
+/// The element types that weights may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Element {
+    /// Double precision.
+    F64,
+    /// Single precision.
+    F32,
+    /// Half precision with eight bits of exponent.
+    Bf16,
+    /// Half precision with five bits of exponent.
+    F16,
+}
+
+impl Element {
+    /// The type of a safetensors file, if it is one of ours.
+    pub fn of(dtype: Dtype) -> Option<Self> {
+        match dtype {
+            Dtype::F64 => Some(Self::F64),
+            Dtype::F32 => Some(Self::F32),
+            Dtype::BF16 => Some(Self::Bf16),
+            Dtype::F16 => Some(Self::F16),
+            _ => None,
+        }
+    }
+
+    /// The type in a safetensors file.
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::F64 => Dtype::F64,
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::BF16,
+            Self::F16 => Dtype::F16,
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F64 => 8,
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+
+    /// Hugging Face's word, as in the key `dtype` of `config.json`.
+    pub fn torch_name(self) -> &'static str {
+        match self {
+            Self::F64 => "float64",
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+            Self::F16 => "float16",
+        }
+    }
+
+    /// The element with these bytes.
+    ///
+    /// # Panics
+    /// If there are fewer bytes than [`Element::size`].
+    pub fn decode(self, bytes: &[u8]) -> f64 {
+        match self {
+            Self::F64 => f64::from_le_bytes(first(bytes)),
+            Self::F32 => f32::from_le_bytes(first(bytes)).into(),
+            Self::Bf16 => bf16::from_le_bytes(first(bytes)).into(),
+            Self::F16 => f16::from_le_bytes(first(bytes)).into(),
+        }
+    }
+
+    /// All elements of some bytes.
+    pub fn decode_all(self, bytes: &[u8]) -> Vec<f64> {
+        bytes.chunks_exact(self.size()).map(|bytes| self.decode(bytes)).collect()
+    }
+
+    /// Appends the bytes of values, each rounded once.
+    pub fn encode(self, values: &[f64], bytes: &mut Vec<u8>) {
+        bytes.reserve(values.len() * self.size());
+        for &value in values {
+            match self {
+                Self::F64 => bytes.extend(value.to_le_bytes()),
+                Self::F32 => bytes.extend((value as f32).to_le_bytes()),
+                Self::Bf16 => bytes.extend(bf16::from_f64(value).to_le_bytes()),
+                Self::F16 => bytes.extend(f16::from_f64(value).to_le_bytes()),
+            }
+        }
+    }
+}
+
+fn first<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    *bytes.first_chunk().expect("the bytes of an element are complete")
+}
+
+/// As on the command line.
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F64 => "f64",
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        })
+    }
+}
+
+impl FromStr for Element {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::F64, Self::F32, Self::Bf16, Self::F16];
+        let found = all.into_iter().find(|element| text == element.to_string() || text == element.torch_name());
+        found.ok_or_else(|| format!("{text} is no element type of weights; legal: f64, f32, bf16, f16"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_go_out_and_in() {
+        for element in [Element::F64, Element::F32, Element::Bf16, Element::F16] {
+            let mut bytes = Vec::new();
+            element.encode(&[1.5, -0.25, 0.0], &mut bytes);
+            assert_eq!(bytes.len(), 3 * element.size());
+            assert_eq!(element.decode_all(&bytes), [1.5, -0.25, 0.0]);
+            assert_eq!((element.to_string().parse(), Element::of(element.dtype())), (Ok(element), Some(element)));
+        }
+        assert!("int8".parse::<Element>().unwrap_err().contains("legal: f64, f32, bf16, f16"));
+    }
+
+    /// Through f32 the first would be rounded twice: to 1 + 2^-8, then to even, 1.
+    #[test]
+    fn values_are_rounded_once() {
+        let mut bytes = Vec::new();
+        Element::Bf16.encode(&[1.0 + 2f64.powi(-8) + 2f64.powi(-40)], &mut bytes);
+        assert_eq!(Element::Bf16.decode(&bytes), 1.0 + 2f64.powi(-7));
+    }
+}

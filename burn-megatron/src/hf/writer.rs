@@ -1,0 +1,293 @@
+//! Writes a folder that transformers and we can read: tensor by tensor, never a whole model in memory.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use backend_dist::launch::BoxError;
+use models::names::Foreign;
+use models::{FamilyConfig, ModelConfig};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::error::HfFolderError;
+use super::numbers::Element;
+use super::shards::{divide, name as shard_name};
+use super::tensors::INDEX;
+
+/// Bytes of a tensor that are in memory at a time, where it can be cut into rows.
+const CHUNK: usize = 32 << 20;
+
+/// Global tensors as they are stored somewhere, by our names.
+pub trait TensorReader {
+    /// The type of a tensor's elements.
+    ///
+    /// # Errors
+    /// If there is no tensor of this name and shape.
+    fn element(&self, name: &str, shape: &[usize]) -> Result<Element, BoxError>;
+
+    /// The bytes of a box of a tensor, row-major.
+    ///
+    /// # Errors
+    /// If there is no tensor of this name and shape, or it cannot be read.
+    fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError>;
+}
+
+/// The small text files of a folder, by name. They travel with a model, so that it can be written as it came.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Companions(BTreeMap<String, String>);
+
+const COMPANIONS: [&str; 7] = [
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+];
+
+impl Companions {
+    pub(super) fn read(folder: &Path) -> Result<Self, HfFolderError> {
+        let present = COMPANIONS.iter().map(|name| (name, folder.join(name))).filter(|(_, path)| path.exists());
+        let read = |(name, path): (&&str, PathBuf)| {
+            let text = std::fs::read_to_string(&path).map_err(HfFolderError::io("read", &path))?;
+            Ok((name.to_string(), text))
+        };
+        present.map(read).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// The `config.json` that the model was read from.
+    fn config(&self) -> Option<Value> {
+        serde_json::from_str(self.0.get("config.json")?).ok()
+    }
+}
+
+/// What is to be written.
+#[derive(Debug)]
+pub struct Written<'a> {
+    /// The model.
+    pub config: &'a FamilyConfig,
+    /// Files that came with it.
+    pub companions: &'a Companions,
+    /// A tokenizer to copy to `tokenizer.json`.
+    pub tokenizer: Option<&'a Path>,
+    /// Type of the elements; `None` leaves every tensor as it is stored.
+    pub element: Option<Element>,
+    /// Most bytes of tensors in a file.
+    pub shard_bytes: u64,
+}
+
+/// One of Hugging Face's tensors: its parts under our names.
+struct Output<'a> {
+    name: &'a str,
+    shape: &'a [usize],
+    element: Element,
+    parts: Vec<(&'a str, &'a Foreign)>,
+}
+
+impl Output<'_> {
+    fn bytes(&self) -> u64 {
+        (self.shape.iter().product::<usize>() * self.element.size()) as u64
+    }
+}
+
+/// Writes `folder`, which must not exist or be empty: into a folder beside it, which is renamed when it is complete.
+/// Gives the number of files of weights and their bytes.
+///
+/// # Errors
+/// If a weight cannot be read, the model cannot be said in Hugging Face's words, or the disk says no.
+pub fn export(folder: &Path, what: &Written, source: &dyn TensorReader) -> Result<(usize, u64), HfFolderError> {
+    refuse_full(folder)?;
+    let names = what.config.hf_names();
+    let outputs = outputs(names.iter(), what.element, source)?;
+    let config =
+        config_json(what, &outputs).map_err(|source| HfFolderError::Config { folder: folder.into(), source })?;
+
+    let (parent, name) = (folder.parent().unwrap_or(Path::new("")), folder.file_name().unwrap_or_default());
+    let partial = parent.join(format!(".{}.partial-{}", name.to_string_lossy(), std::process::id()));
+    std::fs::create_dir_all(&partial).map_err(HfFolderError::io("create", &partial))?;
+    let written = write_all(&partial, what, &config, &outputs, source).and_then(|written| {
+        if folder.exists() {
+            std::fs::remove_dir(folder).map_err(HfFolderError::io("replace", folder))?;
+        }
+        std::fs::rename(&partial, folder).map_err(HfFolderError::io("create", folder))?;
+        Ok(written)
+    });
+    if written.is_err() {
+        // What failed is what the caller should hear of, not what is left over.
+        let _ = std::fs::remove_dir_all(&partial);
+    }
+    written
+}
+
+fn refuse_full(folder: &Path) -> Result<(), HfFolderError> {
+    match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(HfFolderError::io("list", folder)(error)),
+        Ok(mut entries) => match entries.next() {
+            None => Ok(()),
+            Some(_) => Err(HfFolderError::file(folder, "is not empty; give a folder that does not exist yet")),
+        },
+    }
+}
+
+/// Hugging Face's tensors in the order of the model.
+fn outputs<'a>(
+    names: impl Iterator<Item = (&'a str, &'a Foreign)>,
+    element: Option<Element>,
+    source: &dyn TensorReader,
+) -> Result<Vec<Output<'a>>, HfFolderError> {
+    let mut outputs: Vec<Output<'a>> = Vec::new();
+    let mut known: BTreeMap<&str, usize> = BTreeMap::new();
+    for (ours, foreign) in names {
+        let stored = source
+            .element(ours, &foreign.our_shape())
+            .map_err(|source| HfFolderError::Weight { name: ours.into(), source })?;
+        let at = *known.entry(&foreign.name).or_insert_with(|| {
+            let (name, shape) = (foreign.name.as_str(), foreign.shape.as_slice());
+            outputs.push(Output { name, shape, element: element.unwrap_or(stored), parts: Vec::new() });
+            outputs.len() - 1
+        });
+        outputs[at].parts.push((ours, foreign));
+    }
+    Ok(outputs)
+}
+
+/// The configuration, with the type of the weights that are written.
+fn config_json(what: &Written, outputs: &[Output]) -> Result<Value, models::hf::HfError> {
+    let original = what.companions.config();
+    let mut config = match &original {
+        Some(original) => what.config.to_hf_like(original)?,
+        None => what.config.to_hf()?,
+    };
+    let mut elements: Vec<Element> = outputs.iter().map(|output| output.element).collect();
+    elements.dedup();
+    let key = if config.get("torch_dtype").is_some() { "torch_dtype" } else { "dtype" };
+    let said = config.get(key).is_some() || original.is_none() || what.element.is_some();
+    if let ([element], true) = (elements.as_slice(), said) {
+        config[key] = json!(element.torch_name());
+    }
+    Ok(config)
+}
+
+fn write_all(
+    folder: &Path,
+    what: &Written,
+    config: &Value,
+    outputs: &[Output],
+    source: &dyn TensorReader,
+) -> Result<(usize, u64), HfFolderError> {
+    let sizes: Vec<u64> = outputs.iter().map(Output::bytes).collect();
+    let files = divide(&sizes, what.shard_bytes);
+    let mut places = Map::new();
+    for (index, file) in files.iter().enumerate() {
+        let name = shard_name(index, files.len());
+        let outputs = &outputs[file.clone()];
+        places.extend(outputs.iter().map(|output| (output.name.to_string(), json!(name))));
+        write_shard(&folder.join(name), outputs, source)?;
+    }
+    let total = sizes.iter().sum();
+    if files.len() > 1 {
+        let index = json!({"metadata": {"total_size": total}, "weight_map": places});
+        write_text(&folder.join(INDEX), &pretty(&index))?;
+    }
+    for (name, text) in what.companions.0.iter().filter(|(name, _)| *name != "config.json") {
+        write_text(&folder.join(name), text)?;
+    }
+    write_text(&folder.join("config.json"), &pretty(config))?;
+    if let Some(tokenizer) = what.tokenizer {
+        let to = folder.join("tokenizer.json");
+        std::fs::copy(tokenizer, &to).map_err(HfFolderError::io("copy the tokenizer to", &to))?;
+    }
+    Ok((files.len(), total))
+}
+
+fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
+fn write_text(path: &Path, text: &str) -> Result<(), HfFolderError> {
+    std::fs::write(path, text).map_err(HfFolderError::io("write", path))
+}
+
+/// One safetensors file: the tensors of larger elements first, as the format wants them aligned, then by name.
+fn write_shard(path: &Path, outputs: &[Output], source: &dyn TensorReader) -> Result<(), HfFolderError> {
+    let mut sorted: Vec<&Output> = outputs.iter().collect();
+    sorted.sort_by_key(|output| (output.element, output.name));
+    let mut header = Map::from_iter([("__metadata__".to_string(), json!({"format": "pt"}))]);
+    let mut end = 0;
+    for output in &sorted {
+        let (start, dtype) = (end, output.element.dtype());
+        end += output.bytes();
+        let entry = json!({"dtype": dtype, "shape": output.shape, "data_offsets": [start, end]});
+        header.insert(output.name.to_string(), entry);
+    }
+    let mut header = Value::Object(header).to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+
+    let io = || HfFolderError::io("write", path);
+    let mut file = BufWriter::new(File::create(path).map_err(io())?);
+    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io())?;
+    file.write_all(&header).map_err(io())?;
+    for output in sorted {
+        write_tensor(output, source, |bytes| file.write_all(bytes).map_err(io()))?;
+    }
+    file.into_inner().map_err(|error| io()(error.into_error()))?.sync_all().map_err(io())
+}
+
+fn write_tensor(
+    output: &Output,
+    source: &dyn TensorReader,
+    mut write: impl FnMut(&[u8]) -> Result<(), HfFolderError>,
+) -> Result<(), HfFolderError> {
+    let whole: Vec<Range<usize>> = output.shape.iter().map(|size| 0..*size).collect();
+    if let [(ours, foreign)] = output.parts.as_slice()
+        && !foreign.transposed
+        && foreign.rows.is_none()
+    {
+        let row = output.shape[1..].iter().product::<usize>() * output.element.size();
+        let rows = (CHUNK / row.max(1)).max(1);
+        for first in (0..output.shape[0]).step_by(rows) {
+            let mut ranges = whole.clone();
+            ranges[0] = first..(first + rows).min(output.shape[0]);
+            write(&converted(ours, foreign, &ranges, output.element, source)?)?;
+        }
+        return Ok(());
+    }
+    let size = output.element.size();
+    let mut bytes = vec![0; output.shape.iter().product::<usize>() * size];
+    for (ours, foreign) in &output.parts {
+        let ranges: Vec<Range<usize>> = foreign.our_shape().iter().map(|size| 0..*size).collect();
+        let part = converted(ours, foreign, &ranges, output.element, source)?;
+        let positions = foreign.runs(&ranges).into_iter().flat_map(|run| run.positions());
+        for (from, at) in part.chunks_exact(size).zip(positions) {
+            bytes[at * size..(at + 1) * size].copy_from_slice(from);
+        }
+    }
+    write(&bytes)
+}
+
+/// A box of ours in another type.
+fn converted(
+    ours: &str,
+    foreign: &Foreign,
+    ranges: &[Range<usize>],
+    element: Element,
+    source: &dyn TensorReader,
+) -> Result<Vec<u8>, HfFolderError> {
+    let read = || -> Result<Vec<u8>, BoxError> {
+        let shape = foreign.our_shape();
+        let (stored, bytes) = (source.element(ours, &shape)?, source.read_bytes(ours, &shape, ranges)?);
+        if stored == element {
+            return Ok(bytes);
+        }
+        let mut converted = Vec::new();
+        element.encode(&stored.decode_all(&bytes), &mut converted);
+        Ok(converted)
+    };
+    read().map_err(|source| HfFolderError::Weight { name: ours.into(), source })
+}

@@ -1,0 +1,171 @@
+//! Reading and writing Hugging Face's `config.json`. Every key of a file is used, known not to change what the model
+//! computes, or refused by name.
+
+mod extras;
+mod reader;
+
+pub(crate) use reader::ConfigReader;
+
+use serde_json::Value;
+use thiserror::Error;
+
+use crate::family::FamilyConfig;
+use crate::{GptConfig, LlamaConfig, LlamaVariant};
+
+/// Why a `config.json` cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum HfError {
+    /// A key is missing.
+    #[error("config.json: `{key}` is missing")]
+    Missing {
+        /// The key.
+        key: String,
+    },
+    /// A value has the wrong type.
+    #[error("config.json: `{key}` is {value}, not {expected}")]
+    Type {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// The file describes a model that is not here.
+    #[error("config.json: there is no model for `{key}` {value}; supported: {}", supported())]
+    Architecture {
+        /// `model_type` or `architectures`.
+        key: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// A key is neither used nor known to be harmless.
+    #[error(
+        "config.json: `{key}` is not a key that this model knows, and it might change what the model computes; known: \
+         {known}; known to change nothing: {harmless}"
+    )]
+    Unknown {
+        /// The key.
+        key: String,
+        /// Keys that are used.
+        known: String,
+        /// Keys that are passed over.
+        harmless: String,
+    },
+    /// The configuration asks for something the model does not do.
+    #[error("config.json: `{key}` is {value}, which this model does not have; nearest legal: {legal}")]
+    Unsupported {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// Values that would do.
+        legal: String,
+    },
+}
+
+/// Hugging Face's `model_type` and `architectures` of the models that we have.
+const ARCHITECTURES: [(&str, &str); 4] = [
+    ("llama", "LlamaForCausalLM"),
+    ("mistral", "MistralForCausalLM"),
+    ("qwen3", "Qwen3ForCausalLM"),
+    ("gpt2", "GPT2LMHeadModel"),
+];
+
+/// Keys that say how to use, store or describe a model, not what it computes.
+const HARMLESS: [&str; 37] = [
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "bos_token_id",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "eos_token_id",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "gradient_checkpointing",
+    "id2label",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "num_labels",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "prefix",
+    "problem_type",
+    "repetition_penalty",
+    "return_dict",
+    "sep_token_id",
+    "task_specific_params",
+    "temperature",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "typical_p",
+    "use_cache",
+];
+
+fn supported() -> String {
+    ARCHITECTURES.map(|(kind, class)| format!("{kind} ({class})")).join(", ")
+}
+
+/// Hugging Face's class of a `model_type`.
+pub(crate) fn class_of(kind: &str) -> Option<&'static str> {
+    ARCHITECTURES.iter().find(|(known, _)| *known == kind).map(|(_, class)| *class)
+}
+
+impl FamilyConfig {
+    /// Reads the `config.json` of any model that we have.
+    ///
+    /// # Errors
+    /// Names the architecture or the key that we do not have, and what is legal.
+    pub fn from_hf(config: &Value) -> Result<Self, HfError> {
+        let reader = ConfigReader::new(config)?;
+        let kind = reader.text("model_type")?.ok_or_else(|| HfError::Missing { key: "model_type".into() })?;
+        match kind {
+            "llama" => LlamaConfig::from_hf(config, LlamaVariant::Llama).map(Self::Llama),
+            "mistral" => LlamaConfig::from_hf(config, LlamaVariant::Mistral).map(Self::Llama),
+            "qwen3" => LlamaConfig::from_hf(config, LlamaVariant::Qwen3).map(Self::Llama),
+            "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),
+            other => Err(HfError::Architecture { key: "model_type", value: other.into() }),
+        }
+    }
+
+    /// The `config.json` of this model, in the form of transformers 5.
+    ///
+    /// # Errors
+    /// If Hugging Face's model cannot say what this one does.
+    pub fn to_hf(&self) -> Result<Value, HfError> {
+        match self {
+            Self::Llama(config) => Ok(config.to_hf()),
+            Self::Gpt(config) => config.to_hf(),
+        }
+    }
+
+    /// The `config.json` of this model, which was once read from `original`: the same file if the model is still that
+    /// one, else a new file with the harmless keys of the old one (token ids, for example).
+    ///
+    /// # Errors
+    /// As [`FamilyConfig::to_hf`].
+    pub fn to_hf_like(&self, original: &Value) -> Result<Value, HfError> {
+        let mut written = self.to_hf()?;
+        if Self::from_hf(original).is_ok_and(|config| config.to_hf().is_ok_and(|same| same == written)) {
+            return Ok(original.clone());
+        }
+        let (Some(written_keys), Some(keys)) = (written.as_object_mut(), original.as_object()) else {
+            return Ok(written);
+        };
+        for (key, value) in keys.iter().filter(|(key, _)| HARMLESS.contains(&key.as_str())) {
+            written_keys.insert(key.clone(), value.clone());
+        }
+        Ok(written)
+    }
+}
