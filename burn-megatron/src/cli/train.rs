@@ -29,6 +29,9 @@ pub struct Args {
     /// Check everything that can be checked beforehand, say what would run, and stop
     #[arg(long)]
     dry_run: bool,
+    /// A key that may differ from the checkpoint that the run goes on from; may be given several times
+    #[arg(long, value_name = "SECTION.KEY")]
+    allow_change: Vec<String>,
     #[command(flatten)]
     layout: LayoutArgs,
     #[command(flatten)]
@@ -46,13 +49,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(&config.to_toml())?;
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{}", Plan::new(&config)?);
+    let plan = Plan::new(&config, &args.allow_change)?;
+    println!("{plan}");
     if args.dry_run {
         return Ok(ExitCode::SUCCESS);
     }
     let devices = args.device.devices(config.parallel.world_size());
     let mut display = Display::new();
-    let result = train(&config, devices, &mut |progress| display.show(progress));
+    let result = train(&plan, devices, &mut |progress| display.show(progress));
     display.clear();
     let outcome = match result {
         Err(TrainError::Failed) => return Ok(ExitCode::FAILURE),

@@ -132,8 +132,8 @@ pub const KEYS: &[Key] = {
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0 does none").or(&["eval-iters"]),
         key("evaluation.final-batches", Whole, "64", "At most so many global batches of test data (else validation data) at the end"),
-        key("checkpoint.directory", Path, "", "Where checkpoints lie; default: checkpoints in output.directory").or(&["save"]),
-        key("checkpoint.every", Count, "", "Steps between two checkpoints; none saves none; default: evaluation.every")
+        key("checkpoint.directory", Path, "", "Where checkpoints lie; none saves none; default: checkpoints in output.directory").or(&["save"]).optional(),
+        key("checkpoint.every", Count, "", "Steps between two checkpoints; none saves the last step only; default: evaluation.every")
             .or(&["save-interval"])
             .optional(),
         key("checkpoint.keep-last", Count, "2", "Newest checkpoints to keep; none keeps all").optional(),

@@ -19,6 +19,7 @@
 //! assert_eq!(errors.to_string(), said);
 //! ```
 
+mod changes;
 mod check;
 mod keys;
 mod kind;

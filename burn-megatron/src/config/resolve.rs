@@ -189,7 +189,8 @@ impl Values {
     }
 }
 
-fn unknown(path: &str) -> String {
+/// What is said of a key that does not exist.
+pub(super) fn unknown(path: &str) -> String {
     let sections = || SECTIONS.iter().map(|(name, _)| *name);
     match path.split_once('.') {
         Some(_) => format!("unknown key `{path}`{}", did_you_mean(path, KEYS.iter().map(|key| key.path))),

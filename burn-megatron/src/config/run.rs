@@ -126,9 +126,9 @@ pub struct EvaluationSection {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CheckpointSection {
-    /// Where checkpoints lie.
-    pub directory: PathBuf,
-    /// Steps between two checkpoints.
+    /// Where checkpoints lie; none are saved without it.
+    pub directory: Option<PathBuf>,
+    /// Steps between two checkpoints; the last step is saved in any case.
     pub every: Option<u64>,
     /// Newest checkpoints to keep.
     pub keep_last: Option<usize>,

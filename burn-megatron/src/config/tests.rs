@@ -43,7 +43,7 @@ fn defaults_are_those_of_the_parts() {
     assert_eq!(config.lr.decay, Span::Steps(1000));
     assert_eq!((config.data.samples, config.evaluation.every, config.checkpoint.every), (8000, 100, Some(100)));
     assert_eq!(config.output.directory, Path::new("runs/run"));
-    assert_eq!(config.checkpoint.directory, Path::new("runs/run/checkpoints"));
+    assert_eq!(config.checkpoint.directory.as_deref(), Some(Path::new("runs/run/checkpoints")));
     assert_eq!(good(TEXT, &[]).check(), Ok(()));
 }
 
@@ -178,6 +178,34 @@ fn a_tokenizer_made_here_gives_the_vocabulary() {
     assert_eq!(vocabulary(&[("data.tokenizer", "byte")]), 257);
     assert_eq!(vocabulary(&[("model.vocab-size", "2000")]), 2000);
     assert_eq!(vocabulary(&[("data.tokenizer", "some/tokenizer.json")]), 256, "the preset's");
+}
+
+#[test]
+fn what_decides_the_learning_must_not_change_silently() {
+    let before = good(TEXT, &[]);
+    let saved = serde_json::to_value(&before).unwrap();
+    let check = |overrides: &[(&str, &str)], allowed: &[&str]| {
+        let allowed: Vec<String> = allowed.iter().map(|name| name.to_string()).collect();
+        good(TEXT, overrides).check_changes(&saved, &allowed).map_err(|errors| errors.to_string())
+    };
+    let free =
+        [("parallel.tp", "2"), ("training.micro-batch", "4"), ("evaluation.every", "3"), ("output.directory", "x")];
+    assert_eq!(check(&free, &[]), Ok(()));
+    assert_eq!(check(&[("optimizer.eps", "1.0000000000000001e-8")], &[]), Ok(()), "the last bit of a float");
+
+    let longer = [("training.steps", "2000"), ("model.hidden-size", "32")];
+    let said = check(&longer, &[]).unwrap_err();
+    assert_eq!(said.lines().count(), 4, "{said}");
+    for part in [
+        "model.hidden-size was 64 when the checkpoint was saved, now it is 32; give it the old value, or --allow-change model.hidden-size",
+        "lr.decay was \"1000 steps\"",
+        "data.samples was 8000 when",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert_eq!(check(&longer, &["model.hidden_size", "lr.lr-decay-iters", "data"]), Ok(()));
+    assert!(check(&[], &["lr.deacy"]).unwrap_err().contains("did you mean `lr.decay`?"));
+    assert_eq!(before.check_changes(&serde_json::Value::Null, &[]), Ok(()), "imported weights have no configuration");
 }
 
 #[test]

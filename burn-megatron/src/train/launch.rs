@@ -6,10 +6,10 @@ use std::time::Instant;
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
 use models::{CausalLm, ParamBuilder, WeightSource, WithModel};
+use serde_json::Value;
 
-use super::{RunData, TrainError};
-use crate::config::RunConfig;
-use crate::learner::{Pretraining, loss_over};
+use super::{Plan, RunData, TrainError, resume as saving};
+use crate::learner::{Description, Pretraining, Resume, loss_over};
 use crate::metrics::TokenLoss;
 
 /// How a training ended.
@@ -23,7 +23,7 @@ pub struct Outcome {
 
 /// A run with everything that it needs, waiting for its model's type.
 pub(super) struct Launch<'a> {
-    pub config: &'a RunConfig,
+    pub plan: &'a Plan,
     pub devices: Vec<Device>,
     pub data: RunData,
     pub weights: Option<Arc<dyn WeightSource>>,
@@ -33,8 +33,8 @@ impl WithModel for Launch<'_> {
     type Output = Result<Outcome, TrainError>;
 
     fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Self::Output {
-        let Self { config, devices, data, weights } = self;
-        let start = Instant::now();
+        let Self { plan, devices, data, weights } = self;
+        let (config, start) = (plan.config(), Instant::now());
         let (training, evaluation) = (&config.training, &config.evaluation);
         let (sizes, dtype, seed) = (sizes.clone(), FloatDType::from(training.dtype), training.seed);
         let build = move |rank: &_| {
@@ -46,11 +46,24 @@ impl WithModel for Launch<'_> {
             Ok(M::build(&sizes, params)?)
         };
         let mesh = Mesh::new(config.parallel.clone())?;
-        let run = Pretraining::new(mesh, config.engine(), training.steps, (data.train, data.valid), build)
+        let json = |part: Result<Value, serde_json::Error>| part.expect("configurations are plain data");
+        let description = Description {
+            model: json(serde_json::to_value(&config.model.config)),
+            config: json(serde_json::to_value(config)),
+        };
+        let resume = plan.start.as_ref().map_or(Resume::Never, |start| Resume::From(start.path.clone()));
+        let mut run = Pretraining::new(mesh, config.engine(), training.steps, (data.train, data.valid), build)
             .devices(devices)
             .directory(&config.output.directory)
             .evaluate(evaluation.every, evaluation.batches)
-            .finish(move |_, engine| Ok(data.last.as_ref().map(|last| loss_over(engine, last)).transpose()?));
+            .resume(resume)
+            .other_data(plan.other_data())
+            .describe(description);
+        if let Some(options) = saving::options(config, data.tokenizer) {
+            run = run.checkpoints(options);
+        }
+        let run =
+            run.finish(move |_, engine| Ok(data.last.as_ref().map(|last| loss_over(engine, last)).transpose()?));
         let (supervised, learner) = run.supervised();
         let result = supervised.launch(learner);
         let failed = result.error.is_some();

@@ -1,10 +1,11 @@
 //! A training run from its configuration, as `burn-megatron train` does it.
 //!
-//! [`Plan`] checks a run and tells what it would do, [`RunData`] opens its data, [`train`] does it all.
+//! [`Plan`] checks a run and tells what it would do; [`train`] opens its data ([`RunData`]) and does it.
 
 mod data;
 mod launch;
 mod plan;
+mod resume;
 #[cfg(test)]
 mod tests;
 
@@ -15,12 +16,13 @@ use backend_dist::mesh::LayoutError;
 use burn::tensor::Device;
 use thiserror::Error;
 
-use crate::config::{ConfigErrors, RunConfig};
+use crate::config::ConfigErrors;
 use crate::data::DataError;
 use crate::data::preprocess::{PreprocessError, Progress};
 pub use data::RunData;
 pub use launch::Outcome;
 pub use plan::Plan;
+pub use resume::Start;
 
 /// Why a run did not start, or did not end well.
 #[derive(Debug, Error)]
@@ -79,18 +81,16 @@ pub enum TrainError {
     Failed,
 }
 
-/// Trains as the configuration says, rank `r` on `devices[r % devices.len()]`. `progress` is told how far the tokenizing
-/// of text is.
+/// Trains as planned, rank `r` on `devices[r % devices.len()]`. `progress` is told how far the tokenizing of text is.
 ///
 /// # Errors
-/// See [`TrainError`]. Whatever can be known before is told before the first file is written.
+/// See [`TrainError`].
 pub fn train(
-    config: &RunConfig,
+    plan: &Plan,
     devices: Vec<Device>,
     progress: &mut (dyn FnMut(Progress) + Send),
 ) -> Result<Outcome, TrainError> {
-    Plan::new(config)?;
-    let data = RunData::open(config, progress)?;
-    let launch = launch::Launch { config, devices, data, weights: None };
-    config.model.config.visit(launch)
+    let data = RunData::open(plan.config(), progress)?;
+    let launch = launch::Launch { plan, devices, data, weights: None };
+    plan.config().model.config.visit(launch)
 }

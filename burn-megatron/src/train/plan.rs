@@ -7,6 +7,7 @@ use indicatif::HumanCount;
 use models::ModelConfig;
 
 use super::data::text_prefix;
+use super::resume::{self, Start};
 use crate::config::{ConfigErrors, Problem, RunConfig};
 use crate::data::Part;
 use crate::data::indexed::IndexedDataset;
@@ -15,18 +16,23 @@ use crate::data::indexed::IndexedDataset;
 #[derive(Clone, Debug)]
 pub struct Plan {
     config: RunConfig,
+    allowed: Vec<String>,
     /// Parameters of the whole model.
     pub parameters: usize,
+    /// The checkpoint that the run goes on from.
+    pub start: Option<Start>,
     /// One line per data file.
     data: Vec<String>,
 }
 
 impl Plan {
     /// Checks the configuration and what lies on disk. Nothing is written, and of the data only the headers are read.
+    /// When the run goes on from a checkpoint, keys that decide what it learns must not have changed, except those in
+    /// `allowed`.
     ///
     /// # Errors
     /// Everything that is wrong.
-    pub fn new(config: &RunConfig) -> Result<Self, ConfigErrors> {
+    pub fn new(config: &RunConfig, allowed: &[String]) -> Result<Self, ConfigErrors> {
         config.check()?;
         let (mut problems, mut data) = (Vec::new(), Vec::new());
         let mut found = |line: Result<String, String>| match line {
@@ -36,13 +42,26 @@ impl Plan {
         config.data.text.iter().for_each(|file| found(text_file(file)));
         config.data.prefixes.iter().for_each(|prefix| found(indexed(config, prefix)));
         problems.extend(missing_tokenizer(config));
-        for (key, folder) in
-            [("output.directory", &config.output.directory), ("checkpoint.directory", &config.checkpoint.directory)]
-        {
-            problems.extend(not_a_folder(key, folder));
-        }
+        problems.extend(not_a_folder("output.directory", &config.output.directory));
+        let checkpoints = config.checkpoint.directory.as_deref();
+        problems.extend(checkpoints.and_then(|folder| not_a_folder("checkpoint.directory", folder)));
+        let start = resume::find(config, allowed).unwrap_or_else(|more| {
+            problems.extend(more);
+            None
+        });
         ConfigErrors::from_problems(problems)?;
-        Ok(Self { parameters: config.model.config.parameter_count(), config: config.clone(), data })
+        let parameters = config.model.config.parameter_count();
+        Ok(Self { config: config.clone(), allowed: allowed.to_vec(), parameters, start, data })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
+    /// Whether the run may read other samples than the one that it goes on from.
+    pub(super) fn other_data(&self) -> bool {
+        resume::may_read_other_data(&self.allowed)
     }
 }
 
@@ -85,7 +104,7 @@ fn not_a_folder(key: &str, folder: &Path) -> Option<Problem> {
 /// A line for each part of the run.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { config, parameters, data } = self;
+        let Self { config, parameters, data, start, .. } = self;
         let count = |number: usize| HumanCount(number as u64);
         let (training, layout) = (&config.training, &config.parallel);
         let weights = match &config.model.hf {
@@ -118,11 +137,19 @@ impl fmt::Display for Plan {
             0 => writeln!(f, "evaluation   none while training")?,
             batches => writeln!(f, "evaluation   every {} steps on {} rows", evaluation.every, count(batches * rows))?,
         }
-        match config.checkpoint.every {
+        let every = config.checkpoint.every.map_or("at the end".into(), |every| format!("every {every} steps"));
+        match &config.checkpoint.directory {
             None => writeln!(f, "checkpoints  none")?,
-            Some(every) => {
-                writeln!(f, "checkpoints  every {every} steps in {}", config.checkpoint.directory.display())?
-            }
+            Some(folder) => writeln!(f, "checkpoints  {every} in {}", folder.display())?,
+        }
+        if let Some(start) = start {
+            writeln!(
+                f,
+                "goes on      after step {} of {}, saved in {}",
+                start.step,
+                start.path.display(),
+                start.layout
+            )?;
         }
         write!(f, "output       {}", config.output.directory.display())
     }

@@ -3,6 +3,7 @@ use std::path::Path;
 use burn::tensor::Device;
 
 use super::*;
+use crate::config::RunConfig;
 
 fn text(folder: &Path) -> PathBuf {
     let text: String = (0..60).map(|i| format!("Paragraph {i} says that {i} times {i} is {}.\n\n", i * i)).collect();
@@ -24,7 +25,7 @@ fn config(folder: &Path, overrides: &[(&str, &str)]) -> RunConfig {
 }
 
 fn run(config: &RunConfig) -> Result<Outcome, TrainError> {
-    train(config, vec![Device::flex()], &mut |_| ())
+    train(&Plan::new(config, &[])?, vec![Device::flex()], &mut |_| ())
 }
 
 fn losses(folder: &Path) -> Vec<String> {
@@ -104,10 +105,52 @@ fn tokens_that_the_model_lacks_end_the_run() {
 fn a_plan_tells_sizes_and_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     text(folder.path());
-    let plan = Plan::new(&config(folder.path(), &[("parallel.tp", "2")])).unwrap();
+    let plan = Plan::new(&config(folder.path(), &[("parallel.tp", "2")]), &[]).unwrap();
     let said = plan.to_string();
     for part in ["TP2 on 2 ranks", "64 tokens", "6 steps, 384 tokens", "bytes of text", "every 1 steps on 4 rows"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(!folder.path().join("run").exists());
+}
+
+#[test]
+fn a_stopped_run_goes_on_in_another_layout() {
+    let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let f64 = ("training.dtype", "f64");
+    text(whole.path());
+    let expected = run(&config(whole.path(), &[f64])).unwrap().last.unwrap();
+
+    text(parts.path());
+    // Three of six steps: what follows from the number of steps stays that of the whole run.
+    let stop = [f64, ("training.steps", "3"), ("lr.decay", "6"), ("data.samples", "24"), ("checkpoint.every", "none")];
+    run(&config(parts.path(), &stop)).unwrap();
+    let rest = config(parts.path(), &[f64, ("parallel.tp", "2"), ("parallel.dp", "2")]);
+    let plan = Plan::new(&rest, &[]).unwrap();
+    assert_eq!(plan.start.as_ref().map(|start| start.step), Some(3));
+    assert!(plan.to_string().contains("goes on      after step 3 of "), "{plan}");
+    let last = run(&rest).unwrap().last.unwrap();
+    assert!((last.loss - expected.loss).abs() < 1e-10 * expected.loss, "{last:?} {expected:?}");
+
+    // The run is finished: once more does nothing, other data or a new start is refused.
+    assert_eq!(run(&rest).unwrap().last, Some(last));
+    let refuse = |overrides: &[(&str, &str)]| {
+        Plan::new(&config(parts.path(), &[&[f64][..], overrides].concat()), &[]).unwrap_err().to_string()
+    };
+    assert!(refuse(&[("data.seed", "9")]).starts_with("data.seed was 1234 when"));
+    assert!(refuse(&[("checkpoint.resume", "never")]).contains("holds checkpoints up to step 6"));
+    let fewer = [("training.steps", "2"), ("lr.decay", "6"), ("data.samples", "24")];
+    assert!(refuse(&fewer).contains("has done 6 already"));
+}
+
+#[test]
+fn changes_that_are_allowed_are_made() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    run(&config(folder.path(), &[])).unwrap();
+    let longer = config(folder.path(), &[("training.steps", "8"), ("lr.max", "1e-3")]);
+    let refused = Plan::new(&longer, &[]).unwrap_err().to_string();
+    assert!(refused.starts_with("3 problems"), "{refused}");
+    let plan = Plan::new(&longer, &["lr".into(), "data.samples".into()]).unwrap();
+    train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
+    assert!(folder.path().join("run/checkpoints/step_00000008").exists());
 }

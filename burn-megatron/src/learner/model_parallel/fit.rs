@@ -36,6 +36,8 @@ pub(super) struct ModelParallel<M, R> {
     pub finished: Arc<Mutex<Option<R>>>,
     pub directory: PathBuf,
     pub data: Arc<dyn TokenDataset>,
+    /// The checkpoint's run may have read other samples.
+    pub other_data: bool,
     pub train: BatchStream,
     /// Steps between two evaluations.
     pub epoch: usize,
@@ -108,7 +110,9 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             _ => None,
         };
         if let Some(checkpoint) = of_epoch.as_ref().or(resumed.as_ref()) {
-            check_data(checkpoint, &*self.data)?;
+            if !self.other_data {
+                check_data(checkpoint, &*self.data)?;
+            }
             self.train.go_on(checkpoint.state().step as usize, checkpoint.state().consumed_samples as usize);
         }
         let saves = self

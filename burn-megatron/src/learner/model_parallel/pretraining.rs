@@ -37,6 +37,7 @@ pub struct Pretraining<M, R = ()> {
     directory: PathBuf,
     checkpoints: Option<CheckpointOptions>,
     resume: Resume,
+    other_data: bool,
     description: Description,
     finish: Finish<M, R>,
     finished: Arc<Mutex<Option<R>>>,
@@ -66,6 +67,7 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             directory: PathBuf::from("runs/pretraining"),
             checkpoints: None,
             resume: Resume::Never,
+            other_data: false,
             description: Description::default(),
             finish: Arc::new(|_, _| Ok(())),
             finished: Arc::default(),
@@ -108,6 +110,12 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         self
     }
 
+    /// Whether the run may go on from a checkpoint whose run has read other samples; without this it is refused.
+    pub fn other_data(mut self, other: bool) -> Self {
+        self.other_data = other;
+        self
+    }
+
     /// What checkpoints say of the model and the run.
     pub fn describe(mut self, description: Description) -> Self {
         self.description = description;
@@ -133,6 +141,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             directory: self.directory,
             checkpoints: self.checkpoints,
             resume: self.resume,
+            other_data: self.other_data,
             description: self.description,
             finish: Arc::new(finish),
             finished: Arc::default(),
@@ -165,6 +174,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             finished: self.finished.clone(),
             directory: self.directory.clone(),
             data: self.train.clone(),
+            other_data: self.other_data,
             train: train.clone(),
             epoch: self.evaluate_every,
             checkpoints: self.checkpoints.clone(),

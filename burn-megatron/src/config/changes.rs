@@ -1,0 +1,89 @@
+//! What may differ between a run and the checkpoint that it goes on from.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::keys::{SECTIONS, find};
+use super::model::{kebab, size_names};
+use super::problem::{ConfigErrors, Problem};
+use super::resolve::unknown;
+use super::run::RunConfig;
+
+/// Sections that decide what a run learns; the others may change freely.
+const GUARDED: [&str; 5] = ["model", "training", "lr", "optimizer", "data"];
+
+/// Keys in them that do not.
+const FREE: [&str; 5] =
+    ["model.hf", "model.make-vocab-size-divisible-by", "training.steps", "training.micro-batch", "data.cache"];
+
+impl RunConfig {
+    /// Whether this run may go on from a checkpoint whose run had the configuration `saved`: nothing that decides what it
+    /// learns has changed, except the keys or sections in `allowed`. A `saved` that is no configuration says nothing.
+    ///
+    /// # Errors
+    /// Every key that has changed, with both values, and every name in `allowed` that is no key.
+    pub fn check_changes(&self, saved: &Value, allowed: &[String]) -> Result<(), ConfigErrors> {
+        let mut problems = Vec::new();
+        let mut allow = Vec::new();
+        for name in allowed {
+            match known(name) {
+                Some(name) => allow.push(name),
+                None => problems.push(Problem::new(format!("--allow-change: {}", unknown(name)))),
+            }
+        }
+        let is_allowed = |path: &str| {
+            let covers = |name: &String| {
+                path == name || path.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('.'))
+            };
+            FREE.contains(&path) || allow.iter().any(covers)
+        };
+        let now = guarded(&serde_json::to_value(self).expect("plain data"));
+        for (path, before) in guarded(saved) {
+            let Some(now) = now.get(&path) else { continue };
+            if !same(&before, now) && !is_allowed(&path) {
+                problems.push(Problem::new(format!(
+                    "{path} was {} when the checkpoint was saved, now it is {}; give it the old value, or --allow-change {path}",
+                    shown(&before),
+                    shown(now)
+                )));
+            }
+        }
+        ConfigErrors::from_problems(problems)
+    }
+}
+
+/// A key, a size or a section, in the spelling that paths have.
+fn known(name: &str) -> Option<String> {
+    let is_section = SECTIONS.iter().any(|(section, _)| *section == name);
+    let size = name.strip_prefix("model.").map(kebab).filter(|size| size_names().contains(size));
+    let key = find(name).map(|key| key.path.to_string());
+    key.or(size.map(|size| format!("model.{size}"))).or(is_section.then(|| name.into()))
+}
+
+fn guarded(config: &Value) -> BTreeMap<String, Value> {
+    let keys = |section: &'static str| {
+        let keys = config.get(section).and_then(Value::as_object).into_iter().flatten();
+        keys.map(move |(name, value)| (format!("{section}.{}", kebab(name)), value.clone()))
+    };
+    GUARDED.into_iter().flat_map(keys).collect()
+}
+
+/// Equal but for the last bits of a float, which JSON need not keep.
+fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(x), Value::Number(y)) if x.is_f64() && y.is_f64() => {
+            let (x, y) = (x.as_f64().unwrap_or_default(), y.as_f64().unwrap_or_default());
+            (x - y).abs() <= 4.0 * f64::EPSILON * x.abs()
+        }
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len() && a.iter().all(|(name, value)| b.get(name).is_some_and(|other| same(value, other)))
+        }
+        _ => a == b,
+    }
+}
+
+fn shown(value: &Value) -> String {
+    if value.is_null() { super::kind::NONE.into() } else { value.to_string() }
+}
