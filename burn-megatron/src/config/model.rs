@@ -150,11 +150,7 @@ fn hf_config(folder: &Path) -> Result<FamilyConfig, String> {
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let text = std::fs::read_to_string(&path).map_err(|error| named(&error))?;
     let json: Value = serde_json::from_str(&text).map_err(|error| named(&error))?;
-    match json.get("model_type").and_then(Value::as_str) {
-        Some("gpt2") => GptConfig::from_hf(&json).map(FamilyConfig::Gpt),
-        _ => LlamaConfig::from_hf(&json).map(FamilyConfig::Llama),
-    }
-    .map_err(|error| named(&error))
+    FamilyConfig::from_hf(&json).map_err(|error| named(&error))
 }
 
 /// One size changed; also its field's name.
