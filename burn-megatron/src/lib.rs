@@ -17,5 +17,6 @@ pub mod metrics;
 pub mod optim;
 pub mod prelude;
 pub mod replay;
+pub mod schedule;
 pub mod train;
 pub mod verify;

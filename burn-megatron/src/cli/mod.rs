@@ -5,6 +5,7 @@ mod forward;
 mod inspect;
 pub mod layout;
 mod overrides;
+mod plan;
 mod preprocess;
 mod replay;
 mod train;
@@ -31,6 +32,8 @@ pub enum Command {
     Preprocess(preprocess::Args),
     /// Show what a model will see of .bin/.idx files
     Inspect(inspect::Args),
+    /// Show what a pipeline schedule costs before anything starts
+    Plan(plan::Args),
     /// Train a model as one TOML file describes it
     Train(Box<train::Args>),
     /// Train in many layouts in double precision and compare each with one device
@@ -49,6 +52,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Preprocess(args) => preprocess::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Plan(args) => plan::run(args),
         Command::Train(args) => train::run(*args),
         Command::Verify(args) => verify::run(args),
         Command::Replay(args) => replay::run(args),

@@ -1,0 +1,78 @@
+//! From the order of the passes to complete lists: transfers, gradient reductions, step.
+
+use super::{Action, Costs, Input, Link, Schedule, ScheduleError, ScheduleSpec, Span, Work, orders, simulate};
+
+impl Schedule {
+    /// The lists of a wanted schedule.
+    ///
+    /// Transfers stand where they happen if a forward takes as long as each half of a backward and a transfer takes no
+    /// time: at the moment the tensor is ready, between the passes of both ranks. As all lists then follow one order
+    /// in time, they cannot deadlock, whatever the passes really take and even if sends block.
+    ///
+    /// # Errors
+    /// If there is no such schedule; see [`ScheduleSpec::check`].
+    pub fn new(spec: ScheduleSpec) -> Result<Schedule, ScheduleError> {
+        spec.check()?;
+        let passes = orders::passes(&spec);
+        let shape = Schedule { spec, ranks: Vec::new() };
+        let by_need = (0..passes.len()).map(|rank| shape.transfers_by_need(rank, &passes[rank])).collect();
+        let by_need = Schedule { spec, ranks: by_need };
+        let mut schedule = by_need.transfers_by_time();
+        if !spec.forward_only {
+            schedule.ranks.iter_mut().for_each(finish);
+        }
+        Ok(schedule)
+    }
+
+    /// Receives right before the pass that needs the tensor, sends right after the pass that made it.
+    fn transfers_by_need(&self, rank: usize, passes: &[Work]) -> Vec<Action> {
+        let mut list = Vec::with_capacity(3 * passes.len());
+        for &work in passes {
+            list.extend(self.input(rank, work).and_then(Input::transfer).map(Action::Recv));
+            list.push(Action::Compute(work));
+            list.extend(self.output(rank, work).map(Action::Send));
+        }
+        list
+    }
+
+    /// Every transfer at the time at which it is ready, in all lists.
+    fn transfers_by_time(self) -> Schedule {
+        let placement = self.placement();
+        let timeline = simulate(&self, &Costs::uniform(placement.stages(), 1, 1, 1), Link::Overlapped)
+            .expect("receives by need follow the layers");
+        let mut ready = vec![0; self.tags()];
+        for span in timeline.ranks.iter().flatten() {
+            if let Action::Send(transfer) = span.action {
+                ready[transfer.tag] = span.start;
+            }
+        }
+        let by_time = |spans: &Vec<Span>| {
+            let mut keyed: Vec<_> = spans
+                .iter()
+                .enumerate()
+                .map(|(index, span)| match span.action {
+                    Action::Send(t) | Action::Recv(t) => ((ready[t.tag], 0, t.tag), span.action),
+                    _ => ((span.start, 1, index), span.action),
+                })
+                .collect();
+            keyed.sort_unstable_by_key(|&(key, _)| key);
+            keyed.into_iter().map(|(_, action)| action).collect()
+        };
+        Schedule { spec: self.spec, ranks: timeline.ranks.iter().map(by_time).collect() }
+    }
+}
+
+/// Reduction of each chunk's gradients right after its last pass, and the step.
+fn finish(list: &mut Vec<Action>) {
+    let mut seen = Vec::new();
+    for index in (0..list.len()).rev() {
+        if let Action::Compute(Work { pass, chunk, .. }) = list[index]
+            && pass.frees_activations()
+            && !seen.contains(&chunk)
+        {
+            seen.push(chunk);
+            list.insert(index + 1, Action::ReduceGrads { chunk });
+        }
+    }
+    list.push(Action::Step);
+}

@@ -1,0 +1,148 @@
+//! Proves that the lists of a schedule can be run, and only once.
+
+use std::collections::{HashMap, HashSet};
+
+use thiserror::Error;
+
+use super::{Action, Costs, Input, Link, Pass, Schedule, Work, simulate};
+
+/// What is wrong with a schedule.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the fields are the values in the messages")]
+pub enum Fault {
+    /// A pass or a transfer is nowhere in the list of its rank.
+    #[error("rank {rank} never does: {action}")]
+    Missing { rank: usize, action: Action },
+    /// It is there twice, or does not belong to this schedule.
+    #[error("rank {rank} must not do, or not once more: {action}")]
+    Unexpected { rank: usize, action: Action },
+    /// It stands before something it needs.
+    #[error("rank {rank} does too early: {action}")]
+    TooEarly { rank: usize, action: Action },
+    /// Between two ranks, the receives are not in the order of the sends.
+    #[error("rank {from} sends to rank {to} in another order than rank {to} receives, from transfer {index} on")]
+    Unmatched { from: usize, to: usize, index: usize },
+    /// Every rank waits for another, if sends block.
+    #[error("deadlock: {}", waiting.iter().map(|(rank, action)| format!("rank {rank} waits to {action}"))
+        .collect::<Vec<_>>().join("; "))]
+    Deadlock { waiting: Vec<(usize, Action)> },
+}
+
+impl Schedule {
+    /// Checks that every micro-batch passes every stage exactly once in each direction, that nothing stands before
+    /// what it needs, that every send has its receive in the same order at both ends, and that the lists come to their
+    /// end with sends that block until the receiver is there.
+    ///
+    /// # Errors
+    /// The first [`Fault`] found.
+    pub fn check(&self) -> Result<(), Fault> {
+        for rank in 0..self.ranks.len() {
+            self.check_rank(rank)?;
+        }
+        self.check_order_between_ranks()?;
+        simulate(self, &Costs::uniform(self.placement().stages(), 1, 1, 1), Link::Blocking).map(|_| ())
+    }
+
+    /// One rank's list against what it must hold.
+    fn check_rank(&self, rank: usize) -> Result<(), Fault> {
+        let mut expected = self.expected(rank);
+        let mut done = HashSet::new();
+        for &action in &self.ranks[rank] {
+            if !expected.remove(&action) {
+                return Err(Fault::Unexpected { rank, action });
+            }
+            let missing = match action {
+                Action::Compute(work) => self.needs(rank, work).into_iter().any(|need| !done.contains(&need)),
+                Action::Send(_) => !self.made(rank, action, &done),
+                Action::Recv(_) => false,
+                Action::ReduceGrads { chunk } => expected.iter().any(
+                    |left| matches!(left, Action::Compute(work) if work.chunk == chunk && work.pass != Pass::Forward),
+                ),
+                Action::Step => !expected.is_empty(),
+            };
+            if missing {
+                return Err(Fault::TooEarly { rank, action });
+            }
+            done.insert(action);
+        }
+        match expected.into_iter().next() {
+            Some(action) => Err(Fault::Missing { rank, action }),
+            None => Ok(()),
+        }
+    }
+
+    /// Everything that a rank has to do in a step.
+    fn expected(&self, rank: usize) -> HashSet<Action> {
+        let passes: &[Pass] = match (self.spec.forward_only, self.spec.kind.splits_backward()) {
+            (true, _) => &[Pass::Forward],
+            (false, false) => &[Pass::Forward, Pass::Backward],
+            (false, true) => &[Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight],
+        };
+        let mut expected = HashSet::new();
+        for chunk in 0..self.placement().chunks() {
+            for micro_batch in 0..self.spec.micro_batches {
+                for work in passes.iter().map(|&pass| Work { pass, chunk, micro_batch }) {
+                    expected.insert(Action::Compute(work));
+                    expected.extend(self.output(rank, work).map(Action::Send));
+                    if let Some(Input::Remote(transfer)) = self.input(rank, work) {
+                        expected.insert(Action::Recv(transfer));
+                    }
+                }
+            }
+            if !self.spec.forward_only {
+                expected.insert(Action::ReduceGrads { chunk });
+            }
+        }
+        if !self.spec.forward_only {
+            expected.insert(Action::Step);
+        }
+        expected
+    }
+
+    /// What must stand before a pass in the same list.
+    fn needs(&self, rank: usize, work: Work) -> Vec<Action> {
+        let own = match work.pass {
+            Pass::Forward => None,
+            Pass::Backward | Pass::BackwardInput => Some(Pass::Forward),
+            Pass::BackwardWeight => Some(Pass::BackwardInput),
+        };
+        let own = own.map(|pass| Action::Compute(Work { pass, ..work }));
+        let input = self.input(rank, work).map(|input| match input {
+            Input::Local(source) => Action::Compute(source),
+            Input::Remote(transfer) => Action::Recv(transfer),
+        });
+        own.into_iter().chain(input).collect()
+    }
+
+    /// Whether a pass that is done made what is sent.
+    fn made(&self, rank: usize, send: Action, done: &HashSet<Action>) -> bool {
+        let Action::Send(transfer) = send else { return false };
+        let passes = [Pass::Forward, Pass::Backward, Pass::BackwardInput];
+        passes.into_iter().any(|pass| {
+            let work = Work { pass, chunk: transfer.chunk, micro_batch: transfer.micro_batch };
+            self.output(rank, work) == Some(transfer) && done.contains(&Action::Compute(work))
+        })
+    }
+
+    fn check_order_between_ranks(&self) -> Result<(), Fault> {
+        let mut sent: HashMap<(usize, usize), Vec<usize>> = HashMap::new();
+        let mut received: HashMap<(usize, usize), Vec<usize>> = HashMap::new();
+        for (rank, list) in self.ranks.iter().enumerate() {
+            for action in list {
+                match action {
+                    Action::Send(t) => sent.entry((rank, t.peer)).or_default().push(t.tag),
+                    Action::Recv(t) => received.entry((t.peer, rank)).or_default().push(t.tag),
+                    _ => {}
+                }
+            }
+        }
+        for (&(from, to), tags) in &sent {
+            let other = received.get(&(from, to)).map_or(&[][..], Vec::as_slice);
+            if tags != other {
+                let index = tags.iter().zip(other).take_while(|(a, b)| a == b).count();
+                return Err(Fault::Unmatched { from, to, index });
+            }
+        }
+        Ok(())
+    }
+}
