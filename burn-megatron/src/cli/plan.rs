@@ -16,18 +16,18 @@ use crate::schedule::{Costs, Link, Schedule, ScheduleKind, ScheduleSpec, Ticks, 
 /// Arguments of `plan`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    pipeline: PipelineArgs,
-    #[command(flatten)]
-    stages: StageArgs,
-    #[command(flatten)]
-    durations: DurationArgs,
     /// Draw the time line of every rank
     #[arg(long)]
     draw: bool,
     /// Also draw it into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    #[command(flatten)]
+    pipeline: PipelineArgs,
+    #[command(flatten)]
+    stages: StageArgs,
+    #[command(flatten)]
+    durations: DurationArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -198,6 +198,8 @@ impl Plan {
             let layers = layout.layer_counts();
             _ = write!(text, ", {} layers", peaks(&|stage| layers[stage] as u64));
         }
+        let received = self.schedule.peak_received().into_iter().max().unwrap_or(0);
+        _ = write!(text, "; received and not used yet, at most {received}");
         text + "\n"
     }
 }
@@ -297,7 +299,7 @@ mod tests {
         let expected = "\
 1f1b, 4 ranks, micro-batches: 8
 bubble: 27.3 % of the step (37.5 % of the computing time); a step takes 33, as the formula says
-activations in flight, most on each rank: 4 3 2 1 micro-batches
+activations in flight, most on each rank: 4 3 2 1 micro-batches; received and not used yet, at most 2
 ";
         assert_eq!(report("--schedule 1f1b --pipeline-parallel 4 --micro-batches 8").unwrap(), expected);
     }
@@ -330,7 +332,7 @@ activations in flight, most on each rank: 4 3 2 1 micro-batches
             report.contains("rank 0: embedding, layers 0-2\n  rank 1: layer 3, multi-token prediction, loss\n"),
             "{report}"
         );
-        assert!(report.contains("2 1 micro-batches, 6 1 layers"), "{report}");
+        assert!(report.contains("2 1 micro-batches, 6 1 layers;"), "{report}");
         assert!(report.contains("rank 1  ······F0"), "{report}");
     }
 
@@ -355,5 +357,18 @@ activations in flight, most on each rank: 4 3 2 1 micro-batches
         let report = report("--pipeline-parallel 4 --virtual-pipeline 2 --micro-batches 8 --transfer 1").unwrap();
         assert!(report.contains("with transfers stopping both ranks: "), "{report}");
         assert!(!report.contains("formula"), "{report}");
+    }
+
+    /// The pictures of docs/schedules.md are what the command there draws.
+    #[test]
+    fn the_pictures_in_the_documents_are_these() {
+        for schedule in ["gpipe", "1f1b", "interleaved --virtual-pipeline 2", "zb-h1", "zb-v"] {
+            let flags = format!("plan --pipeline-parallel 4 --micro-batches 8 --schedule {schedule}");
+            let plan = Plan::of(&Command::parse_from(flags.split_whitespace()).args).unwrap();
+            let name = plan.schedule.spec.kind;
+            let file = format!("{}/../docs/schedules/{name}.svg", env!("CARGO_MANIFEST_DIR"));
+            let svg = draw::svg(&plan.timeline, &plan.title(), &plan.bubble());
+            assert!(fs::read_to_string(&file).unwrap() == svg, "{file} differs: draw it again, see docs/schedules.md");
+        }
     }
 }

@@ -45,3 +45,14 @@ pub fn activations(spec: &ScheduleSpec, rank: usize) -> usize {
     };
     most.min(spec.micro_batches * chunks)
 }
+
+/// The most tensors that a rank has received and not used yet; measured on the lists, not from a paper. A large group of
+/// the interleaved schedule waits at the first and the last rank.
+pub fn received(spec: &ScheduleSpec) -> usize {
+    match spec.kind {
+        ScheduleKind::NoPipeline => 0,
+        ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => 2,
+        ScheduleKind::Interleaved => spec.group() + 1,
+        ScheduleKind::ZbV => 3,
+    }
+}

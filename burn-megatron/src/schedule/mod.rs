@@ -76,4 +76,21 @@ impl Schedule {
         };
         (0..self.ranks.len()).map(peak).collect()
     }
+
+    /// The most tensors that each rank has received, or is receiving, and not used yet.
+    pub fn peak_received(&self) -> Vec<usize> {
+        let peak = |rank: usize| {
+            let (mut waiting, mut peak) = (0, 0);
+            for action in &self.ranks[rank] {
+                match action {
+                    Action::Recv(_) => waiting += 1,
+                    Action::Compute(work) if matches!(self.input(rank, *work), Some(Input::Remote(_))) => waiting -= 1,
+                    _ => {}
+                }
+                peak = peak.max(waiting);
+            }
+            peak
+        };
+        (0..self.ranks.len()).map(peak).collect()
+    }
 }

@@ -139,6 +139,14 @@ proptest! {
         }
     }
 
+    #[test]
+    fn tensors_do_not_pile_up_at_their_receivers(spec in any_spec(), forward_only: bool) {
+        let spec = ScheduleSpec { forward_only, ..spec };
+        for (rank, peak) in Schedule::new(spec).unwrap().peak_received().into_iter().enumerate() {
+            prop_assert!(peak <= bounds::received(&spec), "rank {}: {}", rank, peak);
+        }
+    }
+
     /// Stages of any cost, none too, and transfers that take time: every pass starts at once when the rank is free and
     /// its input is there, and stricter links never make a step shorter.
     #[test]

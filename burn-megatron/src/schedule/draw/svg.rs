@@ -22,7 +22,8 @@ pub fn svg(timeline: &Timeline, title: &str, below: &str) -> String {
     let width = (cell * extent.makespan as f64 / extent.shortest as f64).clamp(*WIDTH.start(), *WIDTH.end());
     let scale = width / extent.makespan as f64;
     let bottom = TOP + PITCH * timeline.ranks.len() as f64;
-    let (full_width, height) = (LEFT + width + 16.0, bottom + 60.0);
+    let (legend, legend_end) = legend(&extent, bottom + 46.0);
+    let (full_width, height) = ((LEFT + width).max(legend_end) + 16.0, bottom + 60.0);
 
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {full_width:.0} {height:.0}\" width=\"{full_width:.0}\" \
@@ -58,8 +59,7 @@ pub fn svg(timeline: &Timeline, title: &str, below: &str) -> String {
         }
     }
     axis(&mut svg, &extent, scale, bottom);
-    legend(&mut svg, &extent, bottom + 46.0);
-    svg + "</svg>\n"
+    svg + &legend + "</svg>\n"
 }
 
 fn class(pass: Pass, chunk: usize) -> String {
@@ -113,29 +113,25 @@ fn axis(svg: &mut String, extent: &Extent, scale: f64, y: f64) {
     }
 }
 
-fn legend(svg: &mut String, extent: &Extent, y: f64) {
-    let mut x = LEFT;
-    let mut entry = |svg: &mut String, classes: Vec<String>, name: &str| {
+/// The legend and where it ends.
+fn legend(extent: &Extent, y: f64) -> (String, f64) {
+    let of_pass = |pass: Pass| ((0..extent.chunks).map(|chunk| class(pass, chunk)).collect(), pass.name());
+    let mut entries: Vec<(Vec<String>, &str)> = extent.kinds.iter().map(|&pass| of_pass(pass)).collect();
+    entries.push((vec!["idle".into()], "idle"));
+    let later =
+        if extent.chunks > 1 { "lighter: later chunks; numbers: micro-batches" } else { "numbers: micro-batches" };
+    entries.push((Vec::new(), later));
+    let (mut svg, mut x) = (String::new(), LEFT);
+    for (classes, name) in entries {
         for class in classes {
-            _ = writeln!(
-                svg,
-                "<rect class=\"{class}\" x=\"{x}\" y=\"{:.1}\" width=\"12\" height=\"12\" rx=\"2\"/>",
-                y - 10.0
-            );
+            let top = y - 10.0;
+            _ = writeln!(svg, "<rect class=\"{class}\" x=\"{x}\" y=\"{top:.1}\" width=\"12\" height=\"12\" rx=\"2\"/>");
             x += 14.0;
         }
         _ = writeln!(svg, "<text class=\"note\" x=\"{:.1}\" y=\"{y:.1}\">{name}</text>", x + 3.0);
-        x += 24.0 + 6.3 * name.chars().count() as f64;
-    };
-    for &pass in &extent.kinds {
-        entry(svg, (0..extent.chunks).map(|chunk| class(pass, chunk)).collect(), pass.name());
+        x += 20.0 + 6.6 * name.chars().count() as f64;
     }
-    let idle = if extent.chunks > 1 {
-        "idle; lighter: later chunks; numbers: micro-batches"
-    } else {
-        "idle; numbers: micro-batches"
-    };
-    entry(svg, vec!["idle".into()], idle);
+    (svg, x)
 }
 
 fn escape(text: &str) -> String {

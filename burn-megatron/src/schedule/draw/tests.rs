@@ -40,6 +40,17 @@ fn no_line_is_wider_than_asked() {
     }
 }
 
+/// Ranks are busy but for three of 103 forwards and backwards, however short the line.
+#[test]
+fn short_lines_show_what_fills_most_of_a_column() {
+    let drawn = text(&timeline(ScheduleSpec::new(ScheduleKind::OneFOneB, 4, 100)), 60, Colors::Off);
+    let last = drawn.lines().nth(3).unwrap();
+    assert_eq!(last.matches('·').count(), 2, "{last}");
+    assert!(!last.contains('F'), "a column of six ticks has two forwards and two longer backwards: {last}");
+    let steady = text(&timeline(ScheduleSpec::new(ScheduleKind::GPipe, 4, 100)), 60, Colors::Off);
+    assert!(steady.lines().next().unwrap().starts_with("rank 0  FFFFFFFFFFFFFFFFF"), "{steady}");
+}
+
 #[test]
 fn colours_change_nothing_but_colours() {
     let plain = |text: &str| {

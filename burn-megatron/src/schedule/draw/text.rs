@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Extent, Pass, Timeline, Work, passes};
+use super::{Extent, Pass, Span, Ticks, Timeline, Work, passes};
 
 /// Whether the text is coloured with ANSI sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,60 +16,91 @@ pub enum Colors {
 /// One line per rank and a legend, at most `width` columns wide.
 ///
 /// A pass is its letter and the number of its micro-batch, small letters for odd chunks. Where a line has no room for
-/// that, a pass is its letter, and one of less than half a column is left out.
+/// that, a column shows what fills most of its time.
 pub fn text(timeline: &Timeline, width: usize, colors: Colors) -> String {
     let extent = Extent::of(timeline);
     let label = format!("rank {}  ", timeline.ranks.len().saturating_sub(1)).len();
-    let room = width.saturating_sub(label).max(1) as u64;
-    // The shortest pass gets room for its letter and number, if the line has it.
-    let wanted = (extent.makespan * (1 + extent.digits as u64)).div_ceil(extent.shortest);
-    let columns = wanted.min(room);
-    let column = |ticks: u64| (2 * ticks * columns + extent.makespan) / (2 * extent.makespan);
-
+    let room = width.saturating_sub(label).max(1) as Ticks;
+    // The shortest pass needs room for its letter and number.
+    let wanted = (extent.makespan * (1 + extent.digits as Ticks)).div_ceil(extent.shortest);
     let mut text = String::new();
     for (rank, spans) in timeline.ranks.iter().enumerate() {
-        let mut line = format!("{:label$}", format!("rank {rank}"));
-        let mut at = 0;
-        for (work, start, end) in passes(spans) {
-            let (start, end) = (column(start).max(at), column(end));
-            if end > start {
-                line.extend(std::iter::repeat_n(IDLE, (start - at) as usize));
-                line += &cell(work, (end - start) as usize, colors);
-                at = end;
-            }
-        }
-        line.extend(std::iter::repeat_n(IDLE, (columns - at) as usize));
-        text += &line;
+        text += &format!("{:label$}", format!("rank {rank}"));
+        text += &match wanted <= room {
+            true => in_full(spans, extent.makespan, wanted, colors),
+            false => in_short(spans, extent.makespan, room, colors),
+        };
         text.push('\n');
     }
     text + &legend(&extent, label, colors)
 }
 
+/// Every pass with its number.
+fn in_full(spans: &[Span], makespan: Ticks, columns: Ticks, colors: Colors) -> String {
+    let column = |ticks: Ticks| (2 * ticks * columns + makespan) / (2 * makespan);
+    let mut line = String::new();
+    let mut at = 0;
+    for (work, start, end) in passes(spans) {
+        let (start, end) = (column(start), column(end));
+        line.extend(std::iter::repeat_n(IDLE, (start - at) as usize));
+        line += &cell(work, (end - start) as usize, colors);
+        at = end;
+    }
+    line.extend(std::iter::repeat_n(IDLE, (columns - at) as usize));
+    line
+}
+
+/// The pass that takes most of each column's time, or idle.
+fn in_short(spans: &[Span], makespan: Ticks, columns: Ticks, colors: Colors) -> String {
+    // By column: the time of each pass and parity of the chunk, in parts of a tick so that columns have whole ends.
+    let mut times = vec![[0; 8]; columns as usize];
+    for (work, start, end) in passes(spans) {
+        let (start, end) = (start * columns, end * columns);
+        for column in start / makespan..end.div_ceil(makespan) {
+            let inside = end.min((column + 1) * makespan) - start.max(column * makespan);
+            times[column as usize][2 * (work.pass as usize) + work.chunk % 2] += inside;
+        }
+    }
+    let mut line = String::new();
+    for times in times {
+        let most = (0..8).max_by_key(|&index| times[index]).unwrap_or(0);
+        let pass = [Pass::Forward, Pass::Backward, Pass::BackwardInput, Pass::BackwardWeight][most / 2];
+        match 2 * times.iter().sum::<Ticks>() < makespan {
+            true => line.push(IDLE),
+            false => line += &colored(&letter(pass, most % 2).to_string(), pass, most % 2, colors),
+        }
+    }
+    line
+}
+
 const IDLE: char = '·';
 
 fn cell(work: Work, columns: usize, colors: Colors) -> String {
-    let letter = match work.chunk % 2 {
-        0 => work.pass.letter(),
-        _ => work.pass.letter().to_ascii_lowercase(),
-    };
-    let mut label = format!("{letter}{}", work.micro_batch);
-    if label.len() > columns {
-        label = letter.to_string();
-    }
+    let label = format!("{}{}", letter(work.pass, work.chunk), work.micro_batch);
+    let fill = if colors == Colors::Off { '─' } else { ' ' };
+    let padding = String::from(fill).repeat(columns.saturating_sub(label.len()));
+    colored(&(label + &padding), work.pass, work.chunk, colors)
+}
+
+fn letter(pass: Pass, chunk: usize) -> char {
+    if chunk.is_multiple_of(2) { pass.letter() } else { pass.letter().to_ascii_lowercase() }
+}
+
+fn colored(text: &str, pass: Pass, chunk: usize, colors: Colors) -> String {
     match colors {
-        Colors::Off => format!("{label:─<columns$}"),
-        Colors::Ansi => format!("{}{label:<columns$}{RESET}", ansi(work.pass, work.chunk)),
+        Colors::Off => text.to_string(),
+        Colors::Ansi => format!("{}{text}{RESET}", ansi(pass, chunk)),
     }
 }
 
 fn legend(extent: &Extent, label: usize, colors: Colors) -> String {
     let mut text = format!("{:label$}", "");
     for &pass in &extent.kinds {
-        let letter = pass.letter();
-        _ = match colors {
-            Colors::Off => write!(text, "{letter} {}   ", pass.name()),
-            Colors::Ansi => write!(text, "{} {letter} {RESET} {}   ", ansi(pass, 0), pass.name()),
+        let letter = match colors {
+            Colors::Off => pass.letter().to_string(),
+            Colors::Ansi => colored(&format!(" {} ", pass.letter()), pass, 0, colors),
         };
+        _ = write!(text, "{letter} {}   ", pass.name());
     }
     if extent.chunks > 1 {
         text += "small letters: odd chunks   ";
