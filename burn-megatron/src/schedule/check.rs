@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use thiserror::Error;
 
-use super::{Action, Costs, Input, Link, Pass, Schedule, Work, simulate};
+use super::{Action, Costs, Input, Link, Pass, Schedule, Transfer, Work, simulate};
 
 /// What is wrong with a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -53,7 +53,7 @@ impl Schedule {
             }
             let missing = match action {
                 Action::Compute(work) => self.needs(rank, work).into_iter().any(|need| !done.contains(&need)),
-                Action::Send(_) => !self.made(rank, action, &done),
+                Action::Send(sent) => !self.made(rank, sent, &done),
                 Action::Recv(_) => false,
                 Action::ReduceGrads { chunk } => expected.iter().any(
                     |left| matches!(left, Action::Compute(work) if work.chunk == chunk && work.pass != Pass::Forward),
@@ -115,12 +115,11 @@ impl Schedule {
     }
 
     /// Whether a pass that is done made what is sent.
-    fn made(&self, rank: usize, send: Action, done: &HashSet<Action>) -> bool {
-        let Action::Send(transfer) = send else { return false };
+    fn made(&self, rank: usize, sent: Transfer, done: &HashSet<Action>) -> bool {
         let passes = [Pass::Forward, Pass::Backward, Pass::BackwardInput];
         passes.into_iter().any(|pass| {
-            let work = Work { pass, chunk: transfer.chunk, micro_batch: transfer.micro_batch };
-            self.output(rank, work) == Some(transfer) && done.contains(&Action::Compute(work))
+            let work = Work { pass, chunk: sent.chunk, micro_batch: sent.micro_batch };
+            self.output(rank, work) == Some(sent) && done.contains(&Action::Compute(work))
         })
     }
 

@@ -19,14 +19,14 @@ pub struct Span {
 /// When every rank did what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeline {
-    /// The list of each rank with its times.
+    /// The list of each rank with its times, in order of time.
     pub ranks: Vec<Vec<Span>>,
 }
 
 impl Timeline {
     /// From the beginning to the end of the last action.
     pub fn makespan(&self) -> Ticks {
-        self.ranks.iter().flatten().map(|span| span.end).max().unwrap_or(0)
+        self.ranks.iter().filter_map(|spans| spans.last()).map(|span| span.end).max().unwrap_or(0)
     }
 
     /// The time a rank computes.
@@ -55,6 +55,6 @@ impl Timeline {
     }
 
     fn total_bubble(&self) -> Ticks {
-        (0..self.ranks.len()).map(|rank| self.bubble(rank)).sum()
+        self.makespan() * self.ranks.len() as Ticks - self.total_busy()
     }
 }
