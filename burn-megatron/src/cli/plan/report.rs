@@ -1,0 +1,127 @@
+//! A plan in words.
+
+use std::fmt::Write;
+
+use anyhow::{Context, Result};
+
+use super::Args;
+use crate::schedule::draw::{self, Colors};
+use crate::schedule::stages::{Stage, StageLayout};
+use crate::schedule::{Costs, Link, Schedule, Timeline, bounds, simulate};
+
+/// Columns of a drawing.
+const WIDTH: usize = 120;
+
+/// A schedule, how long its passes take, and when it does what.
+pub(super) struct Plan {
+    pub(super) schedule: Schedule,
+    layout: Option<StageLayout>,
+    costs: Costs,
+    pub(super) timeline: Timeline,
+}
+
+impl Plan {
+    pub(super) fn of(args: &Args) -> Result<Self> {
+        let spec = args.pipeline.spec()?;
+        let layout = args.stages.layout(&spec)?;
+        let costs = args.durations.costs(&spec, layout.as_ref())?;
+        let schedule = Schedule::new(spec)?;
+        schedule.check().context("a schedule that cannot run was made; this is a bug")?;
+        let timeline = simulate(&schedule, &costs, Link::Overlapped)?;
+        Ok(Self { schedule, layout, costs, timeline })
+    }
+
+    pub(super) fn report(&self, draw: Option<Colors>) -> Result<String> {
+        let mut report = format!("{}\n", self.title());
+        if let Some(layout) = &self.layout {
+            report += &self.stages(layout);
+        }
+        if let Some(colors) = draw {
+            report += &draw::text(&self.timeline, WIDTH, colors);
+        }
+        let formula = if self.is_as_the_formula() { ", as the formula says" } else { "" };
+        _ = writeln!(report, "{}{formula}", self.bubble());
+        for (link, how) in
+            [(Link::InOrder, "one after the other on each rank"), (Link::Blocking, "stopping both ranks")]
+        {
+            let other = simulate(&self.schedule, &self.costs, link)?.makespan();
+            if other > self.timeline.makespan() {
+                let longer = 100.0 * (other as f64 / self.timeline.makespan() as f64 - 1.0);
+                _ = writeln!(report, "  with transfers {how}: {longer:.1} % longer");
+            }
+        }
+        Ok(report + &self.activations())
+    }
+
+    pub(super) fn title(&self) -> String {
+        let spec = &self.schedule.spec;
+        let ranks = match (spec.pipeline_parallel, spec.virtual_pipeline) {
+            (1, _) => "1 rank".to_string(),
+            (ranks, 1) => format!("{ranks} ranks"),
+            (ranks, chunks) => format!("{ranks} ranks of {chunks} chunks"),
+        };
+        let group = spec.group_size.map_or(String::new(), |size| format!(" in groups of {size}"));
+        let only = if spec.forward_only { ", forward only" } else { "" };
+        format!("{}, {ranks}, micro-batches: {}{group}{only}", spec.kind, spec.micro_batches)
+    }
+
+    fn stages(&self, layout: &StageLayout) -> String {
+        let placement = self.schedule.placement();
+        let mut text = format!("pipeline-layout {layout}\n");
+        for rank in 0..placement.ranks() {
+            let chunks = (0..placement.chunks()).map(|chunk| describe(&layout.stages()[placement.stage(rank, chunk)]));
+            _ = writeln!(text, "  rank {rank}: {}", chunks.collect::<Vec<_>>().join("; "));
+        }
+        text
+    }
+
+    pub(super) fn bubble(&self) -> String {
+        let (step, computing) = (100.0 * self.timeline.idle_share(), 100.0 * self.timeline.bubble_ratio());
+        let time = self.timeline.makespan();
+        format!("bubble: {step:.1} % of the step ({computing:.1} % of the computing time); a step takes {time}")
+    }
+
+    /// Whether the formula of the papers says the same; it knows neither layers nor transfers.
+    fn is_as_the_formula(&self) -> bool {
+        let costs = &self.costs;
+        let [forward, input, weight] =
+            [&costs.forward, &costs.backward_input, &costs.backward_weight].map(|stages| stages[0]);
+        let knows = self.layout.is_none() && costs.transfer == 0;
+        knows && bounds::bubble(&self.schedule.spec, forward, input, weight) == Some(self.timeline.bubble(0))
+    }
+
+    fn activations(&self) -> String {
+        let peaks = |weight: &dyn Fn(usize) -> u64| {
+            let peaks = self.schedule.peak_activations(weight);
+            peaks.iter().map(u64::to_string).collect::<Vec<_>>().join(" ")
+        };
+        let unit = if self.schedule.spec.virtual_pipeline > 1 { "chunks" } else { "micro-batches" };
+        let mut text = format!("activations in flight, most on each rank: {} {unit}", peaks(&|_| 1));
+        if let Some(layout) = &self.layout {
+            let layers = layout.layer_counts();
+            _ = write!(text, ", {} layers", peaks(&|stage| layers[stage] as u64));
+        }
+        let received = self.schedule.peak_received().into_iter().max().unwrap_or(0);
+        _ = write!(text, "; received and not used yet, at most {received}");
+        text + "\n"
+    }
+}
+
+fn describe(stage: &Stage) -> String {
+    let mut parts = Vec::new();
+    if stage.embedding {
+        parts.push("embedding".to_string());
+    }
+    match stage.layers.len() {
+        0 => {}
+        1 => parts.push(format!("layer {}", stage.layers.start)),
+        _ => parts.push(format!("layers {}-{}", stage.layers.start, stage.layers.end - 1)),
+    }
+    if !stage.mtp_layers.is_empty() {
+        parts.push("multi-token prediction".into());
+    }
+    if stage.loss {
+        parts.push("loss".into());
+    }
+    if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
+}
