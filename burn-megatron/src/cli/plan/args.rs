@@ -68,6 +68,9 @@ pub(super) struct DurationArgs {
     transfer: Ticks,
 }
 
+/// Stages times micro-batches that are simulated within seconds.
+const MOST_PASSES: usize = 1 << 20;
+
 impl PipelineArgs {
     pub(super) fn spec(&self) -> Result<ScheduleSpec> {
         let mut spec = ScheduleSpec::new(self.schedule, self.pipeline_parallel, self.micro_batches);
@@ -77,6 +80,11 @@ impl PipelineArgs {
         spec.group_size = self.microbatch_group_size;
         spec.forward_only = self.forward_only;
         spec.check()?;
+        let passes_each = spec.placement().stages();
+        if passes_each.saturating_mul(spec.micro_batches) > MOST_PASSES {
+            let most = (MOST_PASSES / passes_each).max(1);
+            bail!("micro-batches {} are more than can be simulated; nearest legal: {most}", spec.micro_batches);
+        }
         Ok(spec)
     }
 }
@@ -111,7 +119,7 @@ impl DurationArgs {
             bail!("--durations has {} numbers; three are needed: forward, input, weight", self.durations.len());
         };
         // A whole step has to fit into a number of 64 bits.
-        const MOST: Ticks = 1 << 32;
+        const MOST: Ticks = 1 << 30;
         if let Some(most) = [forward, input, weight, self.transfer].into_iter().find(|&ticks| ticks > MOST) {
             bail!("a duration of {most} is too long; nearest legal: {MOST}");
         }

@@ -67,9 +67,11 @@ fn what_does_not_fit_is_refused() {
         ("--durations 0,1,1", "nearest legal: 1"),
         ("--transfer 99999999999", "too long"),
         ("--pipeline-layout EtL", "--layers"),
+        ("--pipeline-parallel 4 --micro-batches 1000000", "nearest legal: 262144"),
         ("--layers 0", "nearest legal: layers 1"),
     ] {
-        let error = report(&format!("--micro-batches 4 {flags}")).unwrap_err().to_string();
+        let defaults = if flags.contains("--micro-batches") { "" } else { "--micro-batches 4" };
+        let error = report(&format!("{defaults} {flags}")).unwrap_err().to_string();
         assert!(error.contains(words), "{flags}: {error}");
     }
 }
