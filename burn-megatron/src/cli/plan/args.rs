@@ -80,9 +80,9 @@ impl PipelineArgs {
         spec.group_size = self.microbatch_group_size;
         spec.forward_only = self.forward_only;
         spec.check()?;
-        let passes_each = spec.placement().stages();
-        if passes_each.saturating_mul(spec.micro_batches) > MOST_PASSES {
-            let most = (MOST_PASSES / passes_each).max(1);
+        let stages = spec.placement().stages();
+        if stages.saturating_mul(spec.micro_batches) > MOST_PASSES {
+            let most = (MOST_PASSES / stages).max(1);
             bail!("micro-batches {} are more than can be simulated; nearest legal: {most}", spec.micro_batches);
         }
         Ok(spec)
