@@ -85,10 +85,22 @@ impl Element {
             match self {
                 Self::F64 => bytes.extend(value.to_le_bytes()),
                 Self::F32 => bytes.extend((value as f32).to_le_bytes()),
-                Self::Bf16 => bytes.extend(bf16::from_f64(value).to_le_bytes()),
-                Self::F16 => bytes.extend(f16::from_f64(value).to_le_bytes()),
+                Self::Bf16 => bytes.extend(bf16::from_f32(odd(value)).to_le_bytes()),
+                Self::F16 => bytes.extend(f16::from_f32(odd(value)).to_le_bytes()),
             }
         }
+    }
+}
+
+/// The value in fp32, rounded so that rounding it again gives what rounding once would: to the neighbour whose last bit
+/// is odd. (`half`'s conversions from `f64` ignore its lower 32 bits.)
+fn odd(value: f64) -> f32 {
+    let near = value as f32;
+    let exact = f64::from(near) == value || !near.is_finite() || near.to_bits() % 2 == 1;
+    match exact {
+        true => near,
+        false if f64::from(near) > value => near.next_down(),
+        false => near.next_up(),
     }
 }
 
@@ -134,11 +146,13 @@ mod tests {
         assert!("int8".parse::<Element>().unwrap_err().contains("legal: f64, f32, bf16, f16"));
     }
 
-    /// Through f32 the first would be rounded twice: to 1 + 2^-8, then to even, 1.
+    /// Rounded to fp32 first, the values beside the middle between two numbers would fall on it, and then to the even one.
     #[test]
     fn values_are_rounded_once() {
+        let (middle, little) = (1.0 + 2f64.powi(-8), 2f64.powi(-40));
         let mut bytes = Vec::new();
-        Element::Bf16.encode(&[1.0 + 2f64.powi(-8) + 2f64.powi(-40)], &mut bytes);
-        assert_eq!(Element::Bf16.decode(&bytes), 1.0 + 2f64.powi(-7));
+        Element::Bf16.encode(&[middle + little, middle, middle - little, -middle - little, f64::INFINITY], &mut bytes);
+        let above = 1.0 + 2f64.powi(-7);
+        assert_eq!(Element::Bf16.decode_all(&bytes), [above, 1.0, 1.0, -above, f64::INFINITY]);
     }
 }

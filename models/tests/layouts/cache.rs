@@ -3,7 +3,7 @@
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
-use models::{CausalLm, Gpt, GptConfig, KvCache, Llama, ModelConfig, ParamBuilder};
+use models::{CausalLm, Gpt, GptConfig, KvCache, Llama, LlamaConfig, LlamaVariant, ModelConfig, ParamBuilder};
 
 use crate::harness::{BATCH, Batch, Noise, SEQ, assert_close, host};
 use crate::{gpt, llama};
@@ -41,6 +41,15 @@ fn assert_cache_changes_nothing<M: CausalLm>(config: &M::Config, layouts: &[&str
 #[test]
 fn llama_with_a_cache() {
     assert_cache_changes_nothing::<Llama>(&llama(), &["TP1", "TP2", "TP4", "TP8", "TP2 SP", "TP4 SP"]);
+}
+
+/// The window is shorter than the prompt; keys are normalised before they are kept.
+#[test]
+fn relatives_with_a_cache() {
+    let mistral = LlamaConfig { variant: LlamaVariant::Mistral, sliding_window: Some(4), ..llama() };
+    assert_cache_changes_nothing::<Llama>(&mistral, &["TP1", "TP4 SP"]);
+    let qwen3 = LlamaConfig { variant: LlamaVariant::Qwen3, ..llama() };
+    assert_cache_changes_nothing::<Llama>(&qwen3, &["TP1", "TP4 SP"]);
 }
 
 /// The last step ends at the last learned position; under sequence parallelism its padding lies beyond.
