@@ -5,16 +5,19 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::RunState;
+use super::clean::clean_up;
 use super::disk::Files;
 use super::error::CheckpointError;
 use super::manifest::{Manifest, SavedFile};
 use super::names::{self, Folder};
 use super::part::{Part, hex};
 
-/// Makes an empty folder for the files of a step.
+/// Makes an empty folder for the files of a step, and removes what earlier saves that failed have left.
 pub(super) fn begin(files: &Files, root: &Path, step: u64) -> Result<PathBuf, CheckpointError> {
     let folder = Folder::Partial(step).path(root);
     files.remove_folder(&folder)?;
+    // Other leftovers cost space, but are in nobody's way.
+    let _ = clean_up(files, root);
     files.create_folder(&folder)?;
     Ok(folder)
 }

@@ -1,6 +1,7 @@
 //! Checkpoints: the tensors and the state of a run on disk, in a form that no layout owns.
 
 mod boxes;
+mod clean;
 mod commit;
 mod disk;
 mod error;

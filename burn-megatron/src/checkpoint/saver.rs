@@ -6,8 +6,9 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::clean::clean_up;
 use super::disk::{Files, RealDisk};
 use super::error::CheckpointError;
 use super::names;
@@ -110,7 +111,7 @@ impl Saver {
         };
         files.create_folders(root)?;
         let lock = lock(&files, root)?;
-        retention::clean_up(&files, root)?;
+        clean_up(&files, root)?;
         let shared = Shared {
             files,
             root: root.to_path_buf(),
@@ -173,15 +174,20 @@ impl Saver {
         if !self.shared.options.background {
             return self.shared.write(&save, writer, slices);
         }
-        let shared = Arc::clone(&self.shared);
-        let write = move || {
-            // The result is kept for `finished`.
-            let _ = shared.write(&save, writer, slices);
-        };
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.retain(|thread| !thread.is_finished());
-        threads.push(thread::spawn(write));
-        Ok(())
+        let (shared, its_save) = (Arc::clone(&self.shared), Arc::clone(&save));
+        // The result is kept for `finished`.
+        let write = move || drop(shared.write(&its_save, writer, slices));
+        match thread::Builder::new().name(format!("save {writer}")).spawn(write) {
+            Ok(thread) => {
+                let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+                threads.retain(|thread| !thread.is_finished());
+                threads.push(thread);
+                Ok(())
+            }
+            Err(cause) => {
+                self.shared.end_part(&save, Err(CheckpointError::io("start a thread to write", self.root(), cause)))
+            }
+        }
     }
 
     /// Enters the save of a step, after an earlier one has ended.
@@ -213,14 +219,18 @@ impl Saver {
         std::mem::take(&mut self.shared.progress().ended)
     }
 
-    /// Waits for the save in progress, if any.
+    /// Waits for the save in progress, if any, and reports as [`finished`](Self::finished) does.
     ///
     /// # Errors
-    /// The first failure that [`finished`](Self::finished) has not reported yet; a save that some writer never
-    /// submitted to has failed.
+    /// The first failure that has not been reported yet; what other saves came to remains for `finished`. A save that
+    /// some writer never submitted to has failed.
     pub fn wait(&self) -> Result<Vec<SaveReport>, CheckpointError> {
         self.settle();
-        self.finished().into_iter().collect()
+        let ended = &mut self.shared.progress().ended;
+        match ended.iter().position(Result::is_err) {
+            Some(failed) => Err(ended.remove(failed).expect_err("it is one")),
+            None => std::mem::take(ended).into_iter().collect(),
+        }
     }
 
     /// Ends the save in progress, one way or the other.
@@ -267,9 +277,4 @@ fn lock(files: &Files, root: &Path) -> Result<Box<dyn Send + Sync>, CheckpointEr
             Err(CheckpointError::Locked { root: root.to_path_buf(), holder })
         }
     }
-}
-
-/// Seconds, for reports.
-fn seconds(duration: Duration) -> f64 {
-    duration.as_secs_f64()
 }
