@@ -87,3 +87,12 @@ pub(super) fn point_to(files: &Files, root: &Path, step: u64) -> Result<(), Chec
     files.rename(&new, &root.join(names::LATEST))?;
     files.sync_folder(root)
 }
+
+/// The step that `latest` names, if it names one.
+pub(super) fn latest(files: &Files, root: &Path) -> Result<Option<u64>, CheckpointError> {
+    let text = files.read(&root.join(names::LATEST))?;
+    Ok(text.and_then(|text| match Folder::parse(String::from_utf8_lossy(&text).trim_end()) {
+        Some(Folder::Step(step)) => Some(step),
+        _ => None,
+    }))
+}

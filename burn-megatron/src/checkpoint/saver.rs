@@ -13,7 +13,7 @@ use super::disk::{Files, RealDisk};
 use super::error::CheckpointError;
 use super::names;
 use super::names::Folder;
-use super::{RunState, Slice, rehearsal, retention};
+use super::{RunState, Slice, commit, rehearsal, retention};
 use run::{Progress, Save};
 
 /// How a run saves.
@@ -217,6 +217,25 @@ impl Saver {
     /// How saves that have ended since the last call went, in order.
     pub fn finished(&self) -> Vec<Result<SaveReport, CheckpointError>> {
         std::mem::take(&mut self.shared.progress().ended)
+    }
+
+    /// Says that the checkpoint of a step is not wanted any more. It is deleted at once, or after the save in progress,
+    /// or, if `latest` names it, after the save that takes its place. Saving the step again takes this back.
+    ///
+    /// # Errors
+    /// If it cannot be deleted now.
+    pub fn retire(&self, step: u64) -> Result<(), CheckpointError> {
+        // Held so that no save starts.
+        let mut progress = self.shared.progress();
+        progress.retired.insert(step);
+        let latest = match progress.current {
+            None => commit::latest(&self.shared.files, self.root())?,
+            Some(_) => None,
+        };
+        match latest {
+            Some(latest) => self.shared.delete_unwanted(&mut progress.retired, latest).map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Waits for the save in progress, if any, and reports as [`finished`](Self::finished) does.

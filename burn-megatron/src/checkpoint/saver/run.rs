@@ -1,5 +1,6 @@
 //! One save, from the first writer to its end.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -16,6 +17,8 @@ use super::{SaveReport, Shared};
 pub(super) struct Progress {
     pub current: Option<Current>,
     pub ended: Vec<Result<SaveReport, CheckpointError>>,
+    /// Steps whose checkpoints are to be deleted when possible.
+    pub retired: BTreeSet<u64>,
 }
 
 /// What every writer of a save knows.
@@ -107,7 +110,12 @@ impl Shared {
         parts.sort_by(|a, b| a.file.as_ref().map(|file| &file.name).cmp(&b.file.as_ref().map(|file| &file.name)));
         let (step, bytes) = (save.state.step, parts.iter().flat_map(|part| &part.file).map(|file| file.bytes).sum());
         let path = commit::commit(&self.files, &self.root, save.state.clone(), self.tokenizer.as_deref(), parts)?;
-        let (deleted, not_deleted) = match self.delete_unwanted(step) {
+        // Not under the lock: deleting takes time, and ranks ask how saves went.
+        let mut retired = std::mem::take(&mut self.progress().retired);
+        retired.remove(&step);
+        let deletion = self.delete_unwanted(&mut retired, step);
+        self.progress().retired.append(&mut retired);
+        let (deleted, not_deleted) = match deletion {
             Ok(deleted) => (deleted, None),
             Err(error) => (Vec::new(), Some(error)),
         };
@@ -115,10 +123,16 @@ impl Shared {
         Ok(SaveReport { step, path, bytes, seconds, waited: waited.as_secs_f64(), deleted, not_deleted })
     }
 
-    fn delete_unwanted(&self, latest: u64) -> Result<Vec<u64>, CheckpointError> {
+    /// Deletes what the options and `retired` do not want to keep, and returns the steps.
+    pub fn delete_unwanted(&self, retired: &mut BTreeSet<u64>, latest: u64) -> Result<Vec<u64>, CheckpointError> {
         let present = retention::steps(&self.files, &self.root)?;
-        let unwanted = retention::unwanted(&present, latest, self.options.keep_last, self.options.keep_every);
+        let (keep_last, keep_every) = (self.options.keep_last, self.options.keep_every);
+        let mut unwanted = retention::unwanted(&present, latest, keep_last, keep_every);
+        unwanted.extend(present.iter().filter(|&step| *step != latest && retired.contains(step)));
+        unwanted.sort_unstable();
+        unwanted.dedup();
         retention::delete(&self.files, &self.root, &unwanted)?;
+        retired.retain(|&step| step == latest);
         Ok(unwanted)
     }
 

@@ -124,6 +124,26 @@ fn old_checkpoints_go_after_the_new_one_is_there() {
 }
 
 #[test]
+fn a_retired_checkpoint_goes_as_soon_as_another_is_the_latest() {
+    let disk = SimDisk::new();
+    let saver = saver(&disk, SaverOptions::default());
+    saver.retire(1).unwrap();
+    (1..=3).for_each(|step| submit(&saver, step));
+    assert_eq!(steps(&disk), [1, 2, 3], "what is not there cannot be retired");
+    saver.retire(1).unwrap();
+    assert_eq!(steps(&disk), [2, 3]);
+    saver.retire(3).unwrap();
+    assert_eq!(steps(&disk), [2, 3], "it is the latest");
+    submit(&saver, 4);
+    assert_eq!(steps(&disk), [2, 4]);
+    saver.submit(0, slices(0, 5), &state(5)).unwrap();
+    saver.retire(2).unwrap();
+    assert_eq!(steps(&disk), [2, 4], "a save is in progress");
+    saver.submit(1, slices(1, 5), &state(5)).unwrap();
+    assert_eq!(steps(&disk), [4, 5]);
+}
+
+#[test]
 fn a_run_that_goes_back_saves_over_later_steps() {
     let disk = SimDisk::new();
     let options = || SaverOptions { keep_last: Some(2), ..Default::default() };
