@@ -5,16 +5,19 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::RunState;
+use super::clean::clean_up;
 use super::disk::Files;
 use super::error::CheckpointError;
 use super::manifest::{Manifest, SavedFile};
 use super::names::{self, Folder};
 use super::part::{Part, hex};
 
-/// Makes an empty folder for the files of a step.
+/// Makes an empty folder for the files of a step, and removes what earlier saves that failed have left.
 pub(super) fn begin(files: &Files, root: &Path, step: u64) -> Result<PathBuf, CheckpointError> {
     let folder = Folder::Partial(step).path(root);
     files.remove_folder(&folder)?;
+    // Other leftovers cost space, but are in nobody's way.
+    let _ = clean_up(files, root);
     files.create_folder(&folder)?;
     Ok(folder)
 }
@@ -83,4 +86,13 @@ pub(super) fn point_to(files: &Files, root: &Path, step: u64) -> Result<(), Chec
     files.write_file(&new, format!("{}\n", names::step_name(step)).as_bytes())?;
     files.rename(&new, &root.join(names::LATEST))?;
     files.sync_folder(root)
+}
+
+/// The step that `latest` names, if it names one.
+pub(super) fn latest(files: &Files, root: &Path) -> Result<Option<u64>, CheckpointError> {
+    let text = files.read(&root.join(names::LATEST))?;
+    Ok(text.and_then(|text| match Folder::parse(String::from_utf8_lossy(&text).trim_end()) {
+        Some(Folder::Step(step)) => Some(step),
+        _ => None,
+    }))
 }

@@ -1,17 +1,19 @@
-//! One writer's file: the safetensors header and the slices, hashed on the way to the disk.
+//! One writer's file: the safetensors header and the slices.
 
 use std::fmt::Write;
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::thread;
 
 use safetensors::tensor::{Metadata, TensorInfo};
 use sha2::{Digest, Sha256};
 
-use super::disk::{Files, NewFile};
+use super::disk::Files;
 use super::error::CheckpointError;
 use super::manifest::{SavedFile, SavedSlice, SavedTensor};
 use super::{Slice, boxes, names};
 
-/// Bytes that are hashed and written at a time.
+/// Bytes that are written at a time.
 const PIECE: usize = 4 << 20;
 
 /// What a writer has written, for the manifest.
@@ -23,8 +25,7 @@ pub(super) struct Part {
     pub tensors: Vec<SavedTensor>,
 }
 
-/// Writes the file of a writer into `folder` and makes its contents durable. Slices are dropped as they are written, so
-/// no second copy of the data exists.
+/// Writes the file of a writer into `folder` and makes its contents durable. The data is not copied.
 pub(super) fn write(
     files: &Files,
     folder: &Path,
@@ -42,24 +43,34 @@ pub(super) fn write(
     let header = header(&slices).map_err(|error| CheckpointError::file(&path, error.to_string()))?;
     let bytes = (header.len() + slices.iter().map(|slice| slice.data.len()).sum::<usize>()) as u64;
 
-    let mut file = HashedFile::create(files, &path, bytes)?;
-    file.write(&header)?;
-    let mut tensors = Vec::with_capacity(slices.len());
-    for slice in slices {
-        for piece in slice.data.chunks(PIECE) {
+    // Hashing takes about as long as handing the data to the system; the two do not wait for each other.
+    let sha256 = thread::scope(|scope| {
+        let hash = scope.spawn(|| hash(&header, &slices));
+        let mut file = files.create_file(&path, bytes)?;
+        file.write(&header)?;
+        for piece in slices.iter().flat_map(|slice| slice.data.chunks(PIECE)) {
             file.write(piece)?;
         }
-        let saved = SavedSlice { file: name.clone(), key: slice.key(), ranges: slice.ranges };
-        tensors.push(SavedTensor {
-            kind: slice.kind,
-            name: slice.name,
-            dtype: slice.dtype,
-            global_shape: slice.global_shape,
-            slices: vec![saved],
-        });
-    }
-    let sha256 = file.finish()?;
+        file.sync()?;
+        Ok(hash.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })?;
+    let saved = |slice: Slice| SavedTensor {
+        slices: vec![SavedSlice { file: name.clone(), key: slice.key(), ranges: slice.ranges }],
+        kind: slice.kind,
+        name: slice.name,
+        dtype: slice.dtype,
+        global_shape: slice.global_shape,
+    };
+    let tensors = slices.into_iter().map(saved).collect();
     Ok(Part { file: Some(SavedFile { name, bytes, sha256 }), tensors })
+}
+
+/// Hash of a file with this header and these slices.
+fn hash(header: &[u8], slices: &[Slice]) -> String {
+    let mut hash = Sha256::new();
+    hash.update(header);
+    slices.iter().for_each(|slice| hash.update(&slice.data));
+    hex(&hash.finalize())
 }
 
 /// Length and header of a safetensors file (<https://github.com/huggingface/safetensors#format>).
@@ -77,29 +88,6 @@ fn header(slices: &[Slice]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.append(&mut json);
     Ok(header)
-}
-
-/// A file that is hashed while it is written.
-pub(super) struct HashedFile<'a> {
-    file: NewFile<'a>,
-    hash: Sha256,
-}
-
-impl<'a> HashedFile<'a> {
-    pub fn create(files: &'a Files, path: &'a Path, bytes: u64) -> Result<Self, CheckpointError> {
-        Ok(Self { file: files.create_file(path, bytes)?, hash: Sha256::new() })
-    }
-
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
-        self.hash.update(bytes);
-        self.file.write(bytes)
-    }
-
-    /// Makes the contents durable and gives their hash.
-    pub fn finish(mut self) -> Result<String, CheckpointError> {
-        self.file.sync()?;
-        Ok(hex(&self.hash.finalize()))
-    }
 }
 
 /// Lower-case hexadecimal, as `sha256sum` prints it.

@@ -44,25 +44,6 @@ pub(super) fn delete(files: &Files, root: &Path, steps: &[u64]) -> Result<(), Ch
     steps.iter().try_for_each(|&step| files.remove_folder(&Folder::Deleted(step).path(root)))
 }
 
-/// Removes what a run that was killed has left, and gives a replaced checkpoint its name back if the new one did not
-/// come that far. Only with the lock of `root`.
-pub(super) fn clean_up(files: &Files, root: &Path) -> Result<(), CheckpointError> {
-    let entries = files.list(root)?;
-    let has = |folder: Folder| entries.iter().any(|entry| entry.name == folder.name());
-    let found: Vec<Folder> = entries.iter().filter_map(|entry| Folder::parse(&entry.name)).collect();
-    for folder in found {
-        match folder {
-            Folder::Step(_) => {}
-            Folder::Replaced(step) if !has(Folder::Step(step)) => {
-                files.rename(&folder.path(root), &Folder::Step(step).path(root))?;
-                files.sync_folder(root)?;
-            }
-            _ => files.remove_folder(&folder.path(root))?,
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::unwanted;

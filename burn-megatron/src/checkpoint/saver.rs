@@ -6,13 +6,14 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::clean::clean_up;
 use super::disk::{Files, RealDisk};
 use super::error::CheckpointError;
 use super::names;
 use super::names::Folder;
-use super::{RunState, Slice, rehearsal, retention};
+use super::{RunState, Slice, commit, rehearsal, retention};
 use run::{Progress, Save};
 
 /// How a run saves.
@@ -110,7 +111,7 @@ impl Saver {
         };
         files.create_folders(root)?;
         let lock = lock(&files, root)?;
-        retention::clean_up(&files, root)?;
+        clean_up(&files, root)?;
         let shared = Shared {
             files,
             root: root.to_path_buf(),
@@ -173,15 +174,20 @@ impl Saver {
         if !self.shared.options.background {
             return self.shared.write(&save, writer, slices);
         }
-        let shared = Arc::clone(&self.shared);
-        let write = move || {
-            // The result is kept for `finished`.
-            let _ = shared.write(&save, writer, slices);
-        };
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.retain(|thread| !thread.is_finished());
-        threads.push(thread::spawn(write));
-        Ok(())
+        let (shared, its_save) = (Arc::clone(&self.shared), Arc::clone(&save));
+        // The result is kept for `finished`.
+        let write = move || drop(shared.write(&its_save, writer, slices));
+        match thread::Builder::new().name(format!("save {writer}")).spawn(write) {
+            Ok(thread) => {
+                let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+                threads.retain(|thread| !thread.is_finished());
+                threads.push(thread);
+                Ok(())
+            }
+            Err(cause) => {
+                self.shared.end_part(&save, Err(CheckpointError::io("start a thread to write", self.root(), cause)))
+            }
+        }
     }
 
     /// Enters the save of a step, after an earlier one has ended.
@@ -213,14 +219,37 @@ impl Saver {
         std::mem::take(&mut self.shared.progress().ended)
     }
 
-    /// Waits for the save in progress, if any.
+    /// Says that the checkpoint of a step is not wanted any more. It is deleted at once, or after the save in progress,
+    /// or, if `latest` names it, after the save that takes its place. Saving the step again takes this back.
     ///
     /// # Errors
-    /// The first failure that [`finished`](Self::finished) has not reported yet; a save that some writer never
-    /// submitted to has failed.
+    /// If it cannot be deleted now.
+    pub fn retire(&self, step: u64) -> Result<(), CheckpointError> {
+        // Held so that no save starts.
+        let mut progress = self.shared.progress();
+        progress.retired.insert(step);
+        let latest = match progress.current {
+            None => commit::latest(&self.shared.files, self.root())?,
+            Some(_) => None,
+        };
+        match latest {
+            Some(latest) => self.shared.delete_unwanted(&mut progress.retired, latest).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for the save in progress, if any, and reports as [`finished`](Self::finished) does.
+    ///
+    /// # Errors
+    /// The first failure that has not been reported yet; what other saves came to remains for `finished`. A save that
+    /// some writer never submitted to has failed.
     pub fn wait(&self) -> Result<Vec<SaveReport>, CheckpointError> {
         self.settle();
-        self.finished().into_iter().collect()
+        let ended = &mut self.shared.progress().ended;
+        match ended.iter().position(Result::is_err) {
+            Some(failed) => Err(ended.remove(failed).expect_err("it is one")),
+            None => std::mem::take(ended).into_iter().collect(),
+        }
     }
 
     /// Ends the save in progress, one way or the other.
@@ -267,9 +296,4 @@ fn lock(files: &Files, root: &Path) -> Result<Box<dyn Send + Sync>, CheckpointEr
             Err(CheckpointError::Locked { root: root.to_path_buf(), holder })
         }
     }
-}
-
-/// Seconds, for reports.
-fn seconds(duration: Duration) -> f64 {
-    duration.as_secs_f64()
 }

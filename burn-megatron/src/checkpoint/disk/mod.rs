@@ -3,12 +3,16 @@
 
 mod files;
 mod real;
+#[cfg(test)]
+mod sim;
 
 use std::io;
 use std::path::Path;
 
-pub(super) use files::{Files, NewFile};
+pub(super) use files::Files;
 pub(super) use real::RealDisk;
+#[cfg(test)]
+pub(super) use sim::{Fault, Loss, SimDisk, Tree};
 
 /// An entry of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]

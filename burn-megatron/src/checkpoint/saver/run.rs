@@ -1,20 +1,24 @@
 //! One save, from the first writer to its end.
 
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::super::clean::clean_up;
 use super::super::error::CheckpointError;
-use super::super::names::Folder;
 use super::super::part::{self, Part};
 use super::super::{RunState, Slice, commit, retention};
-use super::{SaveReport, Shared, seconds};
+use super::{SaveReport, Shared};
 
 /// The save in progress, and those that have ended.
 #[derive(Default)]
 pub(super) struct Progress {
     pub current: Option<Current>,
     pub ended: Vec<Result<SaveReport, CheckpointError>>,
+    /// Steps whose checkpoints are to be deleted when possible.
+    pub retired: BTreeSet<u64>,
 }
 
 /// What every writer of a save knows.
@@ -58,20 +62,18 @@ impl Current {
 impl Shared {
     /// Writes a writer's file; after the last one, completes the save.
     pub fn write(&self, save: &Save, writer: usize, slices: Vec<Slice>) -> Result<(), CheckpointError> {
-        let written = self.write_part(save, writer, slices);
+        self.end_part(save, unpanicked(save, || self.write_part(save, slices, writer)))
+    }
+
+    /// Takes note of what a writer has written, or why not. After the last one, completes the save.
+    pub fn end_part(&self, save: &Save, written: Result<Part, CheckpointError>) -> Result<(), CheckpointError> {
         let mut progress = self.progress();
         let current = progress.current.as_mut().expect("a save lasts until all that were submitted are written");
         current.written += 1;
-        let result = match written {
-            Ok(part) => {
-                current.parts.push(part);
-                Ok(())
-            }
-            Err(error) => {
-                current.failure.get_or_insert_with(|| error.clone());
-                Err(error)
-            }
-        };
+        let result = written.map(|part| current.parts.push(part));
+        if let Err(error) = &result {
+            current.failure.get_or_insert_with(|| error.clone());
+        }
         if current.written < self.writers {
             self.changed.notify_all();
             return result;
@@ -79,11 +81,11 @@ impl Shared {
         let (parts, failure, waited) = (std::mem::take(&mut current.parts), current.failure.take(), current.waited);
         drop(progress);
         let outcome = match failure {
-            None => self.complete(save, parts, waited),
+            None => unpanicked(save, || self.complete(save, parts, waited)),
             Some(error) => Err(error),
         };
         if outcome.is_err() {
-            self.discard(save.state.step);
+            self.discard();
         }
         let result = result.and(outcome.as_ref().map(|_| ()).map_err(Clone::clone));
         let mut progress = self.progress();
@@ -93,7 +95,7 @@ impl Shared {
         result
     }
 
-    fn write_part(&self, save: &Save, writer: usize, slices: Vec<Slice>) -> Result<Part, CheckpointError> {
+    fn write_part(&self, save: &Save, slices: Vec<Slice>, writer: usize) -> Result<Part, CheckpointError> {
         let begin = || commit::begin(&self.files, &self.root, save.state.step);
         let folder = save.folder.get_or_init(begin).as_ref().map_err(Clone::clone)?;
         let failed = self.progress().current.as_ref().is_some_and(|current| current.failure.is_some());
@@ -108,18 +110,29 @@ impl Shared {
         parts.sort_by(|a, b| a.file.as_ref().map(|file| &file.name).cmp(&b.file.as_ref().map(|file| &file.name)));
         let (step, bytes) = (save.state.step, parts.iter().flat_map(|part| &part.file).map(|file| file.bytes).sum());
         let path = commit::commit(&self.files, &self.root, save.state.clone(), self.tokenizer.as_deref(), parts)?;
-        let (deleted, not_deleted) = match self.delete_unwanted(step) {
+        // Not under the lock: deleting takes time, and ranks ask how saves went.
+        let mut retired = std::mem::take(&mut self.progress().retired);
+        retired.remove(&step);
+        let deletion = self.delete_unwanted(&mut retired, step);
+        self.progress().retired.append(&mut retired);
+        let (deleted, not_deleted) = match deletion {
             Ok(deleted) => (deleted, None),
             Err(error) => (Vec::new(), Some(error)),
         };
-        let (seconds, waited) = (seconds(save.started.elapsed()), seconds(waited));
-        Ok(SaveReport { step, path, bytes, seconds, waited, deleted, not_deleted })
+        let seconds = save.started.elapsed().as_secs_f64();
+        Ok(SaveReport { step, path, bytes, seconds, waited: waited.as_secs_f64(), deleted, not_deleted })
     }
 
-    fn delete_unwanted(&self, latest: u64) -> Result<Vec<u64>, CheckpointError> {
+    /// Deletes what the options and `retired` do not want to keep, and returns the steps.
+    pub fn delete_unwanted(&self, retired: &mut BTreeSet<u64>, latest: u64) -> Result<Vec<u64>, CheckpointError> {
         let present = retention::steps(&self.files, &self.root)?;
-        let unwanted = retention::unwanted(&present, latest, self.options.keep_last, self.options.keep_every);
+        let (keep_last, keep_every) = (self.options.keep_last, self.options.keep_every);
+        let mut unwanted = retention::unwanted(&present, latest, keep_last, keep_every);
+        unwanted.extend(present.iter().filter(|&step| *step != latest && retired.contains(step)));
+        unwanted.sort_unstable();
+        unwanted.dedup();
         retention::delete(&self.files, &self.root, &unwanted)?;
+        retired.retain(|&step| step == latest);
         Ok(unwanted)
     }
 
@@ -131,11 +144,19 @@ impl Shared {
             (0..self.writers).filter(|&i| !current.submitted[i]).map(|i| i.to_string()).collect();
         let what = format!("nothing came from writer {} of {}", missing.join(", "), self.writers);
         progress.ended.push(Err(current.failure.unwrap_or(CheckpointError::Writers { step, what })));
-        self.discard(step);
+        self.discard();
     }
 
     /// Frees the space of a save that has failed. What cannot be removed now is removed by the next save or run.
-    fn discard(&self, step: u64) {
-        let _ = self.files.remove_folder(&Folder::Partial(step).path(&self.root));
+    fn discard(&self) {
+        let _ = clean_up(&self.files, &self.root);
     }
+}
+
+/// A panic as an error: other writers wait for what comes of this one.
+fn unpanicked<T>(save: &Save, action: impl FnOnce() -> Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+    catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|_| {
+        let what = "a writer panicked; its message is above".into();
+        Err(CheckpointError::Writers { step: save.state.step, what })
+    })
 }

@@ -1,3 +1,8 @@
 //! Saving and loading as a run does.
 
+mod crash;
+mod damage;
+mod killed;
+mod reading;
 mod round_trip;
+mod saving;

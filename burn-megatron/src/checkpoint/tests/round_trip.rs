@@ -1,11 +1,12 @@
 //! What is saved comes back, in any cut.
 
+use std::ops::Range;
 use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
 
-use super::super::{Checkpoint, Kind, RunState, Saver, SaverOptions, Slice};
+use super::super::{Checkpoint, Kind, RunState, SavedTensor, Saver, SaverOptions, Slice};
 
 pub(super) fn state(step: u64) -> RunState {
     RunState {
@@ -49,6 +50,25 @@ pub(super) fn slices(writer: usize, salt: u32) -> Vec<Slice> {
 
 pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+/// Everything that can be read from a checkpoint.
+pub(super) type Contents = (RunState, Vec<(String, Vec<u8>)>);
+
+pub(super) fn contents(checkpoint: &Checkpoint) -> Contents {
+    let read = |tensor: &SavedTensor| {
+        let whole: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
+        let (_, bytes) = checkpoint.read(tensor.kind, &tensor.name, &tensor.global_shape, &whole).unwrap();
+        (tensor.key(), bytes)
+    };
+    (checkpoint.state().clone(), checkpoint.tensors().iter().map(read).collect())
+}
+
+/// The contents of a checkpoint of [`slices`].
+pub(super) fn expected(step: u64, salt: u32) -> Contents {
+    let bytes = |values: Range<u32>| values.flat_map(|v| (v as f32 + salt as f32).to_le_bytes()).collect();
+    let tensors = [("weight/layers.0.q_proj.weight", 0..12), ("exp_avg/norm.weight", 100..105)];
+    (state(step), tensors.into_iter().map(|(key, values)| (key.into(), bytes(values))).collect())
 }
 
 fn save(root: &Path, background: bool) {

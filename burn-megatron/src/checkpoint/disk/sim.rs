@@ -1,0 +1,378 @@
+//! A disk in memory, for tests: an operation can fail, the process can be killed before it, and the power can be cut,
+//! with which everything that was not made durable may be lost.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::{Disk, DiskFile, Entry};
+
+/// What happens at an operation, counted from 0. Writes get half done first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in super::super) enum Fault {
+    /// It returns this error; what follows works.
+    Fail(usize, io::ErrorKind),
+    /// The process ends; nothing that follows has an effect.
+    Kill(usize),
+}
+
+/// What a power cut takes of the changes that were not made durable.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) enum Loss {
+    /// Nothing: only the process ended.
+    Nothing,
+    /// All of them.
+    Everything,
+    /// The contents of files, not their names.
+    Contents,
+    /// Some, by chance: any of the changed names, and of the contents all, none or half.
+    Some(u64),
+}
+
+/// A folder tree and its history since it was last durable. Clones are the same disk.
+#[derive(Clone)]
+pub(in super::super) struct SimDisk(Arc<Mutex<World>>);
+
+#[derive(Clone)]
+struct World {
+    nodes: Vec<Node>,
+    fault: Option<Fault>,
+    operations: usize,
+    locked: bool,
+    free: u64,
+}
+
+#[derive(Clone)]
+enum Node {
+    File { now: Vec<u8>, safe: Vec<u8> },
+    Folder { now: Names, safe: Names, pending: Vec<Change> },
+}
+
+/// See [`SimDisk::tree`].
+pub(in super::super) type Tree = BTreeMap<String, Option<Vec<u8>>>;
+
+type Names = BTreeMap<String, usize>;
+
+/// A change of the names in a folder; each is durable as a whole or not at all.
+#[derive(Clone)]
+enum Change {
+    Add(String, usize),
+    Remove(String),
+    Rename(String, String, usize),
+}
+
+impl Change {
+    fn apply(&self, names: &mut Names) {
+        match self {
+            Self::Add(name, node) => drop(names.insert(name.clone(), *node)),
+            Self::Remove(name) => drop(names.remove(name)),
+            Self::Rename(from, to, node) => {
+                names.remove(from);
+                names.insert(to.clone(), *node);
+            }
+        }
+    }
+}
+
+impl Node {
+    fn folder(names: Names) -> Self {
+        Self::Folder { now: names.clone(), safe: names, pending: Vec::new() }
+    }
+}
+
+impl SimDisk {
+    /// An empty disk.
+    pub fn new() -> Self {
+        let nodes = vec![Node::folder(Names::new())];
+        Self(Arc::new(Mutex::new(World { nodes, fault: None, operations: 0, locked: false, free: u64::MAX })))
+    }
+
+    /// A copy that goes its own way, with a fault to come; the count of operations starts at 0.
+    pub fn fork(&self, fault: Option<Fault>) -> Self {
+        let world = World { fault, operations: 0, locked: false, ..self.world().clone() };
+        Self(Arc::new(Mutex::new(world)))
+    }
+
+    /// The disk as the next process finds it.
+    pub fn restart(&self, loss: Loss) -> Self {
+        let world = self.world();
+        let mut chance = Chance(if let Loss::Some(seed) = loss { seed } else { 0 });
+        let survive = |node: &Node| match node {
+            Node::File { now, safe } => {
+                let kept = match loss {
+                    Loss::Nothing => now.clone(),
+                    Loss::Everything | Loss::Contents => safe.clone(),
+                    Loss::Some(_) => match chance.below(3) {
+                        0 => now.clone(),
+                        1 => safe.clone(),
+                        _ => now[..safe.len().max(now.len() / 2).min(now.len())].to_vec(),
+                    },
+                };
+                Node::File { now: kept.clone(), safe: kept }
+            }
+            Node::Folder { safe, pending, .. } => {
+                let mut names = safe.clone();
+                let kept = pending.iter().filter(|_| match loss {
+                    Loss::Nothing | Loss::Contents => true,
+                    Loss::Everything => false,
+                    Loss::Some(_) => chance.below(2) == 0,
+                });
+                kept.for_each(|change| change.apply(&mut names));
+                Node::folder(names)
+            }
+        };
+        let nodes = world.nodes.iter().map(survive).collect();
+        Self(Arc::new(Mutex::new(World { nodes, fault: None, operations: 0, locked: false, free: world.free })))
+    }
+
+    /// Bytes that are reported as free.
+    pub fn set_free_space(&self, free: u64) {
+        self.world().free = free;
+    }
+
+    /// A fault from now on, counted from now.
+    pub fn set_fault(&self, fault: Option<Fault>) {
+        let mut world = self.world();
+        (world.fault, world.operations) = (fault, 0);
+    }
+
+    /// Operations since the start, a fork or the choice of a fault.
+    pub fn operations(&self) -> usize {
+        self.world().operations
+    }
+
+    /// Every path with the contents of the file, or `None` for a folder.
+    pub fn tree(&self) -> Tree {
+        fn add(world: &World, node: usize, path: String, tree: &mut Tree) {
+            match &world.nodes[node] {
+                Node::File { now, .. } => drop(tree.insert(path, Some(now.clone()))),
+                Node::Folder { now, .. } => {
+                    now.iter().for_each(|(name, &node)| add(world, node, format!("{path}/{name}"), tree));
+                    tree.insert(path, None);
+                }
+            }
+        }
+        let mut tree = Tree::new();
+        add(&self.world(), 0, String::new(), &mut tree);
+        tree
+    }
+
+    /// Copies everything, as it is now, to a folder of the real disk.
+    pub fn export(&self, folder: &Path) {
+        fn write(world: &World, node: usize, path: &Path) {
+            match &world.nodes[node] {
+                Node::File { now, .. } => fs::write(path, now).unwrap(),
+                Node::Folder { now, .. } => {
+                    fs::create_dir_all(path).unwrap();
+                    now.iter().for_each(|(name, &node)| write(world, node, &path.join(name)));
+                }
+            }
+        }
+        write(&self.world(), 0, folder);
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap()
+    }
+
+    /// Counts an operation and lets the fault happen; `half` is what is done even then.
+    fn begin(&self, half: impl FnOnce(&mut World)) -> io::Result<MutexGuard<'_, World>> {
+        let mut world = self.world();
+        let operation = world.operations;
+        world.operations += 1;
+        match world.fault {
+            Some(Fault::Kill(at)) if operation >= at => {
+                if operation == at {
+                    half(&mut world);
+                }
+                Err(io::Error::other("killed"))
+            }
+            Some(Fault::Fail(at, kind)) if operation == at => {
+                half(&mut world);
+                Err(kind.into())
+            }
+            _ => Ok(world),
+        }
+    }
+}
+
+impl World {
+    fn find(&self, path: &Path) -> io::Result<usize> {
+        path.iter().filter(|name| *name != "/" && *name != ".").try_fold(0, |node, name| match &self.nodes[node] {
+            Node::Folder { now, .. } => now.get(name.to_str().unwrap()).copied().ok_or(io::ErrorKind::NotFound.into()),
+            Node::File { .. } => Err(io::ErrorKind::NotADirectory.into()),
+        })
+    }
+
+    /// The node of the folder that `path` is in, and the last name of `path`.
+    fn place(&self, path: &Path) -> io::Result<(usize, String)> {
+        Ok((self.find(path.parent().unwrap())?, path.file_name().unwrap().to_str().unwrap().to_string()))
+    }
+
+    fn change(&mut self, folder: usize, change: Change) {
+        let Node::Folder { now, pending, .. } = &mut self.nodes[folder] else { panic!("not a folder") };
+        change.apply(now);
+        pending.push(change);
+    }
+
+    fn remove(&mut self, path: &Path) -> io::Result<()> {
+        let (folder, name) = self.place(path)?;
+        self.change(folder, Change::Remove(name));
+        Ok(())
+    }
+}
+
+impl Disk for SimDisk {
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        let mut world = self.begin(|_| {})?;
+        if world.find(path).is_ok() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let (folder, name) = world.place(path)?;
+        world.nodes.push(Node::folder(Names::new()));
+        let node = world.nodes.len() - 1;
+        world.change(folder, Change::Add(name, node));
+        Ok(())
+    }
+
+    fn create_file(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let mut world = self.begin(|_| {})?;
+        let node = match world.find(path) {
+            Ok(node) => node,
+            Err(_) => {
+                let (folder, name) = world.place(path)?;
+                world.nodes.push(Node::File { now: Vec::new(), safe: Vec::new() });
+                let node = world.nodes.len() - 1;
+                world.change(folder, Change::Add(name, node));
+                node
+            }
+        };
+        let Node::File { now, .. } = &mut world.nodes[node] else { return Err(io::ErrorKind::IsADirectory.into()) };
+        now.clear();
+        Ok(Box::new(SimFile { disk: self.clone(), node }))
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        let mut world = self.begin(|_| {})?;
+        let node = world.find(path)?;
+        let Node::Folder { now, safe, pending } = &mut world.nodes[node] else { panic!("not a folder") };
+        *safe = now.clone();
+        pending.clear();
+        Ok(())
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut world = self.begin(|_| {})?;
+        let node = world.find(from)?;
+        let ((folder, from), (target, to)) = (world.place(from)?, world.place(to)?);
+        assert_eq!(folder, target, "renaming is within a folder");
+        let Node::Folder { now, .. } = &world.nodes[folder] else { panic!("not a folder") };
+        if let Some(&old) = now.get(&to)
+            && matches!(&world.nodes[old], Node::Folder { now, .. } if !now.is_empty())
+        {
+            return Err(io::ErrorKind::DirectoryNotEmpty.into());
+        }
+        world.change(folder, Change::Rename(from, to, node));
+        Ok(())
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        let mut world = self.begin(|_| {})?;
+        world.find(path)?;
+        world.remove(path)
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        let mut world = self.begin(|_| {})?;
+        let node = world.find(path)?;
+        match &world.nodes[node] {
+            Node::Folder { now, .. } if !now.is_empty() => Err(io::ErrorKind::DirectoryNotEmpty.into()),
+            _ => world.remove(path),
+        }
+    }
+
+    fn list(&self, folder: &Path) -> io::Result<Vec<Entry>> {
+        let world = self.begin(|_| {})?;
+        let Node::Folder { now, .. } = &world.nodes[world.find(folder)?] else {
+            return Err(io::ErrorKind::NotADirectory.into());
+        };
+        let is_folder = |node: usize| matches!(world.nodes[node], Node::Folder { .. });
+        Ok(now.iter().map(|(name, &node)| Entry { name: name.clone(), is_folder: is_folder(node) }).collect())
+    }
+
+    fn size(&self, path: &Path) -> io::Result<u64> {
+        Ok(self.read(path)?.len() as u64)
+    }
+
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let world = self.begin(|_| {})?;
+        match &world.nodes[world.find(path)?] {
+            Node::File { now, .. } => Ok(now.clone()),
+            Node::Folder { .. } => Err(io::ErrorKind::IsADirectory.into()),
+        }
+    }
+
+    fn free_space(&self, _folder: &Path) -> io::Result<u64> {
+        Ok(self.begin(|_| {})?.free)
+    }
+
+    fn lock(&self, path: &Path, text: &str) -> io::Result<Option<Box<dyn Send + Sync>>> {
+        let mut file = self.create_file(path)?;
+        let mut world = self.begin(|_| {})?;
+        if world.locked {
+            return Ok(None);
+        }
+        world.locked = true;
+        drop(world);
+        let lock = SimLock(self.clone());
+        file.write(text.as_bytes())?;
+        Ok(Some(Box::new(lock)))
+    }
+}
+
+struct SimFile {
+    disk: SimDisk,
+    node: usize,
+}
+
+impl SimFile {
+    fn append(&self, world: &mut World, bytes: &[u8]) {
+        let Node::File { now, .. } = &mut world.nodes[self.node] else { panic!("not a file") };
+        now.extend_from_slice(bytes);
+    }
+}
+
+impl DiskFile for SimFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut world = self.disk.begin(|world| self.append(world, &bytes[..bytes.len() / 2]))?;
+        self.append(&mut world, bytes);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let mut world = self.disk.begin(|_| {})?;
+        let Node::File { now, safe } = &mut world.nodes[self.node] else { panic!("not a file") };
+        *safe = now.clone();
+        Ok(())
+    }
+}
+
+struct SimLock(SimDisk);
+
+impl Drop for SimLock {
+    fn drop(&mut self) {
+        self.0.world().locked = false;
+    }
+}
+
+/// A linear congruential generator (Knuth's MMIX constants).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
