@@ -14,7 +14,7 @@ use crate::hf::{Element, HfFolder};
 
 /// What is computed in.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Precision {
+pub(super) enum Precision {
     F64,
     F32,
     Bf16,

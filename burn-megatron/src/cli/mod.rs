@@ -2,6 +2,7 @@
 
 pub mod device;
 mod forward;
+mod generate;
 mod inspect;
 pub mod layout;
 mod overrides;
@@ -36,6 +37,8 @@ pub enum Command {
     Plan(plan::Args),
     /// Train a model as one TOML file describes it
     Train(Box<train::Args>),
+    /// Continue a text with a trained model
+    Generate(Box<generate::Args>),
     /// Train in many layouts in double precision and compare each with one device
     Verify(verify::Args),
     /// Repeat a recorded Megatron-Core run and compare every step
@@ -54,6 +57,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => inspect::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Train(args) => train::run(*args),
+        Command::Generate(args) => generate::run(*args),
         Command::Verify(args) => verify::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Forward(args) => forward::run(args),

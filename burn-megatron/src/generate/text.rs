@@ -42,11 +42,11 @@ impl<'a> TextStream<'a> {
         Ok(text)
     }
 
-    /// What was held back, at the end of the text: an incomplete character as its replacement.
+    /// What is held back, for the end of the text: an incomplete character as its replacement.
     ///
     /// # Errors
     /// If the tokenizer cannot decode.
-    pub fn finish(self) -> Result<String> {
+    pub fn rest(&self) -> Result<String> {
         self.pending()
     }
 
@@ -83,7 +83,7 @@ mod tests {
         let tokenizer = tokenizer();
         let mut stream = TextStream::after(&tokenizer, prompt);
         let mut pieces: Vec<String> = tokens.iter().map(|token| stream.push(*token).unwrap()).collect();
-        pieces.push(stream.finish().unwrap());
+        pieces.push(stream.rest().unwrap());
         pieces
     }
 

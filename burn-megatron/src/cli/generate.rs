@@ -1,0 +1,247 @@
+//! `burn-megatron generate`: continue a text with a trained model.
+
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Mutex;
+
+use anyhow::{Context, Result, anyhow, bail};
+use backend_dist::launch::launch;
+use backend_dist::mesh::{Mesh, ParallelLayout};
+use burn::tensor::{Device, FloatDType};
+use models::{CausalLm, FamilyConfig, ModelConfig, ParamBuilder, WeightSource, WithModel};
+use tokenizers::Tokenizer;
+
+use self::writer::Writer;
+use super::device::Place;
+use super::forward::Precision;
+use crate::checkpoint::Checkpoint;
+use crate::data::preprocess::end_of_document;
+use crate::generate::{Ended, GenerateOptions, Generated, Sampling, generate};
+use crate::hf::{GenerationConfig, HfFolder};
+
+/// Arguments of `generate`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Hugging Face folder with the model
+    #[arg(long, value_name = "DIR", required_unless_present = "checkpoint")]
+    hf: Option<PathBuf>,
+    /// Checkpoint with the model, or a folder of checkpoints: the latest
+    #[arg(long, value_name = "DIR", conflicts_with = "hf")]
+    checkpoint: Option<PathBuf>,
+    /// Text to continue
+    #[arg(long, value_name = "TEXT", required_unless_present_any = ["prompt_file", "tokens"])]
+    prompt: Option<String>,
+    /// File with the text to continue
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "tokens"])]
+    prompt_file: Option<PathBuf>,
+    /// Token ids to continue; the new ids are printed. Needs no tokenizer
+    #[arg(long, value_name = "ID,..", value_delimiter = ',', conflicts_with = "prompt")]
+    tokens: Option<Vec<i64>>,
+    /// Most tokens to write. Default: 128, or as many as the model has positions for
+    #[arg(long, value_name = "N")]
+    max_new_tokens: Option<usize>,
+    /// Take the likeliest token each time
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
+    greedy: bool,
+    /// Flattens the distribution above 1, sharpens it below; 0 is --greedy
+    #[arg(long, value_name = "X")]
+    temperature: Option<f64>,
+    /// Draw among so many likeliest tokens; 0 is all
+    #[arg(long, value_name = "N")]
+    top_k: Option<usize>,
+    /// Draw among the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P")]
+    top_p: Option<f64>,
+    /// Seed of the draws
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Token that ends the text, by id or as the tokenizer writes it; may be given several times. Default: the model's
+    #[arg(long = "stop-token", value_name = "TOKEN")]
+    stop_tokens: Vec<String>,
+    /// Let the text outgrow the model's positions: it sees at most so many tokens and goes on from the last half of them
+    #[arg(long, value_name = "N")]
+    window: Option<usize>,
+    /// Precision of weights and computation
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Precision,
+    /// Where the ranks run
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: Place,
+    /// Ranks that share each layer's matrices
+    #[arg(long, alias = "tensor-model-parallel-size", value_name = "N", default_value_t = 1)]
+    tensor_parallel: usize,
+}
+
+/// A model on disk and what comes with it.
+struct Source {
+    config: FamilyConfig,
+    weights: Box<dyn WeightSource>,
+    tokenizer: Option<Tokenizer>,
+    generation: GenerationConfig,
+}
+
+/// Writes the text to standard output as it comes and the speed to standard error.
+///
+/// # Errors
+/// If the model or its tokenizer cannot be read, or cannot do what is asked for; before anything is written.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let source = open(&args)?;
+    let (tokens, writer) = match read_prompt(&args)? {
+        Prompt::Tokens(tokens) => (tokens, Writer::ids()),
+        Prompt::Text(text) => {
+            let lacking = "the model comes without a tokenizer.json: give token ids, --tokens 1,2,3";
+            let tokenizer = source.tokenizer.as_ref().context(lacking)?;
+            let tokens = encode(&text, tokenizer)?;
+            let writer = Writer::text(tokenizer, text, &tokens);
+            (tokens, writer)
+        }
+    };
+    let options = options(&args, &source, tokens.len())?;
+    options.check(&source.config, &tokens)?;
+    let layout = ParallelLayout { tp: args.tensor_parallel, ..ParallelLayout::default() };
+    layout.check()?;
+    source.config.dims().check_tp(layout.tp)?;
+
+    let writer = Mutex::new(writer);
+    let job = Job {
+        mesh: Mesh::new(layout)?,
+        devices: args.device.devices(args.tensor_parallel),
+        dtype: args.dtype.into(),
+        weights: source.weights.as_ref(),
+        prompt: &tokens,
+        options: &options,
+        writer: &writer,
+    };
+    let generated = source.config.visit(job)?;
+    writer.into_inner().expect("no rank panicked").finish()?;
+    eprintln!("{}", speed(tokens.len(), &generated));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn open(args: &Args) -> Result<Source> {
+    let load = |path: &Path| Tokenizer::from_file(path).map_err(|error| anyhow!("{}: {error}", path.display()));
+    if let Some(dir) = &args.hf {
+        let folder = HfFolder::open(dir)?;
+        let tokenizer = folder.tokenizer_path().map(|path| load(&path)).transpose()?;
+        let (config, generation) = (folder.config().clone(), folder.generation().clone());
+        return Ok(Source { config, weights: Box::new(folder), tokenizer, generation });
+    }
+    let dir = args.checkpoint.as_ref().context("--hf DIR or --checkpoint DIR says where the model is")?;
+    let checkpoint = Checkpoint::open(dir)?;
+    let config = serde_json::from_value(checkpoint.state().model.clone())
+        .with_context(|| format!("{}: its model is of no family known here", checkpoint.path().display()))?;
+    let tokenizer = checkpoint.tokenizer().map(|path| load(&path)).transpose()?;
+    let end = tokenizer.as_ref().and_then(|tokenizer| end_of_document(tokenizer, None));
+    let generation = GenerationConfig {
+        eos_token_id: end.and_then(|id| u32::try_from(id).ok()).into_iter().collect(),
+        ..GenerationConfig::default()
+    };
+    Ok(Source { config, weights: Box::new(checkpoint), tokenizer, generation })
+}
+
+/// What is to be continued.
+enum Prompt {
+    Text(String),
+    Tokens(Vec<i64>),
+}
+
+fn read_prompt(args: &Args) -> Result<Prompt> {
+    Ok(match (&args.tokens, &args.prompt, &args.prompt_file) {
+        (Some(tokens), ..) => Prompt::Tokens(tokens.clone()),
+        (_, Some(text), _) => Prompt::Text(text.clone()),
+        (.., Some(file)) => {
+            Prompt::Text(std::fs::read_to_string(file).with_context(|| format!("--prompt-file {}", file.display()))?)
+        }
+        _ => bail!("--prompt TEXT, --prompt-file FILE or --tokens ID,.. says what to continue"),
+    })
+}
+
+/// With the tokens that the tokenizer puts around every text, as transformers does.
+fn encode(text: &str, tokenizer: &Tokenizer) -> Result<Vec<i64>> {
+    let encoded =
+        tokenizer.encode_fast(text, true).map_err(|error| anyhow!("the prompt cannot be encoded: {error}"))?;
+    Ok(encoded.get_ids().iter().map(|id| i64::from(*id)).collect())
+}
+
+fn options(args: &Args, source: &Source, prompt: usize) -> Result<GenerateOptions> {
+    let stop_tokens = match args.stop_tokens.is_empty() {
+        true => source.generation.eos_token_id.iter().map(|id| i64::from(*id)).collect(),
+        false => {
+            args.stop_tokens.iter().map(|text| token_id(text, source.tokenizer.as_ref())).collect::<Result<_>>()?
+        }
+    };
+    let positions = source.config.dims().max_positions.filter(|_| args.window.is_none());
+    let room = positions.map_or(128, |positions| (positions + 1).saturating_sub(prompt).clamp(1, 128));
+    Ok(GenerateOptions {
+        max_new_tokens: args.max_new_tokens.unwrap_or(room),
+        stop_tokens,
+        sampling: sampling(args, &source.generation),
+        window: args.window,
+    })
+}
+
+/// The flags over the model's own defaults over transformers': a model whose `generation_config.json` does not say
+/// `do_sample` is greedy, and one that is drawn from without more words has temperature 1 and top-k 50.
+fn sampling(args: &Args, generation: &GenerationConfig) -> Sampling {
+    let asked = args.temperature.is_some() || args.top_k.is_some() || args.top_p.is_some();
+    if args.greedy || !(asked || generation.do_sample == Some(true)) {
+        return Sampling::greedy();
+    }
+    Sampling {
+        temperature: args.temperature.or(generation.temperature).unwrap_or(1.0),
+        top_k: Some(args.top_k.or(generation.top_k).unwrap_or(50)).filter(|k| *k > 0),
+        top_p: args.top_p.or(generation.top_p),
+        seed: args.seed,
+    }
+}
+
+fn token_id(text: &str, tokenizer: Option<&Tokenizer>) -> Result<i64> {
+    if let Ok(id) = text.parse() {
+        return Ok(id);
+    }
+    let id = tokenizer.and_then(|tokenizer| tokenizer.token_to_id(text));
+    id.map(i64::from).with_context(|| format!("--stop-token {text}: the model's tokenizer has no such token"))
+}
+
+fn speed(prompt: usize, generated: &Generated) -> String {
+    let new = generated.tokens.len();
+    let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
+    let ended = match generated.ended {
+        Ended::Length => "as many as asked for".to_string(),
+        Ended::StopToken => format!("stop token {}", generated.tokens[new - 1]),
+        Ended::Reader => "nobody reads on".to_string(),
+    };
+    format!(
+        "prompt: {prompt} tokens, {:.1} tokens/s; text: {new} tokens, {:.1} tokens/s; ended: {ended}",
+        rate(prompt, generated.prompt_seconds),
+        rate(new.saturating_sub(1), generated.decode_seconds),
+    )
+}
+
+/// A generation, ready for the model's family.
+struct Job<'a, 'w> {
+    mesh: Mesh,
+    devices: Vec<Device>,
+    dtype: FloatDType,
+    weights: &'a dyn WeightSource,
+    prompt: &'a [i64],
+    options: &'a GenerateOptions,
+    writer: &'a Mutex<Writer<'w>>,
+}
+
+impl WithModel for Job<'_, '_> {
+    type Output = Result<Generated>;
+
+    fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Result<Generated> {
+        let ranks = launch(&self.mesh, &self.devices, |rank| {
+            let params = ParamBuilder::new(&rank, self.dtype, 0).with_source(self.weights);
+            // As `forward` does it.
+            let model = M::build(config, params.with_fp32_norms().without_autodiff())?;
+            let on_token = |token| self.writer.lock().expect("no rank panicked").push(token);
+            Ok(generate(&rank, &model, self.prompt, self.options, on_token)?)
+        })?;
+        ranks.into_iter().next().context("a mesh has a rank")
+    }
+}
