@@ -43,6 +43,12 @@ struct Args {
     /// Highest learning rate
     #[arg(long, default_value_t = 3e-3)]
     lr: f64,
+    /// Steps between two checkpoints
+    #[arg(long, default_value_t = 200)]
+    checkpoint_every: u64,
+    /// Go on from the last checkpoint, in this layout or any other
+    #[arg(long)]
+    resume: bool,
     /// Where everything is written
     #[arg(long, default_value = "runs/llama3_8b")]
     out: PathBuf,
@@ -114,12 +120,26 @@ fn train(args: Args) -> Result<()> {
     let prompt = text.encode("/// The ")?;
     let writing = GenerateOptions { window: Some(args.seq_length), ..GenerateOptions::new(100, Sampling::default()) };
     let held_out = text.valid.clone();
-    let file = args.out.join("model.safetensors");
+    let saver = SaverOptions {
+        keep_last: Some(2),
+        background: true,
+        tokenizer: Some(text.tokenizer_path.clone()),
+        ..Default::default()
+    };
+    let checkpoints =
+        CheckpointOptions { root: args.out.join("checkpoints"), every: Some(args.checkpoint_every), saver };
+    let description = Description {
+        model: serde_json::to_value(FamilyConfig::Llama(config.clone()))?,
+        config: serde_json::to_value(&recipe)?,
+    };
     let data = (text.train.clone(), text.valid.clone());
     let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, move |rank| {
         Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 1234))?)
     })
     .directory(&args.out)
+    .checkpoints(checkpoints)
+    .resume(if args.resume { Resume::IfPresent } else { Resume::Never })
+    .describe(description)
     .finish(move |rank, engine| {
         let loss = loss_over(engine, &held_out)?.loss;
         // The replicas hold the same model: one of them writes.
@@ -127,9 +147,6 @@ fn train(args: Args) -> Result<()> {
             0 => generate(rank, &engine.model().valid(), &prompt, &writing, |_| ControlFlow::Continue(()))?.tokens,
             _ => Vec::new(),
         };
-        if let Some(weights) = global_weights(rank, engine)? {
-            save_weights(&weights, &file)?;
-        }
         Ok((loss, [prompt.clone(), written].concat()))
     });
 
@@ -143,8 +160,9 @@ fn train(args: Args) -> Result<()> {
     let (loss, sample) = run.finished().context("the training ended without a model")?;
     println!("\nheld-out text: loss {loss:.4}, perplexity {:.1}", loss.exp());
     println!("the model writes:\n{}\n", text.decode(&sample)?);
+    println!("written to {}: checkpoints, tokenizer and tokens, steps.jsonl, metrics per epoch", args.out.display());
     println!(
-        "written to {}: model.safetensors, tokenizer and tokens, steps.jsonl, metrics per epoch",
+        "  write more:  burn-megatron generate --checkpoint {}/checkpoints --prompt \"/// The \"",
         args.out.display()
     );
     Ok(())

@@ -20,6 +20,8 @@ pub struct Text {
     pub documents: u64,
     /// Tokens in them.
     pub tokens: usize,
+    /// The tokenizer's file.
+    pub tokenizer_path: PathBuf,
     tokenizer: Tokenizer,
 }
 
@@ -62,6 +64,7 @@ impl Text {
             documents: report.documents,
             tokens: output.summary.tokens,
             tokenizer: Tokenizer::from_file(&path).map_err(|error| anyhow!("{}: {error}", path.display()))?,
+            tokenizer_path: path,
         })
     }
 

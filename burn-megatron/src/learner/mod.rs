@@ -31,7 +31,6 @@ use burn::train::{LearnerModel, TrainingStrategy};
 use data_parallel::DataParallel;
 pub use model_parallel::{
     BatchStream, CheckpointOptions, Description, GlobalBatch, Megatron, Pretraining, Resume, global_weights, loss_over,
-    save_weights,
 };
 use outcome::Reported;
 

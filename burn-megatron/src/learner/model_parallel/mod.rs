@@ -20,4 +20,4 @@ pub use evaluate::loss_over;
 pub use facade::Megatron;
 pub use pretraining::Pretraining;
 pub use saving::{CheckpointOptions, Description, Resume};
-pub use weights::{global_weights, save_weights};
+pub use weights::global_weights;

@@ -1,13 +1,11 @@
 //! The trained weights on the host, whole.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
 use backend_dist::shard::HostTensor;
 use models::CausalLm;
-use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 
 use crate::engine::RankEngine;
 use crate::verify::{assemble, parameters};
@@ -29,19 +27,4 @@ pub fn global_weights<M: CausalLm>(
         0 => Ok(Some(assemble(slices.iter().flatten())?)),
         _ => Ok(None),
     }
-}
-
-/// Writes weights in single precision to a `.safetensors` file.
-///
-/// # Errors
-/// If the file cannot be written.
-pub fn save_weights(weights: &BTreeMap<String, HostTensor>, path: &Path) -> Result<(), BoxError> {
-    let bytes = |tensor: &HostTensor| tensor.data.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect();
-    let data: Vec<(&String, &HostTensor, Vec<u8>)> =
-        weights.iter().map(|(name, tensor)| (name, tensor, bytes(tensor))).collect();
-    let views = data
-        .iter()
-        .map(|(name, tensor, bytes)| Ok((*name, TensorView::new(Dtype::F32, tensor.shape.clone(), bytes)?)))
-        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
-    serialize_to_file(views, None, path).map_err(|error| format!("{}: {error}", path.display()).into())
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use backend_dist::shard::HostTensor;
 use burn::tensor::FloatDType;
 use burn::train::Interrupter;
 use burn::train::checkpoint::KeepLastNCheckpoints;
