@@ -25,11 +25,13 @@ pub struct ModelSection {
 }
 
 /// Known sizes by name.
-pub fn presets() -> [(&'static str, FamilyConfig); 5] {
+pub fn presets() -> [(&'static str, FamilyConfig); 7] {
     [
         ("tiny", FamilyConfig::Llama(LlamaConfig::tiny())),
         ("llama3-1b", FamilyConfig::Llama(LlamaConfig::llama3_1b())),
         ("llama3-8b", FamilyConfig::Llama(LlamaConfig::llama3_8b())),
+        ("mistral-7b", FamilyConfig::Llama(LlamaConfig::mistral_7b())),
+        ("qwen3-0.6b", FamilyConfig::Llama(LlamaConfig::qwen3_0_6b())),
         ("gpt-tiny", FamilyConfig::Gpt(GptConfig::tiny())),
         ("gpt2", FamilyConfig::Gpt(GptConfig::gpt2())),
     ]
@@ -82,13 +84,20 @@ pub(super) enum Base {
     Default,
 }
 
-/// The model that the sizes make of their base. `family` must agree with it; `vocabulary` is the size of the vocabulary
-/// that the data brings, used where nothing else says it.
+/// What the rest of the configuration says of a model's sizes, used where nothing else does.
+pub(super) struct Hints {
+    /// Size of the vocabulary that the data brings.
+    pub vocabulary: Option<usize>,
+    /// Tokens of a row.
+    pub seq_length: usize,
+}
+
+/// The model that the sizes make of their base. `family` must agree with it.
 pub(super) fn resolve(
     base: &Base,
     family: Option<&str>,
     entries: &[Entry],
-    vocabulary: Option<usize>,
+    hints: &Hints,
 ) -> Result<FamilyConfig, Vec<Problem>> {
     let start = start(base).map_err(|problem| vec![problem])?;
     if let Some(family) = family.filter(|family| *family != start.family()) {
@@ -113,11 +122,11 @@ pub(super) fn resolve(
     }
     let given = |name: &str| given.iter().any(|given| given == name);
     let mut rest = Map::new();
-    if let Some(size) = vocabulary.filter(|_| !given("vocab_size") && !matches!(base, Base::Hf(_))) {
+    if let Some(size) = hints.vocabulary.filter(|_| !given("vocab_size") && !matches!(base, Base::Hf(_))) {
         rest.insert("vocab_size".into(), size.into());
     }
     if matches!(base, Base::Family(_)) {
-        complete(&start, &config, &given, &mut rest, &mut problems);
+        complete(&start, &config, hints, &given, &mut rest, &mut problems);
     }
     for (name, value) in rest {
         config = with(&config, &name, value).expect("a size of the family");
@@ -212,6 +221,7 @@ fn snake_keys(value: Value) -> Value {
 fn complete(
     start: &FamilyConfig,
     config: &FamilyConfig,
+    hints: &Hints,
     given: &dyn Fn(&str) -> bool,
     rest: &mut Map<String, Value>,
     problems: &mut Vec<Problem>,
@@ -224,6 +234,7 @@ fn complete(
             continue;
         }
         match name.as_str() {
+            "max_position_embeddings" => drop(rest.insert(name, hints.seq_length.into())),
             "num_key_value_heads" => drop(rest.insert(name, heads.into())),
             "head_dim" => drop(rest.insert(name, (size("hidden_size") / heads.max(1)).into())),
             _ => {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::keys::{KEYS, Key, SECTIONS, find};
 use super::kind::NONE;
 use super::layer::{Entry, read_file, read_overrides};
-use super::model::{self, Base};
+use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Place, Problem, did_you_mean};
 use super::run::RunConfig;
 
@@ -165,7 +165,9 @@ impl Values {
 
     fn finish(mut self) -> Result<RunConfig, ConfigErrors> {
         let family = self.text("model.family");
-        let config = match model::resolve(&self.base, family.as_deref(), &self.sizes, self.vocabulary()) {
+        let seq_length = self.number("training.seq-length") as usize;
+        let hints = Hints { vocabulary: self.vocabulary(), seq_length };
+        let config = match model::resolve(&self.base, family.as_deref(), &self.sizes, &hints) {
             Ok(config) => Some(config),
             Err(problems) => {
                 self.problems.extend(problems);

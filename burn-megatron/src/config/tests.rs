@@ -29,7 +29,7 @@ const TEXT: &str = "[data]\ntext = [\"book.txt\"]\n";
 
 fn hf(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../models/tests/golden/hf/{name}.json"));
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/golden/hf/{name}/config.json"));
     std::fs::copy(golden, folder.path().join("config.json")).unwrap();
     folder
 }
@@ -145,7 +145,7 @@ fn wrong_values_are_named_with_key_and_legal_values() {
 fn a_model_is_a_folder_a_preset_or_a_family() {
     assert_eq!(
         refusal("[model]\npreset = \"gpt3\"\n", &[]),
-        "model.preset = gpt3 is not one of tiny, llama3-1b, llama3-8b, gpt-tiny, gpt2; did you mean `gpt2`?"
+        "model.preset = gpt3 is not one of tiny, llama3-1b, llama3-8b, mistral-7b, qwen3-0.6b, gpt-tiny, gpt2; did you mean `gpt2`?"
     );
     assert_eq!(
         refusal("[model]\npreset = \"gpt2\"\nhf = \"x\"\n", &[]).lines().next(),
@@ -166,6 +166,7 @@ fn a_model_is_a_folder_a_preset_or_a_family() {
         panic!("a Llama")
     };
     assert_eq!((sizes.num_hidden_layers, sizes.num_key_value_heads, sizes.head_dim), (3, 4, 12));
+    assert_eq!(sizes.max_position_embeddings, 128, "as long as the rows");
     let gpt = good("[model]\npreset = \"gpt-tiny\"\n", &[]).model.config;
     assert_eq!(gpt, FamilyConfig::Gpt(GptConfig::tiny()));
 }
@@ -229,6 +230,8 @@ fn contradictions_are_found_together() {
     }
     assert!(contradiction("").contains("data.prefixes or data.text is needed"));
     assert!(contradiction("[parallel]\npp = 2\n").contains("pipeline-parallel 2 does not run yet"));
+    let gpt = "[model]\npreset = \"gpt-tiny\"\nattention-dropout = 0.1\n";
+    assert!(contradiction(gpt).contains("attention_dropout = 0.1"));
     assert!(contradiction("[model]\nnum-key-value-heads = 3\n").contains("num_key_value_heads = 3 does not divide"));
 }
 

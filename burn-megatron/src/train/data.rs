@@ -48,20 +48,23 @@ impl RunData {
         let parts = GptParts::build(&tokens.blend, &parts)?;
 
         let vocabulary = config.model.config.vocab_size();
-        let open = |part: Option<Arc<GptPart>>, most: usize| {
-            let part = part.filter(|part| !part.is_empty())?;
-            let rows = part.len().min(most);
-            Some(Arc::new(Rows { part, rows, vocabulary }) as Arc<dyn TokenDataset>)
+        let open = |data: Option<Arc<GptPart>>, name: &'static str, most: usize| match data {
+            Some(data) if !data.is_empty() => {
+                let rows = Rows { rows: data.len().min(most), data, vocabulary };
+                rows.spot_check(name)?;
+                Ok(Arc::new(rows) as Arc<dyn TokenDataset>)
+            }
+            _ => Err(TrainError::NoRow { part: name, seq_length: training.seq_length }),
         };
-        let seq_length = training.seq_length;
-        let train = open(parts.train, usize::MAX).ok_or(TrainError::NoRow { part: "training", seq_length })?;
-        let held_out = open(parts.valid.clone(), usize::MAX);
+        let train = open(parts.train, "training", usize::MAX)?;
         let valid = match evaluation.batches {
             0 => train.clone(),
-            _ => held_out.ok_or(TrainError::NoRow { part: "validation", seq_length })?,
+            _ => open(parts.valid.clone(), "validation", usize::MAX)?,
         };
-        let last = parts.test.filter(|test| !test.is_empty()).or(parts.valid);
-        let last = open(last, evaluation.final_batches * training.global_batch).filter(|last| !last.is_empty());
+        let most = evaluation.final_batches * training.global_batch;
+        let tests = parts.test.filter(|test| !test.is_empty()).or(parts.valid);
+        let last = tests.filter(|tests| most > 0 && !tests.is_empty());
+        let last = last.map(|last| open(Some(last), "test", most)).transpose()?;
         Ok(Self { train, valid, last, tokenizer: tokens.tokenizer })
     }
 }
@@ -128,9 +131,30 @@ fn fits(config: &RunConfig, tokens: usize, tokenizer: Option<&Path>) -> Result<(
 
 /// The first rows of a part of the data, each checked against the model's vocabulary when it is read.
 struct Rows {
-    part: Arc<GptPart>,
+    data: Arc<GptPart>,
     rows: usize,
     vocabulary: usize,
+}
+
+/// Rows of a part that are checked before the run starts.
+const SPOT_CHECKS: usize = 1000;
+
+impl Rows {
+    fn outside(&self, sample: &Sample) -> Option<i64> {
+        let known = 0..self.vocabulary as i64;
+        sample.tokens.iter().chain(&sample.labels).find(|id| !known.contains(*id)).copied()
+    }
+
+    /// Looks for tokens that the model lacks in rows from all over the part.
+    fn spot_check(&self, part: &'static str) -> Result<(), TrainError> {
+        let every = self.rows.div_ceil(SPOT_CHECKS).max(1);
+        for row in (0..self.rows).step_by(every).chain([self.rows / 2, self.rows.saturating_sub(1)]) {
+            if let Some(id) = self.outside(&self.data.sample(row)) {
+                return Err(TrainError::Token { part, row, id, vocabulary: self.vocabulary });
+            }
+        }
+        Ok(())
+    }
 }
 
 impl TokenDataset for Rows {
@@ -139,18 +163,17 @@ impl TokenDataset for Rows {
     }
 
     fn seq_length(&self) -> usize {
-        self.part.seq_length()
+        self.data.seq_length()
     }
 
     /// # Panics
     /// Also if a token is none of the model's: its embedding would silently be zero.
     fn sample(&self, index: usize) -> Sample {
-        let sample = self.part.sample(index);
-        let outside = |id: &&i64| !(0..self.vocabulary as i64).contains(*id);
-        if let Some(id) = sample.tokens.iter().chain(&sample.labels).find(outside) {
+        let sample = self.data.sample(index);
+        if let Some(id) = self.outside(&sample) {
+            let vocabulary = self.vocabulary;
             panic!(
-                "row {index} of the data has token {id}, model.vocab-size is {}: data and model do not belong together",
-                self.vocabulary
+                "row {index} of the data has token {id}, but model.vocab-size = {vocabulary}: they do not belong together"
             );
         }
         sample

@@ -1,11 +1,10 @@
 //! From a model's family to its training.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
-use models::{CausalLm, ParamBuilder, WeightSource, WithModel};
+use models::{CausalLm, ParamBuilder, WithModel};
 use serde_json::Value;
 
 use super::{Plan, RunData, TrainError, resume as saving};
@@ -26,15 +25,14 @@ pub(super) struct Launch<'a> {
     pub plan: &'a Plan,
     pub devices: Vec<Device>,
     pub data: RunData,
-    pub weights: Option<Arc<dyn WeightSource>>,
 }
 
 impl WithModel for Launch<'_> {
     type Output = Result<Outcome, TrainError>;
 
     fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Self::Output {
-        let Self { plan, devices, data, weights } = self;
-        let (config, start) = (plan.config(), Instant::now());
+        let Self { plan, devices, data } = self;
+        let (config, weights, start) = (plan.config(), plan.weights(), Instant::now());
         let (training, evaluation) = (&config.training, &config.evaluation);
         let (sizes, dtype, seed) = (sizes.clone(), FloatDType::from(training.dtype), training.seed);
         let build = move |rank: &_| {

@@ -65,6 +65,20 @@ pub enum TrainError {
         /// Tokens of the model.
         vocabulary: usize,
     },
+    /// The data has a token that the model does not have.
+    #[error(
+        "row {row} of the {part} data has token {id}, but model.vocab-size = {vocabulary}: they do not belong together"
+    )]
+    Token {
+        /// Name of the part.
+        part: &'static str,
+        /// Index of the row.
+        row: usize,
+        /// The token.
+        id: i64,
+        /// Tokens of the model.
+        vocabulary: usize,
+    },
     /// A part of the data has not even one row.
     #[error(
         "there is no {part} row of {seq_length} + 1 tokens; give it a larger share in data.split, more data, or a \
@@ -91,6 +105,6 @@ pub fn train(
     progress: &mut (dyn FnMut(Progress) + Send),
 ) -> Result<Outcome, TrainError> {
     let data = RunData::open(plan.config(), progress)?;
-    let launch = launch::Launch { plan, devices, data, weights: None };
+    let launch = launch::Launch { plan, devices, data };
     plan.config().model.config.visit(launch)
 }

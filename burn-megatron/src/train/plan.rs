@@ -1,7 +1,9 @@
 //! What a run would do, told before anything big is read.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use indicatif::HumanCount;
 use models::ModelConfig;
@@ -11,6 +13,7 @@ use super::resume::{self, Start};
 use crate::config::{ConfigErrors, Problem, RunConfig};
 use crate::data::Part;
 use crate::data::indexed::IndexedDataset;
+use crate::hf::HfFolder;
 
 /// A run that passed all checks: its sizes, in words by `Display`.
 #[derive(Clone, Debug)]
@@ -21,6 +24,7 @@ pub struct Plan {
     pub parameters: usize,
     /// The checkpoint that the run goes on from.
     pub start: Option<Start>,
+    weights: Option<Arc<HfFolder>>,
     /// One line per data file.
     data: Vec<String>,
 }
@@ -44,14 +48,17 @@ impl Plan {
         problems.extend(missing_tokenizer(config));
         problems.extend(not_a_folder("output.directory", &config.output.directory));
         let checkpoints = config.checkpoint.directory.as_deref();
-        problems.extend(checkpoints.and_then(|folder| not_a_folder("checkpoint.directory", folder)));
-        let start = resume::find(config, allowed).unwrap_or_else(|more| {
-            problems.extend(more);
-            None
-        });
+        let start = match checkpoints.and_then(|folder| not_a_folder("checkpoint.directory", folder)) {
+            Some(problem) => Err(vec![problem]),
+            None => resume::find(config, allowed),
+        };
+        let weights = initial_weights(config);
+        let mut keep = |more: Vec<Problem>| problems.extend(more);
+        let start = start.map_err(&mut keep).unwrap_or_default();
+        let weights = weights.map_err(|problem| keep(vec![problem])).unwrap_or_default();
         ConfigErrors::from_problems(problems)?;
         let parameters = config.model.config.parameter_count();
-        Ok(Self { config: config.clone(), allowed: allowed.to_vec(), parameters, start, data })
+        Ok(Self { config: config.clone(), allowed: allowed.to_vec(), parameters, start, weights, data })
     }
 
     /// The configuration.
@@ -59,10 +66,32 @@ impl Plan {
         &self.config
     }
 
+    /// The folder that the first weights come from; a checkpoint to go on from has its own.
+    pub(super) fn weights(&self) -> Option<Arc<HfFolder>> {
+        self.weights.clone().filter(|_| self.start.is_none())
+    }
+
     /// Whether the run may read other samples than the one that it goes on from.
     pub(super) fn other_data(&self) -> bool {
         resume::may_read_other_data(&self.allowed)
     }
+}
+
+/// The folder of `model.hf`, whose tensors must have the shapes of the model.
+fn initial_weights(config: &RunConfig) -> Result<Option<Arc<HfFolder>>, Problem> {
+    let Some(path) = &config.model.hf else { return Ok(None) };
+    let folder = HfFolder::open(path).map_err(|error| Problem::new(format!("model.hf: {error}")))?;
+    let (theirs, ours) = (folder.config().hf_names(), config.model.config.hf_names());
+    let shapes: BTreeMap<&str, Vec<usize>> = theirs.iter().map(|(name, tensor)| (name, tensor.our_shape())).collect();
+    for (name, tensor) in ours.iter() {
+        let (needed, there) = (tensor.our_shape(), shapes.get(name));
+        if there != Some(&needed) {
+            let there = there.map_or("lacks it".into(), |shape| format!("has {shape:?}"));
+            let what = format!("model: tensor {name} is to be {needed:?}, {} {there}: leave its sizes", path.display());
+            return Err(Problem::new(what));
+        }
+    }
+    Ok(Some(Arc::new(folder)))
 }
 
 fn text_file(file: &Path) -> Result<String, String> {

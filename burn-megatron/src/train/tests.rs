@@ -1,9 +1,12 @@
 use std::path::Path;
 
 use burn::tensor::Device;
+use models::{ModelConfig, WeightSource};
 
 use super::*;
+use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
+use crate::hf::HfFolder;
 
 fn text(folder: &Path) -> PathBuf {
     let text: String = (0..60).map(|i| format!("Paragraph {i} says that {i} times {i} is {}.\n\n", i * i)).collect();
@@ -87,7 +90,7 @@ fn what_does_not_fit_is_refused_before_the_first_step() {
 }
 
 #[test]
-fn tokens_that_the_model_lacks_end_the_run() {
+fn tokens_that_the_model_lacks_are_found_before_the_first_step() {
     let folder = tempfile::tempdir().unwrap();
     text(folder.path());
     RunData::open(&config(folder.path(), &[]), &mut |_| ()).unwrap();
@@ -98,7 +101,7 @@ fn tokens_that_the_model_lacks_end_the_run() {
         ("data.tokenizer", "none"),
         ("model.vocab-size", "256"),
     ];
-    assert!(matches!(run(&config(folder.path(), &overrides)), Err(TrainError::Failed)));
+    assert!(matches!(run(&config(folder.path(), &overrides)), Err(TrainError::Token { id: 256, .. })));
 }
 
 #[test]
@@ -153,4 +156,40 @@ fn changes_that_are_allowed_are_made() {
     let plan = Plan::new(&longer, &["lr".into(), "data.samples".into()]).unwrap();
     train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
     assert!(folder.path().join("run/checkpoints/step_00000008").exists());
+}
+
+#[test]
+fn a_hugging_face_folder_gives_sizes_and_first_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let hf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf/qwen3");
+    // At a rate of 0 the weights stay what they were.
+    let hf = hf.display().to_string();
+    let still = [
+        ("model.hf", hf.as_str()),
+        ("data.tokenizer", "char"),
+        ("lr.max", "0"),
+        ("parallel.tp", "2"),
+        ("training.steps", "1"),
+    ];
+    let still_config = config(folder.path(), &still);
+    let plan = Plan::new(&still_config, &[]).unwrap();
+    assert!(plan.to_string().contains("parameters, weights of "), "{plan}");
+    train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
+
+    let (theirs, ours) =
+        (HfFolder::open(&hf).unwrap(), Checkpoint::open(folder.path().join("run/checkpoints")).unwrap());
+    let mut compared = 0;
+    for (name, tensor) in still_config.model.config.hf_names().iter() {
+        let shape = tensor.our_shape();
+        let whole: Vec<_> = shape.iter().map(|size| 0..*size).collect();
+        let read = |source: &dyn WeightSource| source.read(name, &shape, &whole).unwrap();
+        assert!(read(&theirs) == read(&ours), "{name}");
+        compared += 1;
+    }
+    assert!(compared > 10);
+
+    let wider = [&still[..], &[("model.intermediate-size", "512")]].concat();
+    let refused = Plan::new(&config(folder.path(), &wider), &["model".into()]).unwrap_err().to_string();
+    assert!(refused.contains("mlp.") && refused.contains("leave its sizes"), "{refused}");
 }
