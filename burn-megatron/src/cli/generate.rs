@@ -42,16 +42,17 @@ pub struct Args {
     /// Most tokens to write. Default: 128, or as many as the model has positions for
     #[arg(long, value_name = "N")]
     max_new_tokens: Option<usize>,
-    /// Take the likeliest token each time
+    /// Take the likeliest token each time: the default, unless a flag below or the model's generation_config.json says to
+    /// draw
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
     greedy: bool,
-    /// Flattens the distribution above 1, sharpens it below; 0 is --greedy
+    /// Flattens the distribution above 1, sharpens it below; 0 is --greedy. Default: the model's, or 1
     #[arg(long, value_name = "X")]
     temperature: Option<f64>,
-    /// Draw among so many likeliest tokens; 0 is all
+    /// Draw among so many likeliest tokens; 0 is all. Default: the model's, or 50
     #[arg(long, value_name = "N")]
     top_k: Option<usize>,
-    /// Draw among the likeliest tokens that together have this probability
+    /// Draw among the likeliest tokens that together have this probability. Default: the model's, or 1
     #[arg(long, value_name = "P")]
     top_p: Option<f64>,
     /// Seed of the draws
