@@ -173,7 +173,7 @@ fn save(folder: &HfFolder, root: &Path, tokenizer: Option<PathBuf>) {
 }
 
 #[test]
-fn a_checkpoint_writes_what_its_folder_writes() {
+fn a_checkpoint_writes_what_its_folder_writes_unless_it_is_damaged() {
     let folder = with_tokenizer("gpt2", &json!({}));
     let hf = HfFolder::open(folder.path()).unwrap();
     let root = folder.path().join("checkpoints");
@@ -184,6 +184,14 @@ fn a_checkpoint_writes_what_its_folder_writes() {
         let from = ["--checkpoint", root.to_str().unwrap(), "--tensor-parallel", tp];
         assert_eq!(written(&[&from[..], &flags[..]].concat()), expected, "TP {tp}");
     }
+
+    let file = root.join("step_00000005/rank_00000.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let message = refused(&[&["--checkpoint", root.to_str().unwrap()], &flags[..]].concat());
+    assert!(message.contains("rank_00000.safetensors: has changed since it was written"), "{message}");
 }
 
 #[test]

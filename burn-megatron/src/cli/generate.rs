@@ -42,16 +42,17 @@ pub struct Args {
     /// Most tokens to write. Default: 128, or as many as the model has positions for
     #[arg(long, value_name = "N")]
     max_new_tokens: Option<usize>,
-    /// Take the likeliest token each time
+    /// Take the likeliest token each time: the default, unless a flag below or the model's generation_config.json says to
+    /// draw
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
     greedy: bool,
-    /// Flattens the distribution above 1, sharpens it below; 0 is --greedy
+    /// Flattens the distribution above 1, sharpens it below; 0 is --greedy. Default: the model's, or 1
     #[arg(long, value_name = "X")]
     temperature: Option<f64>,
-    /// Draw among so many likeliest tokens; 0 is all
+    /// Draw among so many likeliest tokens; 0 is all. Default: the model's, or 50
     #[arg(long, value_name = "N")]
     top_k: Option<usize>,
-    /// Draw among the likeliest tokens that together have this probability
+    /// Draw among the likeliest tokens that together have this probability. Default: the model's, or 1
     #[arg(long, value_name = "P")]
     top_p: Option<f64>,
     /// Seed of the draws
@@ -121,24 +122,35 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 fn open(args: &Args) -> Result<Source> {
-    let load = |path: &Path| Tokenizer::from_file(path).map_err(|error| anyhow!("{}: {error}", path.display()));
     if let Some(dir) = &args.hf {
         let folder = HfFolder::open(dir)?;
-        let tokenizer = folder.tokenizer_path().map(|path| load(&path)).transpose()?;
+        let tokenizer = folder.tokenizer_path().map(|path| tokenizer(&path)).transpose()?;
         let (config, generation) = (folder.config().clone(), folder.generation().clone());
         return Ok(Source { config, weights: Box::new(folder), tokenizer, generation });
     }
     let dir = args.checkpoint.as_ref().context("--hf DIR or --checkpoint DIR says where the model is")?;
     let checkpoint = Checkpoint::open(dir)?;
+    checkpoint.verify(0, 1)?;
+    if let Some(warning) = checkpoint.warning() {
+        eprintln!("{}: {warning}", checkpoint.path().display());
+    }
     let config = serde_json::from_value(checkpoint.state().model.clone())
         .with_context(|| format!("{}: its model is of no family known here", checkpoint.path().display()))?;
-    let tokenizer = checkpoint.tokenizer().map(|path| load(&path)).transpose()?;
+    let tokenizer = checkpoint.tokenizer().map(|path| tokenizer(&path)).transpose()?;
     let end = tokenizer.as_ref().and_then(|tokenizer| end_of_document(tokenizer, None));
     let generation = GenerationConfig {
         eos_token_id: end.and_then(|id| u32::try_from(id).ok()).into_iter().collect(),
         ..GenerationConfig::default()
     };
     Ok(Source { config, weights: Box::new(checkpoint), tokenizer, generation })
+}
+
+fn tokenizer(path: &Path) -> Result<Tokenizer> {
+    let named = |error| anyhow!("{}: {error}", path.display());
+    let mut tokenizer = Tokenizer::from_file(path).map_err(named)?;
+    // A prompt is of any length: neither cut nor filled up.
+    tokenizer.with_truncation(None).map_err(named)?.with_padding(None);
+    Ok(tokenizer)
 }
 
 /// What is to be continued.
