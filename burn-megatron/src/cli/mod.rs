@@ -29,7 +29,7 @@ pub struct Cli {
 pub enum Command {
     /// Turn .txt and .jsonl files into Megatron's .bin/.idx
     Preprocess(preprocess::Args),
-    /// Show what a model will see of .bin/.idx files
+    /// Show what a model will see of .bin/.idx files, or what a checkpoint holds
     Inspect(inspect::Args),
     /// Train a model as one TOML file describes it
     Train(Box<train::Args>),
