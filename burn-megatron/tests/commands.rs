@@ -1,6 +1,9 @@
-//! `verify` and `replay` from the command line: what they print, and the exit code.
+//! `verify`, `replay` and `inspect` of checkpoints from the command line: what they print, and the exit code.
 
 use std::process::{Command, Output};
+
+use burn_megatron::checkpoint::{Kind, RunState, Saver, SaverOptions, Slice};
+use safetensors::Dtype;
 
 fn run(arguments: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_burn-megatron")).args(arguments.split(' ')).output().unwrap()
@@ -52,4 +55,55 @@ fn replay_prints_every_step_beside_megatrons() {
 
     let output = run("replay no/such/folder");
     assert!(!output.status.success() && text(&output.stderr).contains("no/such/folder/metrics.json"));
+}
+
+#[test]
+fn inspect_shows_a_checkpoint_and_finds_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().display().to_string();
+    let state = |step| RunState {
+        step,
+        consumed_samples: 16 * step,
+        updates: step,
+        layout: "TP2".parse().unwrap(),
+        world_size: 2,
+        model: serde_json::json!({"family": "llama"}),
+        config: serde_json::Value::Null,
+        data: serde_json::Value::Null,
+        schedule: serde_json::Value::Null,
+        rng: serde_json::Value::Null,
+    };
+    let half = |rank: usize| Slice {
+        kind: Kind::Weight,
+        name: "norm.weight".into(),
+        global_shape: vec![4],
+        ranges: vec![2 * rank..2 * rank + 2],
+        dtype: Dtype::F32,
+        data: vec![0; 8],
+    };
+    let saver = Saver::new(folder.path(), 2, SaverOptions::default()).unwrap();
+    for step in [1000, 2000] {
+        (0..2).for_each(|rank| saver.submit(rank, vec![half(rank)], &state(step)).unwrap());
+    }
+    let output = run(&format!("inspect {root} --verify"));
+    let shown = text(&output.stdout);
+    assert!(output.status.success(), "{shown}{}", text(&output.stderr));
+    for words in [
+        "step_00002000",
+        "step 2,000, 32,000 samples consumed, 2,000 updates; saved by 2 ranks in TP2",
+        "{\"family\":\"llama\"}",
+        "weight: 1 tensor, 16 B",
+        "norm.weight [4]: weight F32 in 2 slices",
+        "also there, complete: step 1000",
+        "every file has its sha256",
+    ] {
+        assert!(shown.contains(words), "`{words}` is missing in\n{shown}");
+    }
+
+    let file = folder.path().join("step_00002000/rank_00001.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let output = run(&format!("inspect {root} --verify"));
+    assert!(!output.status.success() && text(&output.stderr).contains("rank_00001.safetensors"));
 }

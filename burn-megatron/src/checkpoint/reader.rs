@@ -2,11 +2,11 @@
 
 mod find;
 mod resume;
+mod verify;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -15,15 +15,10 @@ use half::{bf16, f16};
 use memmap2::Mmap;
 use models::WeightSource;
 use safetensors::{Dtype, SafeTensors};
-use sha2::{Digest, Sha256};
 
 use super::error::CheckpointError;
 use super::manifest::{Manifest, SavedFile, SavedTensor};
-use super::part::hex;
 use super::{Kind, RunState, boxes};
-
-/// Bytes that are read and hashed at a time.
-const PIECE: usize = 1 << 20;
 
 /// An opened checkpoint. Its files are all there, have their sizes, and hold every tensor of the manifest completely;
 /// their contents are checked by [`verify`](Checkpoint::verify).
@@ -33,9 +28,16 @@ pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
     maps: Vec<Mmap>,
-    /// For every tensor, its index in the manifest and the place of every slice: the file and the bytes in it.
-    tensors: HashMap<(Kind, String), (usize, Vec<(usize, Range<usize>)>)>,
+    tensors: HashMap<(Kind, String), Located>,
     warning: Option<String>,
+}
+
+/// Where a tensor is.
+struct Located {
+    /// Its index in the manifest.
+    index: usize,
+    /// The place of every slice: the file's index and the bytes in it.
+    places: Vec<(usize, Range<usize>)>,
 }
 
 impl Checkpoint {
@@ -81,7 +83,7 @@ impl Checkpoint {
         }
         let mut tensors = HashMap::new();
         for (index, tensor) in manifest.tensors.iter().enumerate() {
-            let mut slices = Vec::new();
+            let mut found = Vec::new();
             for slice in &tensor.slices {
                 let name = path.join(&slice.file);
                 let fail = |what: String| CheckpointError::file(&name, what);
@@ -95,9 +97,9 @@ impl Checkpoint {
                         "tensor `{key}` is {dtype} {shape:?}, by the manifest it is {wanted} {size:?}"
                     )));
                 }
-                slices.push((*map, bytes.clone()));
+                found.push((*map, bytes.clone()));
             }
-            tensors.insert((tensor.kind, tensor.name.clone()), (index, slices));
+            tensors.insert((tensor.kind, tensor.name.clone()), Located { index, places: found });
         }
         Ok(Self { path: path.to_path_buf(), manifest, maps, tensors, warning })
     }
@@ -134,33 +136,8 @@ impl Checkpoint {
 
     /// The tensor of this kind and name.
     pub fn tensor(&self, kind: Kind, name: &str) -> Option<&SavedTensor> {
-        let (index, _) = self.tensors.get(&(kind, name.to_string()))?;
-        Some(&self.manifest.tensors[*index])
-    }
-
-    /// Compares the hashes of this share of the files, one of `of` that are about equally large, with those that were
-    /// taken when they were written, so that ranks can share the work. Returns the bytes that were read.
-    ///
-    /// # Errors
-    /// Names the file that has changed or cannot be read.
-    pub fn verify(&self, share: usize, of: usize) -> Result<u64, CheckpointError> {
-        let files: Vec<&SavedFile> = self.manifest.files.iter().chain(&self.manifest.tokenizer).collect();
-        let sizes: Vec<u64> = files.iter().map(|file| file.bytes).collect();
-        let mut bytes = 0;
-        for index in share_of(&sizes, share, of) {
-            let path = self.path.join(&files[index].name);
-            let found = hash_file(&path).map_err(|cause| CheckpointError::io("read", &path, cause))?;
-            if found != files[index].sha256 {
-                let what = format!(
-                    "has changed since it was written: its sha256 is {found}, the manifest says {}; it is damaged, \
-                     restore it",
-                    files[index].sha256
-                );
-                return Err(find::with_others(CheckpointError::file(&path, what), &self.path));
-            }
-            bytes += files[index].bytes;
-        }
-        Ok(bytes)
+        let located = self.tensors.get(&(kind, name.to_string()))?;
+        Some(&self.manifest.tensors[located.index])
     }
 
     /// The box `ranges` of a tensor, row-major and little-endian, whatever slices it was saved in.
@@ -178,7 +155,7 @@ impl Checkpoint {
         ranges: &[Range<usize>],
     ) -> Result<(Dtype, Vec<u8>), CheckpointError> {
         assert!(boxes::fits(ranges, shape), "{kind}/{name}: the box {} in {shape:?}", boxes::text(ranges));
-        let Some((index, slices)) = self.tensors.get(&(kind, name.to_string())) else {
+        let Some(Located { index, places }) = self.tensors.get(&(kind, name.to_string())) else {
             let (path, name) = (self.path.clone(), name.to_string());
             return Err(CheckpointError::NoTensor { path, kind, hint: self.hint(kind, &name), name });
         };
@@ -189,7 +166,7 @@ impl Checkpoint {
         }
         let size = tensor.dtype.bitsize() / 8;
         let mut values = vec![0; boxes::len(ranges) * size];
-        for (slice, (map, bytes)) in tensor.slices.iter().zip(slices) {
+        for (slice, (map, bytes)) in tensor.slices.iter().zip(places) {
             boxes::copy(&self.maps[*map][bytes.clone()], &slice.ranges, &mut values, ranges, size);
         }
         Ok((tensor.dtype, values))
@@ -248,29 +225,4 @@ fn open_file(folder: &Path, expected: &SavedFile) -> Result<File, CheckpointErro
         return Err(CheckpointError::file(&path, what));
     }
     Ok(file)
-}
-
-/// Hash of a file's contents. Read, not mapped: a disk that fails gives an error then.
-fn hash_file(path: &Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    let (mut hash, mut piece) = (Sha256::new(), vec![0; PIECE]);
-    loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(hex(&hash.finalize())),
-            read => hash.update(&piece[..read]),
-        }
-    }
-}
-
-/// Which of files of these sizes belong to a share: each file, largest first, goes to the share that has least.
-fn share_of(sizes: &[u64], share: usize, of: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..sizes.len()).collect();
-    order.sort_by_key(|&index| (Reverse(sizes[index]), index));
-    let mut shares = vec![(0, Vec::new()); of.max(1)];
-    for index in order {
-        let least = shares.iter_mut().min_by_key(|(bytes, _)| *bytes).expect("there is a share");
-        least.0 += sizes[index];
-        least.1.push(index);
-    }
-    shares.into_iter().nth(share).map(|(_, files)| files).unwrap_or_default()
 }

@@ -1,5 +1,7 @@
 //! `burn-megatron inspect`
 
+mod checkpoint;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use crate::data::{Blend, EpochPlan, GptDataConfig, GptPart, GptParts, Part, Samp
 /// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Prefix of a .bin/.idx pair
+    /// Prefix of a .bin/.idx pair, or the folder of a checkpoint or of checkpoints
     #[arg(required_unless_present = "blend", conflicts_with = "blend")]
     prefix: Option<PathBuf>,
     /// Several datasets and their weights, or their prefixes alone
@@ -54,6 +56,9 @@ pub struct Args {
     /// Keep sample orders in this folder
     #[arg(long, value_name = "DIR")]
     data_cache_path: Option<PathBuf>,
+    /// Compare the files of a checkpoint with their hashes
+    #[arg(long)]
+    verify: bool,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -66,8 +71,19 @@ enum PartName {
 /// Samples shown when no number is given.
 const SHOWN: usize = 4;
 
-/// Describes the files and the samples.
+/// Describes a checkpoint, or the files and samples of a data set.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let is_folder = |prefix: &&Path| prefix.is_dir() && !prefix.with_added_extension("idx").is_file();
+    if let Some(folder) = args.prefix.as_deref().filter(is_folder) {
+        if args.seq_length.is_some() || args.samples.is_some() || args.out.is_some() {
+            bail!("{} is a folder; samples are in the .bin/.idx files of a PREFIX", folder.display());
+        }
+        checkpoint::run(folder, args.verify)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.verify {
+        bail!("--verify compares the hashes of a checkpoint; give its folder");
+    }
     let blend = match (&args.blend, &args.prefix) {
         (Some(blend), _) => blend.clone(),
         (None, Some(prefix)) => Blend::single(prefix),

@@ -31,7 +31,7 @@ pub struct Cli {
 pub enum Command {
     /// Turn .txt and .jsonl files into Megatron's .bin/.idx
     Preprocess(preprocess::Args),
-    /// Show what a model will see of .bin/.idx files
+    /// Show what a model will see of .bin/.idx files, or what a checkpoint holds
     Inspect(inspect::Args),
     /// Show what a pipeline schedule costs before anything starts
     Plan(plan::Args),

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::super::disk::{Files, RealDisk};
 use super::super::error::CheckpointError;
 use super::super::names::step_name;
-use super::super::{Kind, retention};
+use super::super::{Kind, commit, retention};
 use super::{Checkpoint, to_f64};
 
 impl Checkpoint {
@@ -18,17 +18,16 @@ impl Checkpoint {
         Self::open(root.as_ref().join(step_name(step)))
     }
 
-    /// Deletes the checkpoint of a step in a folder of checkpoints, if it is there. A deletion that is interrupted leaves
-    /// no half checkpoint.
+    /// Deletes the checkpoint of a step in a folder of checkpoints, if it is there and is not the one that `latest`
+    /// names. A deletion that is interrupted leaves no half checkpoint. While a run saves to the folder, ask its
+    /// [`Saver`](crate::checkpoint::Saver::retire) instead.
     ///
     /// # Errors
     /// If the disk refuses.
     pub fn delete(root: impl AsRef<Path>, step: u64) -> Result<(), CheckpointError> {
         let (files, root) = (Files::new(RealDisk), root.as_ref());
-        match retention::steps(&files, root)?.contains(&step) {
-            true => retention::delete(&files, root, &[step]),
-            false => Ok(()),
-        }
+        let there = retention::steps(&files, root)?.contains(&step) && commit::latest(&files, root)? != Some(step);
+        if there { retention::delete(&files, root, &[step]) } else { Ok(()) }
     }
 
     /// The kind that holds the weights most precisely.

@@ -72,6 +72,8 @@ impl Scenario {
             (Err(error), _) => panic!("{}, {when}: {error}", self.name),
             (Ok(checkpoint), _) => checkpoint,
         };
+        let warning = found.warning().filter(|_| !self.before.is_empty());
+        assert_eq!(warning, None, "{}, {when}: `latest` always leads to a checkpoint", self.name);
         found.verify(0, 1).unwrap_or_else(|error| panic!("{}, {when}: {error}", self.name));
         let candidates: Vec<_> =
             self.before.last().into_iter().chain([&self.save]).map(|&(step, salt)| expected(step, salt)).collect();

@@ -14,7 +14,7 @@ use models::CausalLm;
 use super::batches::{BatchStream, GlobalBatch};
 use super::desk::Desk;
 use super::facade::Megatron;
-use super::requests::SaveRequest;
+use super::requests::{Records, SaveRequest};
 use super::saving::{CheckpointOptions, Description, Saves, check_data};
 use super::worker::Worker;
 use crate::checkpoint::{Checkpoint, CheckpointError};
@@ -44,6 +44,7 @@ pub(super) struct ModelParallel<M, R> {
     pub checkpoints: Option<CheckpointOptions>,
     pub description: Description,
     pub request: SaveRequest,
+    pub records: Option<Records>,
     /// The checkpoint that the run goes on from, or why it cannot be read.
     pub resumed: Arc<Result<Option<Checkpoint>, CheckpointError>>,
 }
@@ -119,7 +120,11 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             .checkpoints
             .as_ref()
             .map(|options| Saves::new(options, self.mesh.world_size(), self.description.clone(), &*self.data));
-        Ok(Start { saves: saves.transpose()?, of_epoch })
+        let saves = saves.transpose()?;
+        if let (Some(records), Some(saves)) = (&self.records, &saves) {
+            records.attach(saves);
+        }
+        Ok(Start { saves, of_epoch })
     }
 
     /// One rank's part of the run.

@@ -165,6 +165,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             false => Box::new(LogRenderer::stdout().counting_steps(self.steps, self.evaluate_every)),
         };
         let request = SaveRequest::default();
+        let records = self.checkpoints.as_ref().map(|options| Records::of(options.root.clone(), self.evaluate_every));
         let strategy = ModelParallel {
             mesh: self.mesh.clone(),
             devices: self.devices.clone(),
@@ -180,6 +181,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             checkpoints: self.checkpoints.clone(),
             description: self.description.clone(),
             request: request.clone(),
+            records: records.clone(),
             resumed: Arc::new(resumed),
         };
         let mut training = SupervisedTraining::new(&self.directory, Arc::new(train), Arc::new(valid))
@@ -192,8 +194,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             .with_interrupter(interrupter)
             .renderer(screen)
             .with_training_strategy(custom(strategy));
-        if let Some(options) = &self.checkpoints {
-            let records = Records::of(options.root.clone(), self.evaluate_every);
+        if let Some(records) = records {
             training = training
                 .metric_train(Checkpoints::new())
                 .with_custom_checkpointers(records.clone(), records.clone(), records)

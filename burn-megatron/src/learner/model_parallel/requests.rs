@@ -5,8 +5,8 @@
 //! rate is the one record that is taken on the calling thread, whatever the others do, so it carries the request.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 use burn::module::Module;
@@ -16,6 +16,7 @@ use burn::train::checkpoint::{Checkpointer, CheckpointerError, CheckpointingActi
 use burn::train::metric::store::EventStoreClient;
 
 use super::facade::Megatron;
+use super::saving::Saves;
 use crate::checkpoint::Checkpoint;
 
 /// Stands for the learning rate schedule, which the ranks have their own of, and notes requests to save.
@@ -48,17 +49,33 @@ pub(super) struct Records {
     root: PathBuf,
     /// Steps of an epoch.
     epoch: usize,
+    /// The run in progress.
+    saves: Arc<Mutex<Weak<Saves>>>,
 }
 
 impl Records {
     /// For a run that keeps its checkpoints in `root` and has epochs of so many steps.
     pub fn of(root: PathBuf, epoch: usize) -> Self {
-        Self { root, epoch }
+        Self { root, epoch, saves: Arc::default() }
+    }
+
+    /// What is to be deleted from now on is handed to the run that saves, which never deletes its latest checkpoint.
+    pub fn attach(&self, saves: &Arc<Saves>) {
+        *self.saves() = Arc::downgrade(saves);
     }
 
     fn delete(&self, epoch: usize) -> Result<(), CheckpointerError> {
-        let step = (epoch * self.epoch) as u64;
-        Checkpoint::delete(&self.root, step).map_err(|error| CheckpointerError::Unknown(error.to_string()))
+        let (step, saves) = ((epoch * self.epoch) as u64, self.saves().upgrade());
+        let delete = match saves {
+            Some(saves) => saves.retire(step),
+            // The run has ended before burn-train asked.
+            None => Checkpoint::delete(&self.root, step),
+        };
+        delete.map_err(|error| CheckpointerError::Unknown(error.to_string()))
+    }
+
+    fn saves(&self) -> MutexGuard<'_, Weak<Saves>> {
+        self.saves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

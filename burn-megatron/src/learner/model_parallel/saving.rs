@@ -152,6 +152,11 @@ impl Saves {
         self.saver.finished().into_iter().collect()
     }
 
+    /// The checkpoint of a step is not wanted any more; see [`Saver::retire`].
+    pub fn retire(&self, step: u64) -> Result<(), CheckpointError> {
+        self.saver.retire(step)
+    }
+
     /// Waits for the save in progress, which all ranks must have submitted to.
     pub fn wait(&self) -> Result<Vec<SaveReport>, CheckpointError> {
         self.saver.wait()
