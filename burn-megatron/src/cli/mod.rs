@@ -1,8 +1,10 @@
 //! The `burn-megatron` command: one module per subcommand, each with its arguments and a `run`.
 
 pub mod device;
+mod export;
 mod forward;
 mod generate;
+mod import;
 mod inspect;
 pub mod layout;
 mod overrides;
@@ -43,6 +45,10 @@ pub enum Command {
     Verify(verify::Args),
     /// Repeat a recorded Megatron-Core run and compare every step
     Replay(replay::Args),
+    /// Turn a Hugging Face folder into a checkpoint
+    Import(import::Args),
+    /// Turn a checkpoint into a Hugging Face folder
+    Export(export::Args),
     /// Compute logits, loss and gradients of a Hugging Face folder, in any layout
     Forward(forward::Args),
 }
@@ -60,6 +66,8 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Generate(args) => generate::run(*args),
         Command::Verify(args) => verify::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::Import(args) => import::run(args),
+        Command::Export(args) => export::run(args),
         Command::Forward(args) => forward::run(args),
     }
 }

@@ -6,6 +6,8 @@ use backend_dist::launch::BoxError;
 use models::hf::HfError;
 use thiserror::Error;
 
+use crate::checkpoint::CheckpointError;
+
 /// A folder that cannot be read or written.
 #[derive(Debug, Error)]
 pub enum HfFolderError {
@@ -53,6 +55,9 @@ pub enum HfFolderError {
         /// What is wrong, and what to do.
         what: String,
     },
+    /// Our checkpoint cannot be read or written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// A weight to be written could not be read.
     #[error("weight `{name}`: {source}")]
     Weight {

@@ -1,5 +1,6 @@
 //! Hugging Face folders: reading one as the source of a model's weights, and writing one.
 
+mod checkpoint;
 mod error;
 mod folder;
 mod generation;
@@ -8,9 +9,10 @@ mod shards;
 mod tensors;
 mod writer;
 
+pub use checkpoint::{CheckpointWeights, companions_of, import, model_of};
 pub use error::HfFolderError;
 pub use folder::HfFolder;
 pub use generation::GenerationConfig;
 pub use numbers::Element;
 pub use shards::parse_size;
-pub use writer::{Companions, TensorReader, Written, export};
+pub use writer::{Companions, Export, TensorReader, export};

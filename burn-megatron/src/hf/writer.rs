@@ -51,13 +51,23 @@ const COMPANIONS: [&str; 7] = [
 ];
 
 impl Companions {
-    pub(super) fn read(folder: &Path) -> Result<Self, HfFolderError> {
+    /// Those of a folder.
+    ///
+    /// # Errors
+    /// If there is no such folder, or one of the files cannot be read.
+    pub fn read(folder: &Path) -> Result<Self, HfFolderError> {
+        std::fs::read_dir(folder).map_err(HfFolderError::io("list", folder))?;
         let present = COMPANIONS.iter().map(|name| (name, folder.join(name))).filter(|(_, path)| path.exists());
         let read = |(name, path): (&&str, PathBuf)| {
             let text = std::fs::read_to_string(&path).map_err(HfFolderError::io("read", &path))?;
             Ok((name.to_string(), text))
         };
         present.map(read).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// The `config.json` that the model was read from.
@@ -68,7 +78,7 @@ impl Companions {
 
 /// What is to be written.
 #[derive(Debug)]
-pub struct Written<'a> {
+pub struct Export<'a> {
     /// The model.
     pub config: &'a FamilyConfig,
     /// Files that came with it.
@@ -100,7 +110,7 @@ impl Output<'_> {
 ///
 /// # Errors
 /// If a weight cannot be read, the model cannot be said in Hugging Face's words, or the disk says no.
-pub fn export(folder: &Path, what: &Written, source: &dyn TensorReader) -> Result<(usize, u64), HfFolderError> {
+pub fn export(folder: &Path, what: &Export, source: &dyn TensorReader) -> Result<(usize, u64), HfFolderError> {
     refuse_full(folder)?;
     let names = what.config.hf_names();
     let outputs = outputs(names.iter(), what.element, source)?;
@@ -158,7 +168,7 @@ fn outputs<'a>(
 }
 
 /// The configuration, with the type of the weights that are written.
-fn config_json(what: &Written, outputs: &[Output]) -> Result<Value, models::hf::HfError> {
+fn config_json(what: &Export, outputs: &[Output]) -> Result<Value, models::hf::HfError> {
     let original = what.companions.config();
     let mut config = match &original {
         Some(original) => what.config.to_hf_like(original)?,
@@ -176,7 +186,7 @@ fn config_json(what: &Written, outputs: &[Output]) -> Result<Value, models::hf::
 
 fn write_all(
     folder: &Path,
-    what: &Written,
+    what: &Export,
     config: &Value,
     outputs: &[Output],
     source: &dyn TensorReader,

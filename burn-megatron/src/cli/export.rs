@@ -1,0 +1,69 @@
+//! `burn-megatron export`: from a checkpoint to a Hugging Face folder.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use indicatif::HumanBytes;
+
+use crate::checkpoint::Checkpoint;
+use crate::hf::{CheckpointWeights, Companions, Element, Export, companions_of, export, model_of, parse_size};
+
+/// Arguments of `export`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder to write; it must not exist, or be empty
+    #[arg(long, value_name = "DIR")]
+    hf: PathBuf,
+    /// Checkpoint, or folder of checkpoints: then the latest
+    #[arg(long, value_name = "CKPT")]
+    checkpoint: PathBuf,
+    /// Element type of the weights: f64, f32, bf16 or f16 [default: as they are stored]
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<Element>,
+    /// Largest file of weights, unless a single tensor is larger
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
+    max_shard_size: u64,
+    /// Hugging Face folder whose tokenizer and small files are taken, where the checkpoint has none of its own
+    #[arg(long, value_name = "DIR")]
+    like: Option<PathBuf>,
+}
+
+/// Checks the checkpoint's hashes and writes the folder.
+///
+/// # Errors
+/// If the checkpoint is damaged or not of a model that Hugging Face has, or the folder cannot be written.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let checkpoint = Checkpoint::open(&args.checkpoint)?;
+    if let Some(warning) = checkpoint.warning() {
+        eprintln!("warning: {warning}");
+    }
+    let config = model_of(&checkpoint)?;
+    let (mut companions, mut tokenizer) = (companions_of(&checkpoint), checkpoint.tokenizer());
+    if let Some(like) = &args.like {
+        let found = Companions::read(like).with_context(|| format!("--like {}", like.display()))?;
+        companions = if companions.is_empty() { found } else { companions };
+        tokenizer = tokenizer.or(Some(like.join("tokenizer.json")).filter(|path| path.exists()));
+    }
+    checkpoint.verify(0, 1)?;
+    let what = Export {
+        config: &config,
+        companions: &companions,
+        tokenizer: tokenizer.as_deref(),
+        element: args.dtype,
+        shard_bytes: args.max_shard_size,
+    };
+    let weights = match args.dtype {
+        Some(_) => CheckpointWeights::most_precise(&checkpoint),
+        None => CheckpointWeights::of(&checkpoint),
+    };
+    let (files, bytes) = export(&args.hf, &what, &weights)?;
+    super::print(&format!(
+        "{}: step {} in {files} file{} of weights, {}\n",
+        args.hf.display(),
+        checkpoint.state().step,
+        if files == 1 { "" } else { "s" },
+        HumanBytes(bytes)
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}

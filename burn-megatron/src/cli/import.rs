@@ -1,0 +1,36 @@
+//! `burn-megatron import`: from a Hugging Face folder to a checkpoint.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use indicatif::HumanBytes;
+
+use crate::hf::{HfFolder, import};
+
+/// Arguments of `import`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder with config.json, safetensors files and perhaps tokenizer.json
+    #[arg(long, value_name = "DIR")]
+    hf: PathBuf,
+    /// Folder to write the checkpoint into, as step 0; it must hold none yet
+    #[arg(long, value_name = "CKPT")]
+    output: PathBuf,
+}
+
+/// Checks the folder and writes the checkpoint.
+///
+/// # Errors
+/// If the folder is not a model of ours, or the checkpoint cannot be written.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let folder = HfFolder::open(&args.hf)?;
+    let report = import(&folder, &args.output)?;
+    let tokenizer = if folder.tokenizer_path().is_some() { "with" } else { "without" };
+    super::print(&format!(
+        "{}: {} of weights in {:.1} s, {tokenizer} a tokenizer\n",
+        report.path.display(),
+        HumanBytes(report.bytes),
+        report.seconds
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,156 @@
+//! From a Hugging Face folder to a checkpoint of ours and back.
+
+use std::ops::Range;
+use std::path::Path;
+
+use backend_dist::launch::BoxError;
+use backend_dist::mesh::ParallelLayout;
+use models::{FamilyConfig, ModelConfig};
+use serde_json::{Value, json};
+
+use super::error::HfFolderError;
+use super::folder::HfFolder;
+use super::numbers::Element;
+use super::shards::divide;
+use super::writer::{Companions, TensorReader};
+use crate::checkpoint::{Checkpoint, Kind, RunState, SaveReport, Saver, SaverOptions, Slice};
+
+/// The key of a checkpoint's configuration under which the files lie that came with the model.
+const KEY: &str = "hugging_face";
+/// Bytes of a slice; larger tensors are read and written in several.
+const SLICE: usize = 64 << 20;
+/// Bytes of a file, which is in memory while it is written.
+const FILE: u64 = 512 << 20;
+
+/// A box of one of the model's tensors, to be copied.
+struct Piece {
+    name: String,
+    shape: Vec<usize>,
+    ranges: Vec<Range<usize>>,
+    element: Element,
+}
+
+impl Piece {
+    fn bytes(&self) -> u64 {
+        (self.ranges.iter().map(ExactSizeIterator::len).product::<usize>() * self.element.size()) as u64
+    }
+}
+
+/// Writes the weights of a folder as the checkpoint of step 0 in `root`, in their own element types. At no time is more
+/// than one file of half a gigabyte in memory.
+///
+/// # Errors
+/// If a weight cannot be read, or the checkpoint cannot be written; there must be none in `root` yet.
+pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderError> {
+    if root.exists() && !Checkpoint::list(root)?.is_empty() {
+        return Err(HfFolderError::file(root, "holds checkpoints already; give another folder"));
+    }
+    let pieces = pieces(folder)?;
+    let sizes: Vec<u64> = pieces.iter().map(Piece::bytes).collect();
+    let files = divide(&sizes, FILE);
+    let state = RunState {
+        step: 0,
+        consumed_samples: 0,
+        updates: 0,
+        layout: ParallelLayout::default(),
+        world_size: 1,
+        model: json!(folder.config()),
+        config: json!({ KEY: folder.companions() }),
+        data: Value::Null,
+        schedule: Value::Null,
+        rng: Value::Null,
+    };
+    let options = SaverOptions { tokenizer: folder.tokenizer_path(), ..SaverOptions::default() };
+    let saver = Saver::new(root, files.len(), options)?;
+    saver.rehearse(sizes.iter().sum())?;
+    for (writer, file) in files.into_iter().enumerate() {
+        let slices = pieces[file].iter().map(|piece| slice(folder, piece)).collect::<Result<_, _>>()?;
+        saver.submit(writer, slices, &state)?;
+    }
+    let report = saver.wait()?.pop();
+    report.ok_or_else(|| HfFolderError::file(root, "the checkpoint was not completed"))
+}
+
+fn weight(name: &str) -> impl FnOnce(BoxError) -> HfFolderError {
+    move |source| HfFolderError::Weight { name: name.into(), source }
+}
+
+/// All tensors, cut into rows where they are large.
+fn pieces(folder: &HfFolder) -> Result<Vec<Piece>, HfFolderError> {
+    let mut pieces = Vec::new();
+    for (name, foreign) in folder.config().hf_names().iter() {
+        let shape = foreign.our_shape();
+        let element = folder.element(name, &shape).map_err(weight(name))?;
+        let row = shape[1..].iter().product::<usize>() * element.size();
+        let rows = (SLICE / row.max(1)).max(1);
+        for first in (0..shape[0]).step_by(rows) {
+            let mut ranges: Vec<Range<usize>> = shape.iter().map(|size| 0..*size).collect();
+            ranges[0] = first..(first + rows).min(shape[0]);
+            pieces.push(Piece { name: name.into(), shape: shape.clone(), ranges, element });
+        }
+    }
+    Ok(pieces)
+}
+
+fn slice(folder: &HfFolder, piece: &Piece) -> Result<Slice, HfFolderError> {
+    let data = folder.read_bytes(&piece.name, &piece.shape, &piece.ranges).map_err(weight(&piece.name))?;
+    Ok(Slice {
+        kind: Kind::Weight,
+        name: piece.name.clone(),
+        global_shape: piece.shape.clone(),
+        ranges: piece.ranges.clone(),
+        dtype: piece.element.dtype(),
+        data,
+    })
+}
+
+/// The weights of a checkpoint.
+pub struct CheckpointWeights<'a> {
+    checkpoint: &'a Checkpoint,
+    kinds: [Kind; 2],
+}
+
+impl<'a> CheckpointWeights<'a> {
+    /// The weights that the model computed with.
+    pub fn of(checkpoint: &'a Checkpoint) -> Self {
+        Self { checkpoint, kinds: [Kind::Weight, Kind::Master] }
+    }
+
+    /// The most precise ones that there are, to be converted.
+    pub fn most_precise(checkpoint: &'a Checkpoint) -> Self {
+        Self { checkpoint, kinds: [Kind::Master, Kind::Weight] }
+    }
+
+    fn kind(&self, name: &str) -> Kind {
+        let [first, second] = self.kinds;
+        if self.checkpoint.tensor(first, name).is_some() { first } else { second }
+    }
+}
+
+impl TensorReader for CheckpointWeights<'_> {
+    fn element(&self, name: &str, shape: &[usize]) -> Result<Element, BoxError> {
+        let none: Vec<Range<usize>> = shape.iter().map(|_| 0..0).collect();
+        let (dtype, _) = self.checkpoint.read(self.kind(name), name, shape, &none)?;
+        Element::of(dtype).ok_or_else(|| format!("its elements are {dtype}, not F64, F32, BF16 or F16").into())
+    }
+
+    fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError> {
+        Ok(self.checkpoint.read(self.kind(name), name, shape, ranges)?.1)
+    }
+}
+
+/// The model of a checkpoint.
+///
+/// # Errors
+/// If the checkpoint does not say, or has another kind of model than ours.
+pub fn model_of(checkpoint: &Checkpoint) -> Result<FamilyConfig, HfFolderError> {
+    let path = checkpoint.path().join("manifest.json");
+    serde_json::from_value(checkpoint.state().model.clone())
+        .map_err(|error| HfFolderError::file(&path, format!("`model` is none of our models: {error}")))
+}
+
+/// The files that came with the model of a checkpoint, if it was imported.
+pub fn companions_of(checkpoint: &Checkpoint) -> Companions {
+    let kept = checkpoint.state().config.get(KEY);
+    kept.and_then(|kept| serde_json::from_value(kept.clone()).ok()).unwrap_or_default()
+}

@@ -1,0 +1,129 @@
+//! Logits, loss and gradients are transformers', in every layout.
+
+use backend_dist::mesh::ParallelLayout;
+use burn::tensor::{Device, FloatDType};
+use burn_megatron::forward::{ForwardError, Input, Output, Settings, forward, read_input};
+use burn_megatron::hf::HfFolder;
+
+use crate::files::{MODELS, Tensors, golden, read};
+
+fn settings(layout: &str, dtype: FloatDType) -> Settings {
+    let layout: ParallelLayout = layout.parse().unwrap();
+    Settings { layout, devices: vec![Device::flex()], dtype, exact: false, gradients: false }
+}
+
+fn run(model: &str, input: &Input, settings: &Settings) -> Result<Output, ForwardError> {
+    let folder = HfFolder::open(golden(model)).unwrap();
+    forward(folder.config(), &folder, input, settings)
+}
+
+fn input(model: &str) -> (Input, Tensors) {
+    let path = golden(model).join("oracle.safetensors");
+    (read_input(&path).unwrap(), read(&path))
+}
+
+/// The largest difference, relative to the largest value.
+fn difference(found: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let largest = expected.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
+    let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    worst.fold(0.0, |worst: f64, gap| if gap > worst || gap.is_nan() { gap } else { worst }) / largest
+}
+
+/// Logits of the last eight positions of each row.
+fn last(output: &Output, input: &Input) -> Vec<f64> {
+    let row = input.seq * output.vocab;
+    output.logits.chunks(row).flat_map(|logits| &logits[row - 8 * output.vocab..]).copied().collect()
+}
+
+#[test]
+fn in_double_precision() {
+    for model in MODELS {
+        let (input, oracle) = input(model);
+        for layout in ["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP", "TP2 SP DP2"] {
+            let output =
+                run(model, &input, &Settings { gradients: true, ..settings(layout, FloatDType::F64) }).unwrap();
+            let logits = difference(&last(&output, &input), &oracle["logits_last8"].values());
+            assert!(logits < 1e-13, "{model} {layout}: logits {logits:e}");
+            assert_eq!(output.loss.as_slice(), oracle["loss"].values(), "{model} {layout}: loss");
+            let mut compared = 0;
+            for (name, expected) in &oracle {
+                let Some(name) = name.strip_prefix("grad.") else { continue };
+                let found = &output.gradients[name];
+                assert_eq!(found.shape, expected.shape);
+                let gap = difference(&found.data, &expected.values());
+                assert!(gap < 1e-6, "{model} {layout}: gradient of {name} {gap:e}");
+                compared += 1;
+            }
+            assert!(compared > 10);
+            assert_eq!(output.gradients.len(), read(&golden(model).join("model.safetensors")).len());
+        }
+    }
+}
+
+/// Without transformers' fp32 steps the logits differ by those; GPT-2 has none but in the loss.
+#[test]
+fn exactly() {
+    for model in MODELS {
+        let (input, oracle) = input(model);
+        let output = run(model, &input, &Settings { exact: true, ..settings("TP2", FloatDType::F64) }).unwrap();
+        let gap = difference(&last(&output, &input), &oracle["logits_last8"].values());
+        let (low, high) = if model == "gpt2" { (0.0, 1e-13) } else { (1e-9, 1e-6) };
+        assert!(low < gap && gap < high, "{model}: {gap:e}");
+        let gap = difference(output.loss.as_slice(), &oracle["loss"].values());
+        assert!(0.0 < gap && gap < 1e-7, "{model}: loss {gap:e}");
+    }
+}
+
+#[test]
+fn in_lower_precision() {
+    for model in MODELS {
+        let (input, oracle) = input(model);
+        for (dtype, limit) in [(FloatDType::F32, 2e-6), (FloatDType::BF16, 0.05)] {
+            let output = run(model, &input, &settings("TP2 SP", dtype)).unwrap();
+            let gap = difference(&last(&output, &input), &oracle["logits_last8"].values());
+            assert!(gap < limit, "{model} {dtype:?}: {gap:e}");
+        }
+    }
+}
+
+/// Sequence parallelism cannot cut 39 tokens in four; what is added at the end changes nothing before it.
+#[test]
+fn any_length_with_sequence_parallelism() {
+    for model in ["qwen3", "gpt2"] {
+        let (whole, _) = input(model);
+        let cut = |ids: &[i64]| ids.chunks(40).flat_map(|row| &row[..39]).copied().collect::<Vec<_>>();
+        let input = Input { rows: 2, seq: 39, ids: cut(&whole.ids), labels: whole.labels.as_deref().map(cut) };
+        let of =
+            |layout| run(model, &input, &Settings { gradients: true, ..settings(layout, FloatDType::F64) }).unwrap();
+        let (one, four) = (of("TP1"), of("TP4 SP"));
+        assert_eq!(one.logits.len(), 2 * 39 * 256);
+        assert!(difference(&four.logits, &one.logits) < 1e-13 && four.loss == one.loss, "{model}");
+        for (name, gradient) in &one.gradients {
+            // Key biases of GPT-2 have no gradient but rounding.
+            let floor = gradient.data.iter().all(|value| value.abs() < 1e-12);
+            assert!(floor || difference(&four.gradients[name].data, &gradient.data) < 1e-9, "{model}: {name}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_computed_is_refused() {
+    let (input, _) = input("llama3");
+    let double = |layout| settings(layout, FloatDType::F64);
+    let refuse = |input: &Input, settings: &Settings| run("llama3", input, settings).unwrap_err().to_string();
+    let mut wrong = input.clone();
+    wrong.ids[42] = 256;
+    assert_eq!(refuse(&wrong, &double("TP1")), "input_ids[1, 2] = 256; legal: 0..256");
+    let mut wrong = input.clone();
+    wrong.labels.as_mut().unwrap()[3] = -1;
+    assert_eq!(refuse(&wrong, &double("TP1")), "labels[0, 3] = -1; legal: 0..256 and -100");
+    assert_eq!(refuse(&input, &double("DP4")), "--data-parallel 4 does not divide the input's 2 rows");
+    assert!(refuse(&input, &double("TP3")).contains("nearest legal: 2, 4"));
+    let unlabelled = Input { labels: None, ..input.clone() };
+    assert_eq!(run("llama3", &unlabelled, &double("TP1")).unwrap().loss, None);
+    let with_gradients = Settings { gradients: true, ..double("TP1") };
+    assert_eq!(refuse(&unlabelled, &with_gradients), "gradients need a loss: the input has no `labels`");
+    let ignored = Input { labels: Some(vec![-100; 80]), ..input };
+    assert!(refuse(&ignored, &double("TP1")).starts_with("no token has a loss"));
+}

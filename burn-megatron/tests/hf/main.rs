@@ -1,0 +1,6 @@
+//! Hugging Face folders: read, written, computed with; see `tests/golden/README.md` of the workspace.
+
+mod files;
+mod folder;
+mod forward;
+mod round_trip;
