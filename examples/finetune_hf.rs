@@ -1,0 +1,152 @@
+//! Continued pre-training: a model from a Hugging Face folder learns other text and becomes a Hugging Face folder again.
+//!
+//! Without `--hf` it makes its own base model first, a tiny Llama that has read this repository's Rust code, so that the
+//! whole way can be seen on any machine in a minute.
+//!
+//! ```text
+//! cargo run --release --example finetune_hf
+//! cargo run --release --example finetune_hf -- --hf Llama-3.2-1B --data book.txt --tensor-parallel 2
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
+use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::cli::layout::LayoutArgs;
+use burn_megatron::config::RunConfig;
+use burn_megatron::hf::{CheckpointWeights, Companions, Export, HfFolder, export, model_of};
+use burn_megatron::prelude::ParallelLayout;
+use burn_megatron::train::{Outcome, Plan, train};
+use clap::Parser;
+use examples::repository_text;
+
+/// Takes a model from a Hugging Face folder, trains it on a text, and writes a Hugging Face folder.
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    layout: LayoutArgs,
+    /// Folder with config.json, safetensors files and tokenizer.json [default: a tiny model made on the spot]
+    #[arg(long, value_name = "DIR")]
+    hf: Option<PathBuf>,
+    /// Text to learn [default: this repository's documents]
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// Optimizer steps on the text
+    #[arg(long, default_value_t = 100)]
+    steps: usize,
+    /// Tokens per sample
+    #[arg(long, default_value_t = 128)]
+    seq_length: usize,
+    /// Highest learning rate; a large model wants a tenth of what it was pre-trained with
+    #[arg(long, default_value_t = 1e-3)]
+    lr: f64,
+    /// Where everything is written
+    #[arg(long, default_value = "runs/finetune_hf")]
+    out: PathBuf,
+}
+
+fn main() -> ExitCode {
+    examples::report(run(Args::parse()))
+}
+
+fn run(args: Args) -> Result<()> {
+    let layout = args.layout.over(ParallelLayout { tp: 2, sp: true, ..Default::default() })?;
+    if args.out.exists() {
+        bail!("{} exists already: remove it, or name another folder with --out", args.out.display());
+    }
+    let base = match &args.hf {
+        Some(folder) => folder.clone(),
+        None => make_base(&args, &layout)?,
+    };
+    let text = args.data.clone().map_or_else(|| repository_files("md"), |file| Ok(vec![file]))?;
+    let loss_of_base = learn(&args, &layout, &base, &text, "before", 1)?;
+    let loss = learn(&args, &layout, &base, &text, "tuned", args.steps)?;
+    let tuned = args.out.join("tuned-hf");
+    write_folder(&args.out.join("tuned/checkpoints"), &tuned, &base)?;
+
+    println!("\nloss on held-out text: {loss_of_base:.4} before, {loss:.4} after {} steps", args.steps);
+    println!("{} is a Hugging Face folder like {}. It writes:", tuned.display(), base.display());
+    println!("  burn-megatron generate --hf {} --prompt \"The layout\"", tuned.display());
+    Ok(())
+}
+
+/// Continues the training of the model in `base` on `text` and returns its loss on the held-out part. One step at a rate
+/// of zero only measures.
+fn learn(args: &Args, layout: &ParallelLayout, base: &Path, text: &[PathBuf], name: &str, steps: usize) -> Result<f64> {
+    let rate = if name == "before" { 0.0 } else { args.lr };
+    let config = format!(
+        "[model]\nhf = {base:?}\n{}[lr]\nmax = {rate}\nmin = {}\nwarmup = {}\n{}",
+        training(args, layout, steps),
+        rate / 10.0,
+        steps / 10,
+        data(text, "", args, name),
+    );
+    Ok(start(name, &config)?.last.context("the text is too short to hold some out")?.loss)
+}
+
+/// A tiny Llama that has read this repository's Rust code, as a Hugging Face folder.
+fn make_base(args: &Args, layout: &ParallelLayout) -> Result<PathBuf> {
+    println!("no --hf: a tiny Llama reads this repository's Rust code first");
+    let text = repository_files("rs")?;
+    let config = format!(
+        "[model]\npreset = \"llama-tiny\"\nvocab-size = {VOCABULARY}\n{}[lr]\nmax = 3e-3\nmin = 3e-4\nwarmup = 20\n{}",
+        training(args, layout, 200),
+        data(&text, &format!("tokenizer = \"bpe\"\nbpe-size = {VOCABULARY}\n"), args, "base"),
+    );
+    start("base", &config)?;
+    let folder = args.out.join("base-hf");
+    write_folder(&args.out.join("base/checkpoints"), &folder, Path::new(""))?;
+    Ok(folder)
+}
+
+/// Entries of the tokenizer of the tiny model.
+const VOCABULARY: usize = 1024;
+
+fn training(args: &Args, layout: &ParallelLayout, steps: usize) -> String {
+    let (tp, sp, dp) = (layout.tp, layout.sp, layout.dp);
+    format!(
+        "[parallel]\ntp = {tp}\nsp = {sp}\ndp = {dp}\n[training]\nsteps = {steps}\nmicro-batch = 4\nglobal-batch = {}\n\
+         seq-length = {}\n",
+        8 * dp,
+        args.seq_length
+    )
+}
+
+fn data(text: &[PathBuf], tokenizer: &str, args: &Args, name: &str) -> String {
+    format!("[data]\ntext = {text:?}\n{tokenizer}split = \"90,10\"\n[output]\ndirectory = {:?}\n", args.out.join(name))
+}
+
+/// Plans and trains.
+fn start(name: &str, config: &str) -> Result<Outcome> {
+    let config = RunConfig::parse(name, config, &[])?;
+    let plan = Plan::new(&config, &[])?;
+    println!("\n{name}\n{plan}");
+    let devices = vec![Device::flex(); config.parallel.world_size()];
+    Ok(train(&plan, devices, &mut |_| ())?)
+}
+
+/// Writes the last checkpoint of a run as a Hugging Face folder, with the small files of `like`.
+fn write_folder(checkpoints: &Path, folder: &Path, like: &Path) -> Result<()> {
+    let checkpoint = Checkpoint::open(checkpoints)?;
+    checkpoint.verify(0, 1)?;
+    let companions = if like.as_os_str().is_empty() { Companions::default() } else { Companions::read(like)? };
+    let tokenizer = checkpoint.tokenizer();
+    let what = Export {
+        config: &model_of(&checkpoint)?,
+        companions: &companions,
+        tokenizer: tokenizer.as_deref(),
+        element: None,
+        shard_bytes: 5_000_000_000,
+    };
+    export(folder, &what, &CheckpointWeights::of(&checkpoint))?;
+    HfFolder::open(folder)?;
+    Ok(())
+}
+
+fn repository_files(kind: &str) -> Result<Vec<PathBuf>> {
+    let mut files = repository_text().map_err(anyhow::Error::msg)?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == kind));
+    Ok(files)
+}
