@@ -91,7 +91,7 @@ fn make_base(args: &Args, layout: &ParallelLayout) -> Result<PathBuf> {
     println!("no --hf: a tiny Llama reads this repository's Rust code first");
     let text = repository_files("rs")?;
     let config = format!(
-        "[model]\npreset = \"llama-tiny\"\nvocab-size = {VOCABULARY}\n{}[lr]\nmax = 3e-3\nmin = 3e-4\nwarmup = 20\n{}",
+        "[model]\npreset = \"tiny\"\nvocab-size = {VOCABULARY}\n{}[lr]\nmax = 3e-3\nmin = 3e-4\nwarmup = 20\n{}",
         training(args, layout, 200),
         data(&text, &format!("tokenizer = \"bpe\"\nbpe-size = {VOCABULARY}\n"), args, "base"),
     );

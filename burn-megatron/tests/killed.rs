@@ -56,7 +56,7 @@ fn a_killed_run_ends_with_the_bits_of_one_that_was_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let text: String = (0..400).map(|i| format!("Line {i} says that {i} times {i} is {}.\n\n", i * i)).collect();
     fs::write(folder.path().join("book.txt"), text).unwrap();
-    let config = "[model]\npreset = \"llama-tiny\"\n[parallel]\ntp = 2\nsp = true\ndp = 2\n[training]\nglobal-batch = 4\nseq-length = 32\n\
+    let config = "[model]\npreset = \"tiny\"\n[parallel]\ntp = 2\nsp = true\ndp = 2\n[training]\nglobal-batch = 4\nseq-length = 32\n\
                   [lr]\nmax = 1e-2\nwarmup = 4\n[data]\ntext = [\"book.txt\"]\ntokenizer = \"byte\"\n[evaluation]\nevery = 8\nbatches = 1\n";
     fs::write(folder.path().join("run.toml"), config).unwrap();
 
