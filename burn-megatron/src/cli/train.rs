@@ -65,6 +65,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(last) = outcome.last {
         println!("held-out loss {:.4}, perplexity {:.2} over {} tokens", last.loss, last.loss.exp(), last.tokens);
     }
+    if outcome.stopped {
+        println!("stopped before its last step; the same command goes on from there");
+    }
     println!("{} in all; logs and metrics in {}", duration(outcome.seconds), config.output.directory.display());
     Ok(ExitCode::SUCCESS)
 }

@@ -90,7 +90,7 @@ pub const KEYS: &[Key] = {
             .optional(),
         key("parallel.data-parallel", Count, "1", "Replicas of the model, each with its own rows of the batch")
             .or(&["data-parallel-size", "dp"]),
-        key("parallel.zero", Whole, "0", "Cut over the replicas: 1 optimizer states, 2 also gradients, 3 also weights"),
+        key("parallel.zero", UpTo(3), "0", "Cut over the replicas: 1 optimizer states, 2 also gradients, 3 also weights"),
         key("training.steps", Count, "1000", "Optimizer steps").or(&["train-iters"]),
         key("training.micro-batch", Count, "1", "Rows that a replica takes at once").or(&["micro-batch-size"]),
         key("training.global-batch", Count, "8", "Rows per optimizer step over all replicas").or(&["global-batch-size"]),
@@ -123,7 +123,7 @@ pub const KEYS: &[Key] = {
         key("data.split", Shares, "\"95,5,0\"", "Shares of training, validation and test"),
         key("data.samples", Count, "", "Training rows put in order before the first step; the order depends on it; default: all that the steps take")
             .or(&["train-samples"]),
-        key("data.seed", Whole, "", "Seed of document and sample order; default: training.seed"),
+        key("data.seed", UpTo(u32::MAX as u64), "", "Seed of document and sample order; default: training.seed"),
         key("data.eod-mask-loss", Flag, "false", "Leave out of the loss what is predicted at an end of document"),
         key("data.eod-id", Whole, "\"none\"", "Id of the end-of-document token; none: the tokenizer's").optional(),
         key("data.keep-partial-validation", Flag, "false", "Keep the last partial validation row, padded"),

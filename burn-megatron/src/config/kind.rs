@@ -13,6 +13,8 @@ pub enum Kind {
     Count,
     /// A whole number of at least 0.
     Whole,
+    /// A whole number from 0 to this.
+    UpTo(u64),
     /// A finite number.
     Number,
     /// True or false.
@@ -44,6 +46,7 @@ impl Kind {
         match self {
             Self::Count => "a whole number of at least 1".into(),
             Self::Whole => "a whole number of at least 0".into(),
+            Self::UpTo(most) => format!("a whole number from 0 to {most}"),
             Self::Number => "a finite number".into(),
             Self::Flag => "true or false".into(),
             Self::Text => "a string".into(),
@@ -65,6 +68,7 @@ impl Kind {
         let fits = match self {
             Self::Count => json.as_u64().is_some_and(|n| n > 0),
             Self::Whole => json.is_u64(),
+            Self::UpTo(most) => json.as_u64().is_some_and(|n| n <= most),
             Self::Number => return value_as_number(value).map(Value::from),
             Self::Flag => json.is_boolean(),
             Self::Text | Self::Path => json.as_str().is_some_and(|text| !text.is_empty()),
@@ -102,7 +106,7 @@ impl Kind {
         };
         let string = || Some(toml::Value::from(text));
         match self {
-            Self::Count | Self::Whole | Self::Number | Self::Flag => written(text),
+            Self::Count | Self::Whole | Self::UpTo(_) | Self::Number | Self::Flag => written(text),
             Self::Text | Self::Path | Self::Choice(_) | Self::Shares => string(),
             Self::Length => {
                 if text.parse::<u64>().is_ok() {
@@ -170,6 +174,7 @@ mod tests {
             (Kind::Count, "1.5"),
             (Kind::Count, "\"4\""),
             (Kind::Whole, "-1"),
+            (Kind::UpTo(3), "4"),
             (Kind::Number, "inf"),
             (Kind::Number, "fast"),
             (Kind::Flag, "yes"),

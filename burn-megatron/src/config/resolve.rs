@@ -94,18 +94,22 @@ impl Values {
     /// A later layer that names a folder, a preset or a family takes the place of what an earlier one named.
     fn choose_base(&mut self, seen: &BTreeMap<&str, String>) {
         let named = |path| seen.contains_key(path).then(|| self.text(path)).flatten();
-        match (named("model.hf"), named("model.preset"), named("model.family")) {
-            (Some(folder), Some(preset), _) => {
+        let taken_back = |path| seen.contains_key(path) && self.text(path).is_none();
+        let base = match (named("model.hf"), named("model.preset")) {
+            (Some(folder), Some(preset)) => {
                 let what = format!("model.hf = {folder} and model.preset = {preset}: only one can be the model");
                 self.problems.push(Problem::new(what));
+                return;
             }
-            (Some(folder), None, _) => self.base = Base::Hf(folder.into()),
-            (None, Some(preset), _) => self.base = Base::Preset(preset),
-            (None, None, Some(family)) if matches!(self.base, Base::Default | Base::Family(_)) => {
-                self.base = Base::Family(family);
-            }
-            _ => {}
-        }
+            (Some(folder), None) => Some(Base::Hf(folder.into())),
+            (None, Some(preset)) => Some(Base::Preset(preset)),
+            (None, None) => match &self.base {
+                Base::Hf(_) if !taken_back("model.hf") => None,
+                Base::Preset(_) if !taken_back("model.preset") => None,
+                _ => Some(self.text("model.family").map_or(Base::Default, Base::Family)),
+            },
+        };
+        self.base = base.unwrap_or_else(|| std::mem::replace(&mut self.base, Base::Default));
     }
 
     fn text(&self, path: &str) -> Option<String> {
@@ -130,7 +134,8 @@ impl Values {
         self.fill("data.text-documents", documents.into());
         self.fill("data.tokenizer", self.default_tokenizer());
         self.fill("data.samples", samples.into());
-        self.fill("data.seed", self.number("training.seed").into());
+        // Megatron's generator of sample orders takes 32 bits.
+        self.fill("data.seed", (self.number("training.seed") as u32).into());
         self.fill("evaluation.every", steps.div_ceil(10).into());
         self.fill("checkpoint.every", self.values["evaluation.every"].clone());
         let output = PathBuf::from(self.text("output.directory").unwrap_or_default());

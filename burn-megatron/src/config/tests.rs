@@ -90,6 +90,8 @@ fn defaults_then_model_then_file_then_command_line() {
     assert_eq!((run.training.seed, run.data.seed), (8, 7), "the last one on the command line wins");
     let preset = good(&file, &[("model.preset", "tiny")]).model;
     assert_eq!(preset.hf, None, "the model named last takes the place of the other");
+    let own = good(&file.replace("hidden_dropout = 0.25\nrope-theta = 7\n", ""), &[("model.hf", "none")]).model;
+    assert_eq!((own.hf, own.config), (None, FamilyConfig::Llama(LlamaConfig::tiny())), "taken back");
 }
 
 #[test]

@@ -16,6 +16,8 @@ use crate::metrics::TokenLoss;
 pub struct Outcome {
     /// Loss over test data, or validation data where there is no test data; `None` where none was asked for.
     pub last: Option<TokenLoss>,
+    /// The user stopped it before its last step.
+    pub stopped: bool,
     /// Wall time of building the model and training it.
     pub seconds: f64,
 }
@@ -64,10 +66,10 @@ impl WithModel for Launch<'_> {
             run.finish(move |_, engine| Ok(data.last.as_ref().map(|last| loss_over(engine, last)).transpose()?));
         let (supervised, learner) = run.supervised();
         let result = supervised.launch(learner);
-        let failed = result.error.is_some();
+        let (failed, stopped) = (result.error.is_some(), result.interrupted.is_some());
         drop(result); // Gives the terminal back.
         match run.finished().filter(|_| !failed) {
-            Some(last) => Ok(Outcome { last, seconds: start.elapsed().as_secs_f64() }),
+            Some(last) => Ok(Outcome { last, stopped, seconds: start.elapsed().as_secs_f64() }),
             None => Err(TrainError::Failed),
         }
     }

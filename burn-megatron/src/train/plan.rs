@@ -130,6 +130,16 @@ fn not_a_folder(key: &str, folder: &Path) -> Option<Problem> {
     (!there.is_dir()).then(|| Problem::new(format!("{key} = {}: {} is a file", folder.display(), there.display())))
 }
 
+/// `1 row`, `2 rows`, `2 micro-batches`.
+fn several(number: usize, what: &str) -> String {
+    let ending = match (number, what.ends_with("ch")) {
+        (1, _) => "",
+        (_, true) => "es",
+        _ => "s",
+    };
+    format!("{} {what}{ending}", HumanCount(number as u64))
+}
+
 /// A line for each part of the run.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -142,19 +152,20 @@ impl fmt::Display for Plan {
         };
         let family = config.model.config.family();
         writeln!(f, "model        {family}, {} parameters, {weights}", count(*parameters))?;
-        writeln!(f, "layout       {layout} on {} ranks", layout.world_size())?;
+        writeln!(f, "layout       {layout} on {}", several(layout.world_size(), "rank"))?;
         let rows = training.global_batch;
         let micro_batches = rows / (training.micro_batch * layout.dp).max(1);
         writeln!(
             f,
-            "step         {rows} rows = {} micro-batches of {} rows on {} replicas; {} tokens",
-            micro_batches,
-            training.micro_batch,
-            layout.dp,
+            "step         {}: {} of {}, on {}; {} tokens",
+            several(rows, "row"),
+            several(micro_batches, "micro-batch"),
+            several(training.micro_batch, "row"),
+            several(layout.dp, "replica"),
             count(config.tokens_per_step())
         )?;
         let tokens = config.tokens_per_step() * training.steps;
-        writeln!(f, "run          {} steps, {} tokens", count(training.steps), count(tokens))?;
+        writeln!(f, "run          {}, {} tokens", several(training.steps, "step"), count(tokens))?;
         for (index, line) in data.iter().enumerate() {
             writeln!(f, "{:<12} {line}", if index == 0 { "data" } else { "" })?;
         }
@@ -164,9 +175,15 @@ impl fmt::Display for Plan {
         let evaluation = &config.evaluation;
         match evaluation.batches {
             0 => writeln!(f, "evaluation   none while training")?,
-            batches => writeln!(f, "evaluation   every {} steps on {} rows", evaluation.every, count(batches * rows))?,
+            batches => {
+                let (every, rows) = (several(evaluation.every, "step"), several(batches * rows, "row"));
+                writeln!(f, "evaluation   every {every}, on {rows}")?;
+            }
         }
-        let every = config.checkpoint.every.map_or("at the end".into(), |every| format!("every {every} steps"));
+        let every = config
+            .checkpoint
+            .every
+            .map_or("at the end".into(), |every| format!("every {}", several(every as usize, "step")));
         match &config.checkpoint.directory {
             None => writeln!(f, "checkpoints  none")?,
             Some(folder) => writeln!(f, "checkpoints  {every} in {}", folder.display())?,

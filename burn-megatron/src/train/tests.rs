@@ -110,7 +110,7 @@ fn a_plan_tells_sizes_and_writes_nothing() {
     text(folder.path());
     let plan = Plan::new(&config(folder.path(), &[("parallel.tp", "2")]), &[]).unwrap();
     let said = plan.to_string();
-    for part in ["TP2 on 2 ranks", "64 tokens", "6 steps, 384 tokens", "bytes of text", "every 1 steps on 4 rows"] {
+    for part in ["TP2 on 2 ranks", "64 tokens", "6 steps, 384 tokens", "bytes of text", "every 1 step, on 4 rows"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(!folder.path().join("run").exists());
