@@ -11,7 +11,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use backend_dist::launch::BoxError;
-use half::{bf16, f16};
 use memmap2::Mmap;
 use models::WeightSource;
 use safetensors::{Dtype, SafeTensors};
@@ -195,20 +194,6 @@ impl WeightSource for Checkpoint {
     fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError> {
         let kind = if self.tensor(Kind::Master, name).is_some() { Kind::Master } else { Kind::Weight };
         Ok(self.read_f64(kind, name, shape, ranges)?)
-    }
-}
-
-/// Little-endian floats as `f64`; `None` for other types.
-fn to_f64(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f64>> {
-    fn all<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Option<Vec<f64>> {
-        Some(bytes.as_chunks::<N>().0.iter().map(|bytes| value(*bytes)).collect())
-    }
-    match dtype {
-        Dtype::F64 => all(bytes, f64::from_le_bytes),
-        Dtype::F32 => all(bytes, |bytes| f32::from_le_bytes(bytes).into()),
-        Dtype::BF16 => all(bytes, |bytes| bf16::from_le_bytes(bytes).into()),
-        Dtype::F16 => all(bytes, |bytes| f16::from_le_bytes(bytes).into()),
-        _ => None,
     }
 }
 

@@ -7,7 +7,8 @@ use anyhow::Context;
 use indicatif::HumanBytes;
 
 use crate::checkpoint::Checkpoint;
-use crate::hf::{CheckpointWeights, Companions, Element, Export, companions_of, export, model_of, parse_size};
+use crate::element::Element;
+use crate::hf::{CheckpointWeights, Companions, Export, companions_of, export, model_of, parse_size};
 
 /// Arguments of `export`.
 #[derive(Debug, clap::Args)]

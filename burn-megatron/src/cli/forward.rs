@@ -9,8 +9,9 @@ use clap::ValueEnum;
 
 use super::device::Place;
 use super::layout::LayoutArgs;
+use crate::element::Element;
 use crate::forward::{Settings, forward, read_input, write_output};
-use crate::hf::{Element, HfFolder};
+use crate::hf::HfFolder;
 
 /// What is computed in.
 #[derive(Clone, Copy, Debug, ValueEnum)]

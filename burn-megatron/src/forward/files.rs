@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensorError, SafeTensors, serialize_to_file};
 
 use super::error::ForwardError;
 use super::run::{Input, Output};
-use crate::hf::Element;
+use crate::element::Element;
 
 /// Reads `input_ids [rows, seq]` and, if it is there, `labels` of the same shape; 64-bit or 32-bit integers.
 ///

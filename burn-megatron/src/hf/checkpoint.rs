@@ -8,12 +8,13 @@ use backend_dist::mesh::ParallelLayout;
 use models::{FamilyConfig, ModelConfig};
 use serde_json::{Value, json};
 
+use super::companions::Companions;
 use super::error::HfFolderError;
 use super::folder::HfFolder;
-use super::numbers::Element;
 use super::shards::divide;
-use super::writer::{Companions, TensorReader};
+use super::writer::TensorReader;
 use crate::checkpoint::{Checkpoint, Kind, RunState, SaveReport, Saver, SaverOptions, Slice};
+use crate::element::Element;
 
 /// The key of a checkpoint's configuration under which the files lie that came with the model.
 const KEY: &str = "hugging_face";

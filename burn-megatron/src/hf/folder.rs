@@ -9,11 +9,12 @@ use models::names::Foreign;
 use models::{FamilyConfig, ModelConfig, WeightSource};
 use serde_json::Value;
 
+use super::companions::Companions;
 use super::error::HfFolderError;
 use super::generation::GenerationConfig;
-use super::numbers::Element;
 use super::tensors::{INDEX, Stored, Tensors};
-use super::writer::{Companions, TensorReader};
+use super::writer::TensorReader;
+use crate::element::Element;
 
 /// An opened folder: `config.json` is understood, and every weight is there with the shape that the model needs. The
 /// weights stay on disk; what is read of them is what is asked for.
@@ -111,7 +112,7 @@ impl TensorReader for HfFolder {
 impl WeightSource for HfFolder {
     fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError> {
         let element = self.element(name, shape)?;
-        Ok(element.decode_all(&self.read_bytes(name, shape, ranges)?))
+        Ok(element.decode(&self.read_bytes(name, shape, ranges)?))
     }
 }
 

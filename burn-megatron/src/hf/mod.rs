@@ -1,18 +1,18 @@
 //! Hugging Face folders: reading one as the source of a model's weights, and writing one.
 
 mod checkpoint;
+mod companions;
 mod error;
 mod folder;
 mod generation;
-mod numbers;
 mod shards;
 mod tensors;
 mod writer;
 
 pub use checkpoint::{CheckpointWeights, companions_of, import, model_of};
+pub use companions::Companions;
 pub use error::HfFolderError;
 pub use folder::HfFolder;
 pub use generation::GenerationConfig;
-pub use numbers::Element;
 pub use shards::parse_size;
-pub use writer::{Companions, Export, TensorReader, export};
+pub use writer::{Export, TensorReader, export};

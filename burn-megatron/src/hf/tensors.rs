@@ -53,7 +53,11 @@ impl Tensors {
     pub fn open(folder: &Path) -> Result<Self, HfFolderError> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
         match (index.exists(), single.exists()) {
-            (true, _) => Self::sharded(folder, &index),
+            (true, false) => Self::sharded(folder, &index),
+            (true, true) => {
+                let what = format!("holds both {SINGLE} and {INDEX}: remove the one that is not the model");
+                Err(HfFolderError::file(folder, what))
+            }
             (false, true) => {
                 let file = Mapped::open(single)?;
                 let places = file.header.offset_keys().into_iter().map(|name| (name, 0)).collect();

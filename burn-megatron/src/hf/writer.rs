@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use backend_dist::launch::BoxError;
 use models::names::Foreign;
 use models::{FamilyConfig, ModelConfig};
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::companions::Companions;
 use super::error::HfFolderError;
-use super::numbers::Element;
 use super::shards::{divide, name as shard_name};
 use super::tensors::INDEX;
+use crate::element::Element;
 
 /// Bytes of a tensor that are in memory at a time, where it can be cut into rows.
 const CHUNK: usize = 32 << 20;
@@ -33,47 +33,6 @@ pub trait TensorReader {
     /// # Errors
     /// If there is no tensor of this name and shape, or it cannot be read.
     fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError>;
-}
-
-/// The small text files of a folder, by name. They travel with a model, so that it can be written as it came.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Companions(BTreeMap<String, String>);
-
-const COMPANIONS: [&str; 7] = [
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "config.json",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "tokenizer_config.json",
-];
-
-impl Companions {
-    /// Those of a folder.
-    ///
-    /// # Errors
-    /// If there is no such folder, or one of the files cannot be read.
-    pub fn read(folder: &Path) -> Result<Self, HfFolderError> {
-        std::fs::read_dir(folder).map_err(HfFolderError::io("list", folder))?;
-        let present = COMPANIONS.iter().map(|name| (name, folder.join(name))).filter(|(_, path)| path.exists());
-        let read = |(name, path): (&&str, PathBuf)| {
-            let text = std::fs::read_to_string(&path).map_err(HfFolderError::io("read", &path))?;
-            Ok((name.to_string(), text))
-        };
-        present.map(read).collect::<Result<_, _>>().map(Self)
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The `config.json` that the model was read from.
-    fn config(&self) -> Option<Value> {
-        serde_json::from_str(self.0.get("config.json")?).ok()
-    }
 }
 
 /// What is to be written.
@@ -205,7 +164,7 @@ fn write_all(
         let index = json!({"metadata": {"total_size": total}, "weight_map": places});
         write_text(&folder.join(INDEX), &pretty(&index))?;
     }
-    for (name, text) in what.companions.0.iter().filter(|(name, _)| *name != "config.json") {
+    for (name, text) in what.companions.others() {
         write_text(&folder.join(name), text)?;
     }
     write_text(&folder.join("config.json"), &pretty(config))?;
@@ -296,7 +255,7 @@ fn converted(
             return Ok(bytes);
         }
         let mut converted = Vec::new();
-        element.encode(&stored.decode_all(&bytes), &mut converted);
+        element.encode(&stored.decode(&bytes), &mut converted);
         Ok(converted)
     };
     read().map_err(|source| HfFolderError::Weight { name: ours.into(), source })

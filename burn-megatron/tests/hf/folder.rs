@@ -67,6 +67,10 @@ fn shards_must_be_those_of_the_index() {
     HfFolder::open(folder.path()).unwrap();
     let (first, second) = (folder.path().join("0.safetensors"), folder.path().join("1.safetensors"));
 
+    fs::copy(golden("mistral").join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    assert!(refusal(folder.path()).starts_with("DIR: holds both model.safetensors and model.safetensors.index.json"));
+    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+
     let mut tensors = read(&second);
     let (name, stored) = tensors.pop_first().unwrap();
     write(&second, &tensors);

@@ -1,10 +1,9 @@
 //! The sizes of a Llama and of its relatives. Field names are Hugging Face's.
 
-use std::fmt;
-
 use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
+use super::variant::LlamaVariant;
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, even, positive, share};
 use crate::layers::{
@@ -13,36 +12,6 @@ use crate::layers::{
 use crate::layout::ModelDims;
 use crate::megatron::MegatronDecoder;
 use crate::names::NameMap;
-
-/// Which of the relatives. They share the blocks and differ in what is named here, and in how Hugging Face calls them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LlamaVariant {
-    /// Llama 2 and 3.
-    #[default]
-    Llama,
-    /// Mistral: attention may have a sliding window.
-    Mistral,
-    /// Qwen3, dense: every query and key head is normalised before rotation.
-    Qwen3,
-}
-
-impl fmt::Display for LlamaVariant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.model_type())
-    }
-}
-
-impl LlamaVariant {
-    /// Hugging Face's name.
-    pub(super) fn model_type(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Mistral => "mistral",
-            Self::Qwen3 => "qwen3",
-        }
-    }
-}
 
 /// The sizes of a Llama or one of its relatives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config::{LlamaConfig, LlamaVariant};
+use super::config::LlamaConfig;
+use super::variant::LlamaVariant;
 use crate::hf::{ConfigReader, HfError, class_of};
 use crate::layers::Llama3Scaling;
 use crate::names::NameMap;
@@ -44,17 +45,6 @@ fn linear(map: &mut NameMap, ours: &str, theirs: &str, shape: [usize; 2], bias: 
     map.same(format!("{ours}.weight"), format!("{theirs}.weight"), &shape);
     if bias {
         map.same(format!("{ours}.bias"), format!("{theirs}.bias"), &shape[..1]);
-    }
-}
-
-impl LlamaVariant {
-    /// Keys that this relative's configuration has and that change nothing.
-    fn harmless(self) -> &'static [&'static str] {
-        match self {
-            Self::Llama | Self::Mistral => &[],
-            // Both count only where `use_sliding_window` is true.
-            Self::Qwen3 => &["max_window_layers", "sliding_window"],
-        }
     }
 }
 

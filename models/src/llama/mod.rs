@@ -4,6 +4,8 @@
 mod config;
 mod hf;
 mod model;
+mod variant;
 
-pub use config::{LlamaConfig, LlamaVariant};
+pub use config::LlamaConfig;
 pub use model::Llama;
+pub use variant::LlamaVariant;

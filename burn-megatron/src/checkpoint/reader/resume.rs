@@ -7,7 +7,8 @@ use super::super::disk::{Files, RealDisk};
 use super::super::error::CheckpointError;
 use super::super::names::step_name;
 use super::super::{Kind, commit, retention};
-use super::{Checkpoint, to_f64};
+use super::Checkpoint;
+use crate::element::Element;
 
 impl Checkpoint {
     /// Opens the checkpoint of a step in a folder of checkpoints.
@@ -63,6 +64,11 @@ impl Checkpoint {
     ) -> Result<Vec<f64>, CheckpointError> {
         let (dtype, bytes) = self.read(kind, name, shape, ranges)?;
         let (path, name) = (self.path.clone(), name.to_string());
-        to_f64(dtype, &bytes).ok_or(CheckpointError::Dtype { path, kind, name, saved: dtype })
+        Element::of(dtype).map(|element| element.decode(&bytes)).ok_or(CheckpointError::Dtype {
+            path,
+            kind,
+            name,
+            saved: dtype,
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! Floating-point elements as bytes, little-endian.
+//! Types of weights in files: elements as bytes, little-endian.
 
 use std::fmt;
 use std::str::FromStr;
@@ -60,34 +60,26 @@ impl Element {
         }
     }
 
-    /// The element with these bytes.
-    ///
-    /// # Panics
-    /// If there are fewer bytes than [`Element::size`].
-    pub fn decode(self, bytes: &[u8]) -> f64 {
-        match self {
-            Self::F64 => f64::from_le_bytes(first(bytes)),
-            Self::F32 => f32::from_le_bytes(first(bytes)).into(),
-            Self::Bf16 => bf16::from_le_bytes(first(bytes)).into(),
-            Self::F16 => f16::from_le_bytes(first(bytes)).into(),
+    /// The elements of some bytes.
+    pub fn decode(self, bytes: &[u8]) -> Vec<f64> {
+        fn all<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+            bytes.as_chunks::<N>().0.iter().map(|bytes| value(*bytes)).collect()
         }
-    }
-
-    /// All elements of some bytes.
-    pub fn decode_all(self, bytes: &[u8]) -> Vec<f64> {
-        bytes.chunks_exact(self.size()).map(|bytes| self.decode(bytes)).collect()
+        match self {
+            Self::F64 => all(bytes, f64::from_le_bytes),
+            Self::F32 => all(bytes, |bytes| f32::from_le_bytes(bytes).into()),
+            Self::Bf16 => all(bytes, |bytes| bf16::from_le_bytes(bytes).into()),
+            Self::F16 => all(bytes, |bytes| f16::from_le_bytes(bytes).into()),
+        }
     }
 
     /// Appends the bytes of values, each rounded once.
     pub fn encode(self, values: &[f64], bytes: &mut Vec<u8>) {
-        bytes.reserve(values.len() * self.size());
-        for &value in values {
-            match self {
-                Self::F64 => bytes.extend(value.to_le_bytes()),
-                Self::F32 => bytes.extend((value as f32).to_le_bytes()),
-                Self::Bf16 => bytes.extend(bf16::from_f32(odd(value)).to_le_bytes()),
-                Self::F16 => bytes.extend(f16::from_f32(odd(value)).to_le_bytes()),
-            }
+        match self {
+            Self::F64 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+            Self::F32 => bytes.extend(values.iter().flat_map(|value| (*value as f32).to_le_bytes())),
+            Self::Bf16 => bytes.extend(values.iter().flat_map(|value| bf16::from_f32(odd(*value)).to_le_bytes())),
+            Self::F16 => bytes.extend(values.iter().flat_map(|value| f16::from_f32(odd(*value)).to_le_bytes())),
         }
     }
 }
@@ -102,10 +94,6 @@ fn odd(value: f64) -> f32 {
         false if f64::from(near) > value => near.next_down(),
         false => near.next_up(),
     }
-}
-
-fn first<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    *bytes.first_chunk().expect("the bytes of an element are complete")
 }
 
 /// As on the command line.
@@ -140,7 +128,7 @@ mod tests {
             let mut bytes = Vec::new();
             element.encode(&[1.5, -0.25, 0.0], &mut bytes);
             assert_eq!(bytes.len(), 3 * element.size());
-            assert_eq!(element.decode_all(&bytes), [1.5, -0.25, 0.0]);
+            assert_eq!(element.decode(&bytes), [1.5, -0.25, 0.0]);
             assert_eq!((element.to_string().parse(), Element::of(element.dtype())), (Ok(element), Some(element)));
         }
         assert!("int8".parse::<Element>().unwrap_err().contains("legal: f64, f32, bf16, f16"));
@@ -153,6 +141,6 @@ mod tests {
         let mut bytes = Vec::new();
         Element::Bf16.encode(&[middle + little, middle, middle - little, -middle - little, f64::INFINITY], &mut bytes);
         let above = 1.0 + 2f64.powi(-7);
-        assert_eq!(Element::Bf16.decode_all(&bytes), [above, 1.0, 1.0, -above, f64::INFINITY]);
+        assert_eq!(Element::Bf16.decode(&bytes), [above, 1.0, 1.0, -above, f64::INFINITY]);
     }
 }

@@ -1,0 +1,55 @@
+//! The small files beside a model's weights.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::error::HfFolderError;
+
+/// The small text files of a folder, by name. They travel with a model, so that it can be written as it came.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Companions(BTreeMap<String, String>);
+
+const COMPANIONS: [&str; 7] = [
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+];
+
+impl Companions {
+    /// Those of a folder.
+    ///
+    /// # Errors
+    /// If there is no such folder, or one of the files cannot be read.
+    pub fn read(folder: &Path) -> Result<Self, HfFolderError> {
+        std::fs::read_dir(folder).map_err(HfFolderError::io("list", folder))?;
+        let present = COMPANIONS.iter().map(|name| (name, folder.join(name))).filter(|(_, path)| path.exists());
+        let read = |(name, path): (&&str, PathBuf)| {
+            let text = std::fs::read_to_string(&path).map_err(HfFolderError::io("read", &path))?;
+            Ok((name.to_string(), text))
+        };
+        present.map(read).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The `config.json` that the model was read from.
+    pub(super) fn config(&self) -> Option<Value> {
+        serde_json::from_str(self.0.get("config.json")?).ok()
+    }
+
+    /// The other files: name and text.
+    pub(super) fn others(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().filter(|(name, _)| *name != "config.json").map(|(name, text)| (name.as_str(), text.as_str()))
+    }
+}
