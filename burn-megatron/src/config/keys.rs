@@ -1,7 +1,7 @@
 //! Every key of a run's configuration: kind, default, meaning, other spellings. This is their only documentation;
 //! `train --print-config` shows it.
 //!
-//! The sizes in `[model]` are not listed: they are the fields of the family's configuration, see [`model`](super::model).
+//! The sizes in `[model]` are the fields of the family's configuration; [`SIZES`] says what they mean.
 
 use super::kind::Kind;
 
@@ -144,6 +144,33 @@ pub const KEYS: &[Key] = {
     ]
 };
 
+/// The meaning of a model's sizes. Which of them a model has, and of which kind they are, its family decides.
+pub const SIZES: &[(&str, &str)] = &[
+    ("variant", "Relative of Llama: llama, mistral, qwen3"),
+    ("vocab-size", "Number of tokens; default with a tokenizer made here: its size"),
+    ("hidden-size", "Width of the residual stream"),
+    ("intermediate-size", "Width of the MLP"),
+    ("num-hidden-layers", "Number of blocks"),
+    ("num-attention-heads", "Query heads"),
+    ("num-key-value-heads", "Key-value heads; default of a family: as many as query heads"),
+    ("head-dim", "Features of a head; default of a family: hidden-size / num-attention-heads"),
+    ("max-position-embeddings", "Longest sequence; default of a family: training.seq-length"),
+    ("sliding-window", "Positions that one sees, itself included (mistral); none: all before it"),
+    ("rope-theta", "Base of the rotary frequencies"),
+    ("rope-scaling", "Llama 3.1's stretching of the rotary frequencies: { factor, low-freq-factor, ... }"),
+    ("rms-norm-eps", "Epsilon of the norms"),
+    ("layer-norm-epsilon", "Epsilon of the norms"),
+    ("gelu-tanh", "GPT-2's approximation of GELU"),
+    ("bias", "Linear layers have biases"),
+    ("attention-bias", "Query, key, value and output projections have biases"),
+    ("mlp-bias", "The MLP's linear layers have biases"),
+    ("tie-word-embeddings", "The output layer shares the embedding's weight"),
+    ("initializer-range", "Standard deviation of random initial weights"),
+    ("hidden-dropout", "Share dropped after the embedding and before each residual addition"),
+    ("attention-dropout", "Share of attention dropped; training needs 0"),
+    ("make-vocab-size-divisible-by", "Every rank's rows of the vocabulary are a multiple of this"),
+];
+
 /// The key of a path in any spelling.
 pub fn find(path: &str) -> Option<&'static Key> {
     let (section, name) = path.split_once('.')?;
@@ -169,5 +196,14 @@ mod tests {
         assert_eq!(names.len(), all);
         assert_eq!(find("parallel.tensor-model-parallel-size").map(|key| key.path), Some("parallel.tensor-parallel"));
         assert!(find("steps").is_none());
+    }
+
+    #[test]
+    fn every_size_of_every_family_has_a_meaning() {
+        let names = super::super::size_names();
+        for (name, _) in SIZES {
+            assert!(names.iter().any(|known| known == name), "{name} is no size");
+        }
+        assert_eq!(names.len(), SIZES.len(), "{names:?}");
     }
 }

@@ -32,7 +32,7 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-pub use keys::{KEYS, Key, SECTIONS};
+pub use keys::{KEYS, Key, SECTIONS, SIZES};
 pub use kind::Kind;
 pub use model::{ModelSection, presets, size_names};
 pub use problem::{ConfigErrors, Place, Problem};

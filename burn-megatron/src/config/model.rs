@@ -59,7 +59,8 @@ pub(super) fn kebab(name: &str) -> String {
     name.replace('_', "-")
 }
 
-fn snake(name: &str) -> String {
+/// A size's name as its family's field has it.
+pub(super) fn snake(name: &str) -> String {
     name.replace('-', "_")
 }
 

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::keys::{KEYS, SECTIONS};
+use super::keys::{KEYS, SECTIONS, SIZES};
 use super::kind::NONE;
-use super::model::{kebab, sizes};
+use super::model::{sizes, snake};
 use super::run::RunConfig;
 
 /// Column of the comments.
@@ -23,8 +23,12 @@ impl RunConfig {
                 line(&mut text, key.name(), &values[section][key.name()], key.doc);
             }
             if section == "model" {
-                for (name, value) in sizes(&self.model.config) {
-                    line(&mut text, &kebab(&name), &value, "");
+                // In the order of their meanings, which is the one that people expect.
+                let sizes = sizes(&self.model.config);
+                for (name, doc) in SIZES {
+                    if let Some(value) = sizes.get(&snake(name)) {
+                        line(&mut text, name, value, doc);
+                    }
                 }
             }
         }
@@ -38,8 +42,5 @@ fn line(text: &mut String, name: &str, value: &Value, doc: &str) {
         value => toml::Value::try_from(value).map_or_else(|error| error.to_string(), |value| value.to_string()),
     };
     let assignment = format!("{name} = {value}");
-    let _ = match doc.is_empty() {
-        true => writeln!(text, "{assignment}"),
-        false => writeln!(text, "{assignment:<COMMENT$} # {doc}"),
-    };
+    let _ = writeln!(text, "{assignment:<COMMENT$} # {doc}");
 }
