@@ -16,7 +16,7 @@ use burn::tensor::Device;
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::config::RunConfig;
-use burn_megatron::hf::{CheckpointWeights, Companions, Export, HfFolder, export, model_of};
+use burn_megatron::hf::{CheckpointWeights, Export, HfFolder, companions_of, export, model_of};
 use burn_megatron::prelude::ParallelLayout;
 use burn_megatron::train::{Outcome, Plan, train};
 use clap::Parser;
@@ -64,7 +64,7 @@ fn run(args: Args) -> Result<()> {
     let loss_of_base = learn(&args, &layout, &base, &text, "before", 1)?;
     let loss = learn(&args, &layout, &base, &text, "tuned", args.steps)?;
     let tuned = args.out.join("tuned-hf");
-    write_folder(&args.out.join("tuned/checkpoints"), &tuned, &base)?;
+    write_folder(&args.out.join("tuned/checkpoints"), &tuned)?;
 
     println!("\nloss on held-out text: {loss_of_base:.4} before, {loss:.4} after {} steps", args.steps);
     println!("{} is a Hugging Face folder like {}. It writes:", tuned.display(), base.display());
@@ -97,7 +97,7 @@ fn make_base(args: &Args, layout: &ParallelLayout) -> Result<PathBuf> {
     );
     start("base", &config)?;
     let folder = args.out.join("base-hf");
-    write_folder(&args.out.join("base/checkpoints"), &folder, Path::new(""))?;
+    write_folder(&args.out.join("base/checkpoints"), &folder)?;
     Ok(folder)
 }
 
@@ -127,15 +127,14 @@ fn start(name: &str, config: &str) -> Result<Outcome> {
     Ok(train(&plan, devices, &mut |_| ())?)
 }
 
-/// Writes the last checkpoint of a run as a Hugging Face folder, with the small files of `like`.
-fn write_folder(checkpoints: &Path, folder: &Path, like: &Path) -> Result<()> {
+/// Writes the last checkpoint of a run as a Hugging Face folder, with the small files that came with the model.
+fn write_folder(checkpoints: &Path, folder: &Path) -> Result<()> {
     let checkpoint = Checkpoint::open(checkpoints)?;
     checkpoint.verify(0, 1)?;
-    let companions = if like.as_os_str().is_empty() { Companions::default() } else { Companions::read(like)? };
     let tokenizer = checkpoint.tokenizer();
     let what = Export {
         config: &model_of(&checkpoint)?,
-        companions: &companions,
+        companions: &companions_of(&checkpoint),
         tokenizer: tokenizer.as_deref(),
         element: None,
         shard_bytes: 5_000_000_000,

@@ -49,6 +49,8 @@ pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderErro
     let pieces = pieces(folder)?;
     let sizes: Vec<u64> = pieces.iter().map(Piece::bytes).collect();
     let files = divide(&sizes, FILE);
+    let mut config = json!({});
+    keep_companions(&mut config, folder.companions());
     let state = RunState {
         step: 0,
         consumed_samples: 0,
@@ -56,7 +58,7 @@ pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderErro
         layout: ParallelLayout::default(),
         world_size: 1,
         model: json!(folder.config()),
-        config: json!({ KEY: folder.companions() }),
+        config,
         data: Value::Null,
         schedule: Value::Null,
         rng: Value::Null,
@@ -150,7 +152,15 @@ pub fn model_of(checkpoint: &Checkpoint) -> Result<FamilyConfig, HfFolderError> 
         .map_err(|error| HfFolderError::file(&path, format!("`model` is none of our models: {error}")))
 }
 
-/// The files that came with the model of a checkpoint, if it was imported.
+/// Puts the files that came with a model into the configuration that its checkpoints keep, so that [`companions_of`] finds
+/// them.
+pub fn keep_companions(config: &mut Value, companions: &Companions) {
+    if let Some(config) = config.as_object_mut() {
+        config.insert(KEY.into(), json!(companions));
+    }
+}
+
+/// The files that came with the model of a checkpoint, if it was imported or trained from a Hugging Face folder.
 pub fn companions_of(checkpoint: &Checkpoint) -> Companions {
     let kept = checkpoint.state().config.get(KEY);
     kept.and_then(|kept| serde_json::from_value(kept.clone()).ok()).unwrap_or_default()

@@ -9,7 +9,7 @@ mod shards;
 mod tensors;
 mod writer;
 
-pub use checkpoint::{CheckpointWeights, companions_of, import, model_of};
+pub use checkpoint::{CheckpointWeights, companions_of, import, keep_companions, model_of};
 pub use companions::Companions;
 pub use error::HfFolderError;
 pub use folder::HfFolder;

@@ -8,6 +8,7 @@ use models::{CausalLm, ParamBuilder, WithModel};
 use serde_json::Value;
 
 use super::{Plan, RunData, TrainError, resume as saving};
+use crate::hf::keep_companions;
 use crate::learner::{Description, Pretraining, Resume, loss_over};
 use crate::metrics::TokenLoss;
 
@@ -47,10 +48,13 @@ impl WithModel for Launch<'_> {
         };
         let mesh = Mesh::new(config.parallel.clone())?;
         let json = |part: Result<Value, serde_json::Error>| part.expect("configurations are plain data");
-        let description = Description {
+        let mut description = Description {
             model: json(serde_json::to_value(&config.model.config)),
             config: json(serde_json::to_value(config)),
         };
+        if let Some(folder) = plan.folder() {
+            keep_companions(&mut description.config, folder.companions());
+        }
         let resume = plan.start.as_ref().map_or(Resume::Never, |start| Resume::From(start.path.clone()));
         let mut run = Pretraining::new(mesh, config.engine(), training.steps, (data.train, data.valid), build)
             .devices(devices)

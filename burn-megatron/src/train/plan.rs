@@ -66,6 +66,11 @@ impl Plan {
         &self.config
     }
 
+    /// The Hugging Face folder that the model comes from.
+    pub(super) fn folder(&self) -> Option<&HfFolder> {
+        self.weights.as_deref()
+    }
+
     /// The folder that the first weights come from; a checkpoint to go on from has its own.
     pub(super) fn weights(&self) -> Option<Arc<HfFolder>> {
         self.weights.clone().filter(|_| self.start.is_none())

@@ -6,7 +6,7 @@ use models::{ModelConfig, WeightSource};
 use super::*;
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
-use crate::hf::HfFolder;
+use crate::hf::{HfFolder, companions_of};
 
 fn text(folder: &Path) -> PathBuf {
     let text: String = (0..60).map(|i| format!("Paragraph {i} says that {i} times {i} is {}.\n\n", i * i)).collect();
@@ -179,6 +179,7 @@ fn a_hugging_face_folder_gives_sizes_and_first_weights() {
 
     let (theirs, ours) =
         (HfFolder::open(&hf).unwrap(), Checkpoint::open(folder.path().join("run/checkpoints")).unwrap());
+    assert_eq!(companions_of(&ours), *theirs.companions(), "an export writes them again");
     let mut compared = 0;
     for (name, tensor) in still_config.model.config.hf_names().iter() {
         let shape = tensor.our_shape();
