@@ -39,8 +39,6 @@ pub(super) fn commit(
     if files.list(root)?.iter().any(|entry| entry.name == Folder::Step(step).name()) {
         files.remove_folder(&replaced)?;
         files.rename(&path, &replaced)?;
-        // If the new one gets the name on the disk, the old one has lost it before.
-        files.sync_folder(root)?;
     }
     files.rename(&partial, &path)?;
     files.sync_folder(root)?;

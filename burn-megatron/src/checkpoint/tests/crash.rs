@@ -62,11 +62,18 @@ impl Scenario {
         }
     }
 
-    /// Checks that the disk holds the checkpoint from before or the new one, completely.
+    /// Checks that the disk holds the checkpoint from before or the new one, completely, and no incomplete one by name.
     fn check(&self, disk: &SimDisk, when: &str) {
         let folder = tempfile::tempdir().unwrap();
         disk.export(folder.path());
         let opened = Checkpoint::open(folder.path().join(&ROOT[1..]));
+        for entry in std::fs::read_dir(folder.path().join(&ROOT[1..])).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            if path.file_name().unwrap().to_str().unwrap().starts_with("step_") {
+                let whole = Checkpoint::open(&path).and_then(|checkpoint| checkpoint.verify(0, 1));
+                whole.unwrap_or_else(|error| panic!("{}, {when}: {error}", self.name));
+            }
+        }
         let found = match (&opened, self.before.last()) {
             (Err(CheckpointError::NotFound { .. }), None) => return,
             (Err(error), _) => panic!("{}, {when}: {error}", self.name),
