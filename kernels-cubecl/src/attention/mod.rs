@@ -1,0 +1,2 @@
+//! Flash attention.
+pub mod forward;
