@@ -309,6 +309,8 @@ fn advance(
         hide(&mut state.scores, place.row, place.queries, place.keys, first + place.column, plan);
     }
     softmax(state, scale_log2, plan);
+    // The exponentials are computed here, while the product runs, and not after the wait.
+    mma::pin(&mut state.scores);
     mma::wait(0usize);
     mma::pin(&mut state.sum);
     if UNIT_POS % 32 == 0 {

@@ -1,2 +1,97 @@
-//! Flash attention.
+//! Flash attention for Hopper: forward and backward without a matrix of scores in memory.
+//!
+//! Layout `[seq, batch, heads, head_dim]` with any strides of the first three dimensions; bf16 in and out, fp32 scores,
+//! softmax, statistics and sums. Grouped queries: query head `h` reads key head `h / (heads / kv_heads)`.
+
 pub mod forward;
+mod problem;
+
+pub use problem::{AttentionError, AttentionShape, Tensor4};
+
+use crate::tiling::QUERY_ROWS;
+use cubecl::prelude::*;
+use cubecl::wgmma::Swizzle;
+use forward::ForwardPlan;
+use half::bf16;
+
+/// A tensor map over `tensor` (`[seq, batch, heads, head_dim]`) whose boxes are `rows` × 64 elements of one head.
+fn map(tensor: &Tensor4, rows: usize) -> TensorMapArg<Tiled> {
+    let strides = tensor.strides;
+    // SAFETY: `AttentionShape::check` compared the extent of the tensor with the size of its buffer.
+    let arg = unsafe {
+        TensorArg::from_raw_parts(
+            tensor.handle.clone(),
+            [strides[0], strides[1], strides[2], 1].into(),
+            tensor.shape.into(),
+        )
+    };
+    let tiles = TiledArgs { tile_size: [rows, 1, 1, 64].into() };
+    TensorMapArg::new(tiles, arg, bf16::elem_type_native()).with_swizzle(Swizzle::B128.into())
+}
+
+/// The part of a handle that a kernel takes as a flat fp32 buffer.
+fn statistics(handle: &cubecl::server::Handle, len: usize) -> BufferArg {
+    // SAFETY: `AttentionShape::check_statistics` compared `len` with the size of the buffer.
+    unsafe { BufferArg::from_raw_parts(handle.clone(), len) }
+}
+
+/// `out = softmax(q kᵀ · scale) v` and the log-sum-exp of the scaled scores, `lse`: fp32
+/// `[batch, heads, shape.padded_queries()]`.
+pub fn forward(
+    client: &Client,
+    shape: &AttentionShape,
+    scale: f32,
+    (q, k, v): (&Tensor4, &Tensor4, &Tensor4),
+    out: &Tensor4,
+    lse: &cubecl::server::Handle,
+) -> Result<(), AttentionError> {
+    let plan = ForwardPlan {
+        head_dim: shape.head_dim,
+        block: 128,
+        stages: 2,
+        causal: shape.causal,
+        turns: true,
+    };
+    forward_planned(client, shape, scale, (q, k, v), out, lse, plan)
+}
+
+/// [`forward`] with the choices spelled out, for measurements.
+pub fn forward_planned(
+    client: &Client,
+    shape: &AttentionShape,
+    scale: f32,
+    (q, k, v): (&Tensor4, &Tensor4, &Tensor4),
+    out: &Tensor4,
+    lse: &cubecl::server::Handle,
+    plan: ForwardPlan,
+) -> Result<(), AttentionError> {
+    shape.check(client)?;
+    for (name, tensor) in [("q", q), ("out", out)] {
+        tensor.check(name, shape.query_shape())?;
+    }
+    for (name, tensor) in [("k", k), ("v", v)] {
+        tensor.check(name, shape.key_shape())?;
+    }
+    shape.check_statistics("lse", lse)?;
+    let blocks = shape.padded_queries() / QUERY_ROWS;
+    // SAFETY: the tensor maps bound every access but those to `lse`, whose rows are padded to whole blocks.
+    unsafe {
+        forward::forward::launch_unchecked(
+            client,
+            CubeCount::Static(shape.heads as u32, shape.batch as u32, blocks as u32),
+            CubeDim::new_1d(ForwardPlan::UNITS),
+            map(q, 64),
+            map(k, plan.block),
+            map(v, plan.block),
+            map(out, 16),
+            statistics(lse, shape.statistics_len()),
+            shape.queries as u32,
+            shape.keys as u32,
+            shape.padded_queries() as u32,
+            (shape.heads / shape.kv_heads) as u32,
+            scale * core::f32::consts::LOG2_E,
+            plan,
+        );
+    }
+    Ok(())
+}

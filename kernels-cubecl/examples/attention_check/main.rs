@@ -1,0 +1,162 @@
+//! Checks the attention kernels against an fp64 reference on small shapes and times them on a training shape.
+//!
+//! `cargo run --release --example attention_check --features cuda` on a machine with a Hopper GPU. An error is
+//! ‖x − ref‖ / ‖ref‖; `bf16` is the error of the textbook computation in bf16 with fp32 sums, `ratio` ours over that.
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use cubecl_runtime::runtime::Runtime;
+use half::bf16;
+use kernels_cubecl::attention::{self, AttentionShape, Tensor4};
+use std::time::Instant;
+
+mod reference;
+
+use reference::{Gradients, Problem};
+
+fn upload(client: &Client, values: &[f32]) -> Handle {
+    let bits: Vec<u8> = values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect();
+    client.create_from_slice(&bits)
+}
+
+fn download(client: &Client, handle: &Handle) -> Vec<f64> {
+    let bytes = client.read_one_unchecked(handle.clone());
+    bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f64()).collect()
+}
+
+fn download_f32(client: &Client, handle: &Handle) -> Vec<f64> {
+    let bytes = client.read_one_unchecked(handle.clone());
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f64).collect()
+}
+
+/// A buffer full of NaN, so that what a kernel does not write shows.
+fn poisoned(client: &Client, bytes: usize) -> Handle {
+    client.create_from_slice(&vec![0xff; bytes])
+}
+
+fn distance(found: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let sum = |f: &dyn Fn(usize) -> f64| (0..expected.len()).map(f).sum::<f64>();
+    (sum(&|i| (found[i] - expected[i]).powi(2)) / sum(&|i| expected[i].powi(2))).sqrt()
+}
+
+struct Buffers {
+    q: Tensor4,
+    k: Tensor4,
+    v: Tensor4,
+    out: Tensor4,
+    lse: Handle,
+}
+
+fn check(client: &Client, shape: AttentionShape, failures: &mut usize) {
+    let problem = Problem::random(shape, 7);
+    let (exact, exact_lse) = problem.forward(reference::Rounding::Fp64);
+    let (rounded, _) = problem.forward(reference::Rounding::Bf16);
+    let tensor = |values: &[f32], shape: [usize; 4]| Tensor4::contiguous(upload(client, values), shape);
+    let b = Buffers {
+        q: tensor(&problem.q, shape.query_shape()),
+        k: tensor(&problem.k, shape.key_shape()),
+        v: tensor(&problem.v, shape.key_shape()),
+        out: Tensor4::contiguous(poisoned(client, 2 * rounded.len()), shape.query_shape()),
+        lse: poisoned(client, 4 * shape.statistics_len()),
+    };
+    let scale = problem.scale() as f32;
+    attention::forward(client, &shape, scale, (&b.q, &b.k, &b.v), &b.out, &b.lse).expect("a legal shape");
+    let mut report = |name: &str, found: &[f64], exact: &[f64], rounded: &[f64]| {
+        let (ours, theirs) = (distance(found, exact), distance(rounded, exact));
+        let good = ours <= 1.2 * theirs;
+        *failures += !good as usize;
+        println!(
+            "{:>5} {:>5} {:>3}/{:<2} {:>4} {:>6} | {name:>4} {ours:.3e} bf16 {theirs:.3e} ratio {:.2} {}",
+            shape.queries,
+            shape.keys,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            if shape.causal { "causal" } else { "full" },
+            ours / theirs,
+            if good { "ok" } else { "BAD" }
+        );
+    };
+    report("out", &download(client, &b.out.handle), &exact, &rounded);
+    let lse = download_f32(client, &b.lse);
+    let rows: Vec<f64> = (0..shape.batch * shape.heads)
+        .flat_map(|i| lse[i * shape.padded_queries()..][..shape.queries].to_vec())
+        .collect();
+    let far = rows.iter().zip(&exact_lse).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    let good = far < 1e-4;
+    *failures += !good as usize;
+    println!("{:>31} |  lse greatest difference {far:.1e} {}", "", if good { "ok" } else { "BAD" });
+    let _ = Gradients::default;
+}
+
+/// Seconds a call takes, the median of `rounds` batches of `calls`.
+fn time(client: &Client, rounds: usize, calls: usize, mut call: impl FnMut()) -> f64 {
+    let sync = || cubecl::future::block_on(client.sync()).expect("the kernels ran");
+    call();
+    sync();
+    let mut seconds: Vec<f64> = (0..rounds)
+        .map(|_| {
+            let start = Instant::now();
+            (0..calls).for_each(|_| call());
+            sync();
+            start.elapsed().as_secs_f64() / calls as f64
+        })
+        .collect();
+    seconds.sort_by(f64::total_cmp);
+    seconds[rounds / 2]
+}
+
+fn bench(client: &Client, shape: AttentionShape) {
+    let random = |shape: [usize; 4], seed| {
+        Tensor4::contiguous(upload(client, &reference::normal(shape.iter().product(), seed)), shape)
+    };
+    let (q, k, v) = (random(shape.query_shape(), 1), random(shape.key_shape(), 2), random(shape.key_shape(), 3));
+    let out = random(shape.query_shape(), 4);
+    let lse = poisoned(client, 4 * shape.statistics_len());
+    let scale = 1.0 / (shape.head_dim as f32).sqrt();
+    for (block, stages, turns) in [(128, 2, true), (128, 2, false), (64, 4, true), (96, 2, true)] {
+        if shape.head_dim == 64 && block == 96 {
+            continue;
+        }
+        let plan = attention::forward::ForwardPlan { head_dim: shape.head_dim, block, stages, causal: shape.causal, turns };
+        let seconds = time(client, 5, 10, || {
+            attention::forward_planned(client, &shape, scale, (&q, &k, &v), &out, &lse, plan).expect("a legal shape")
+        });
+        println!(
+            "{:>6} × {} × {:>2}/{} × {:>3} {:>6} | forward block {block:>3} stages {stages} turns {turns:>5}: {:7.3} ms {:6.1} TFLOP/s",
+            shape.queries,
+            shape.batch,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            if shape.causal { "causal" } else { "full" },
+            seconds * 1e3,
+            shape.forward_flops() / seconds / 1e12,
+        );
+    }
+}
+
+fn main() {
+    let client = cubecl::cuda::CudaRuntime::client(&Default::default());
+    let base = AttentionShape { batch: 2, heads: 4, kv_heads: 2, queries: 384, keys: 384, head_dim: 128, causal: true };
+    let mut failures = 0;
+    for shape in [
+        AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 128, keys: 128, causal: false, ..base },
+        AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 128, keys: 128, ..base },
+        AttentionShape { causal: false, ..base },
+        base,
+        AttentionShape { queries: 300, keys: 300, ..base },
+        AttentionShape { queries: 200, keys: 333, ..base },
+        AttentionShape { queries: 129, keys: 333, causal: false, ..base },
+        AttentionShape { head_dim: 64, ..base },
+        AttentionShape { head_dim: 64, queries: 300, keys: 333, ..base },
+        AttentionShape { batch: 1, heads: 2, kv_heads: 1, queries: 1024, keys: 1024, ..base },
+    ] {
+        check(&client, shape, &mut failures);
+    }
+    let train = AttentionShape { batch: 1, heads: 32, kv_heads: 8, queries: 8192, keys: 8192, head_dim: 128, causal: true };
+    bench(&client, train);
+    bench(&client, AttentionShape { causal: false, ..train });
+    bench(&client, AttentionShape { head_dim: 64, ..train });
+    assert_eq!(failures, 0, "{failures} results are further from the reference than they may be");
+}
