@@ -114,16 +114,26 @@ fn bench(client: &Client, shape: AttentionShape) {
     let out = random(shape.query_shape(), 4);
     let lse = poisoned(client, 4 * shape.statistics_len());
     let scale = 1.0 / (shape.head_dim as f32).sqrt();
-    for (block, stages, turns) in [(128, 2, true), (128, 2, false), (64, 4, true), (96, 2, true)] {
-        if shape.head_dim == 64 && block == 96 {
+    for (block, stages, overlap, turns) in [
+        (128, 3, false, false),
+        (128, 3, true, false),
+        (128, 3, true, true),
+        (128, 2, true, false),
+        (96, 3, true, false),
+        (96, 3, true, true),
+        (160, 2, true, false),
+        (176, 2, true, false),
+        (176, 2, true, true),
+    ] {
+        if shape.head_dim == 64 && block != 128 {
             continue;
         }
-        let plan = attention::forward::ForwardPlan { head_dim: shape.head_dim, block, stages, causal: shape.causal, turns };
+        let plan = attention::forward::ForwardPlan { head_dim: shape.head_dim, block, stages, causal: shape.causal, overlap, turns };
         let seconds = time(client, 5, 10, || {
             attention::forward_planned(client, &shape, scale, (&q, &k, &v), &out, &lse, plan).expect("a legal shape")
         });
         println!(
-            "{:>6} × {} × {:>2}/{} × {:>3} {:>6} | forward block {block:>3} stages {stages} turns {turns:>5}: {:7.3} ms {:6.1} TFLOP/s",
+            "{:>6} × {} × {:>2}/{} × {:>3} {:>6} | forward block {block:>3} stages {stages} overlap {overlap:>5} turns {turns:>5}: {:7.3} ms {:6.1} TFLOP/s",
             shape.queries,
             shape.batch,
             shape.heads,

@@ -1,4 +1,7 @@
-//! The forward kernel: two warpgroups of 64 query rows each, and one plane that loads.
+//! The forward kernel: two warpgroups of 64 query rows each; one of their units also drives the copy engine.
+//!
+//! A third warpgroup for the copies would leave each unit 168 registers: CubeCL has the driver link its kernels, and in
+//! that mode `setmaxnreg` is ignored.
 use crate::hopper::mma::{self, PANEL, Pair, STEP};
 use crate::hopper::ptx;
 use crate::hopper::ring::barrier_at;
@@ -17,13 +20,15 @@ pub struct ForwardPlan {
     pub stages: usize,
     /// Query i sees the keys up to i, the last query the last key.
     pub causal: bool,
+    /// The product with the values runs under the exponentials of the next scores.
+    pub overlap: bool,
     /// The two warpgroups take turns at the tensor cores, so that one computes exponentials while the other multiplies.
     pub turns: bool,
 }
 
 impl ForwardPlan {
-    /// Units per cube: two warpgroups and the loading plane.
-    pub const UNITS: u32 = 384;
+    /// Units per cube: two warpgroups.
+    pub const UNITS: u32 = 256;
 }
 
 /// A score no query sees: finite, so that a block without any visible key does no harm.
@@ -31,8 +36,8 @@ const HIDDEN: f32 = -1.0e30;
 const LN_2: f32 = core::f32::consts::LN_2;
 
 /// `out = softmax(q kᵀ · scale) v` for 128 query rows of one head; `lse` gets the natural logarithm of the sum of
-/// exponentials. Cube `(head, batch, block)`; tensor maps of `[seq, batch, heads, head_dim]` with boxes of 64 × 64
-/// (`q`), `block` × 64 (`k`, `v`) and 16 × 64 (`out`).
+/// exponentials. Cube `(head, batch, block)`; tensor maps as `attention::map` makes them, with boxes of 64
+/// rows (`q`), `block` rows (`k`, `v`), and 16 rows of 64 columns (`out`).
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn forward(
@@ -91,150 +96,126 @@ pub fn forward(
     let blocks = KeyBlocks::new(first_row, queries, keys, comptime![block as u32], comptime![plan.causal]);
     let role = plane_broadcast(UNIT_POS / 128, 0u32);
 
-    if role == 2 {
-        ptx::release_registers(24u32);
-        if UNIT_POS == 256 {
-            let (b, h, kv) = (batch as i32, head as i32, (head / group) as i32);
-            barrier_at(&q_full, 0usize).arrive_and_expect_tx(1, comptime![(4 * 2 * q_tile) as u32]);
-            #[unroll]
-            for wg in 0..2usize {
-                #[unroll]
-                for p in 0..panels {
-                    let at = comptime![wg * q_tile + p * q_panel];
-                    let row = first_row as i32 + comptime![(wg * mma::ROWS) as i32];
-                    let tile = q_smem.slice_mut(at, at + q_panel);
-                    barrier_at(&q_full, 0usize).tma_load_4d(q, tile, row, b, h, comptime![(p * PANEL) as i32]);
-                }
-            }
-            for step in 0..blocks.count {
-                let stage = (step % comptime![stages as u32]) as usize;
-                let parity = (step / comptime![stages as u32]) % 2;
-                let row = ((blocks.count - 1 - step) * comptime![block as u32]) as i32;
-                barrier_at(&k_free, stage).wait_parity(parity ^ 1);
-                barrier_at(&k_full, stage).arrive_and_expect_tx(1, comptime![(4 * kv_tile) as u32]);
-                #[unroll]
-                for p in 0..panels {
-                    let at = stage * kv_tile + p * kv_panel;
-                    barrier_at(&k_full, stage).tma_load_4d(
-                        k, k_smem.slice_mut(at, at + kv_panel), row, b, kv, comptime![(p * PANEL) as i32],
-                    );
-                }
-                barrier_at(&v_free, stage).wait_parity(parity ^ 1);
-                barrier_at(&v_full, stage).arrive_and_expect_tx(1, comptime![(4 * kv_tile) as u32]);
-                #[unroll]
-                for p in 0..panels {
-                    let at = stage * kv_tile + p * kv_panel;
-                    barrier_at(&v_full, stage).tma_load_4d(
-                        v, v_smem.slice_mut(at, at + kv_panel), row, b, kv, comptime![(p * PANEL) as i32],
-                    );
-                }
-            }
-        }
-    } else {
-        ptx::claim_registers(240u32);
-        let lane = UNIT_POS % 32;
-        let plane = (UNIT_POS / 32) % 4;
-        let tile_row = plane * 16 + lane / 4;
-        let row = first_row + role * 64 + tile_row;
-        let column = (lane % 4) * 2;
-        let q_at = mma::descriptor(q_smem.as_slice(), q_layout)
-            + role as u64 * comptime![(q_tile * 4 / 16) as u64];
-        let k_at = mma::descriptor(k_smem.as_slice(), k_layout);
-        let v_at = mma::descriptor(v_smem.as_slice(), v_layout);
-
-        let mut state = RowState {
-            scores: Array::new(comptime![block / 2]),
-            sum: Array::new(comptime![d / 2]),
-            weights: Sequence::new(),
-            top: Array::new(2usize),
-            total: Array::new(2usize),
-            factor: Array::new(2usize),
-        };
+    let at = Tiles { batch: batch as i32, head: (head / group) as i32, count: blocks.count };
+    let pipes = Pipes { k_full, k_free, v_full, v_free };
+    if UNIT_POS == 0 {
+        let full = barrier_at(&q_full, 0usize);
+        full.arrive_and_expect_tx(1, comptime![(4 * 2 * q_tile) as u32]);
         #[unroll]
-        for _ in 0..comptime![block / STEP] {
-            state.weights.push(Array::<u32>::new(4usize));
+        for wg in 0..2usize {
+            let row = first_row as i32 + comptime![(wg * mma::ROWS) as i32];
+            let tile = q_smem.slice_mut(comptime![wg * q_tile], comptime![(wg + 1) * q_tile]);
+            full.tma_load_5d(q, tile, at.batch, head as i32, 0, row, 0);
         }
-        mma::fill(&mut state.sum, 0.0, comptime![d / 2]);
-        mma::fill(&mut state.top, HIDDEN, 2usize);
-        mma::fill(&mut state.total, 0.0, 2usize);
+        load(&pipes.k_full, &pipes.k_free, k, &mut k_smem, &at, 0u32, plan);
+        load(&pipes.v_full, &pipes.v_free, v, &mut v_smem, &at, 0u32, plan);
+        if blocks.count > 1 {
+            load(&pipes.k_full, &pipes.k_free, k, &mut k_smem, &at, 1u32, plan);
+        }
+    }
+    let lane = UNIT_POS % 32;
+    let plane = (UNIT_POS / 32) % 4;
+    let tile_row = plane * 16 + lane / 4;
+    let row = first_row + role * 64 + tile_row;
+    let column = (lane % 4) * 2;
+    let q_at = mma::descriptor(q_smem.as_slice(), q_layout)
+        + role as u64 * comptime![(q_tile * 4 / 16) as u64];
+    let k_at = mma::descriptor(k_smem.as_slice(), k_layout);
+    let v_at = mma::descriptor(v_smem.as_slice(), v_layout);
 
-        // The first block has no predecessor whose product with the values could run under its softmax.
-        barrier_at(&q_full, 0usize).wait_parity(0);
-        barrier_at(&k_full, 0usize).wait_parity(0);
-        issue_scores(&mut state.scores, q_at, k_at, plan);
-        mma::wait(0usize);
-        mma::pin(&mut state.scores);
-        if lane == 0 {
-            barrier_at(&k_free, 0usize).arrive();
-        }
-        let last = (blocks.count - 1) * comptime![block as u32];
-        hide(&mut state.scores, row, queries, keys, last + column, plan);
-        softmax(&mut state, scale_log2, plan);
-        pack_weights(&mut state, plan);
+    let mut state = RowState {
+        scores: Array::new(comptime![block / 2]),
+        sum: Array::new(comptime![d / 2]),
+        weights: Sequence::new(),
+        top: Array::new(2usize),
+        total: Array::new(2usize),
+        factor: Array::new(2usize),
+    };
+    #[unroll]
+    for _ in 0..comptime![block / STEP] {
+        state.weights.push(Array::<u32>::new(4usize));
+    }
+    mma::fill(&mut state.sum, 0.0, comptime![d / 2]);
+    mma::fill(&mut state.top, HIDDEN, 2usize);
+    mma::fill(&mut state.total, 0.0, 2usize);
 
-        if comptime![plan.turns] {
-            if role == 1 {
-                // The first turn is the first warpgroup's.
-                ptx::named_barrier_arrive(2u32, 256u32);
-            }
-        }
-        let pipes = Pipes { k_full, k_free, v_full, v_free };
-        let place = Place { role, row, column, queries, keys };
-        for step in 1..blocks.edge {
-            advance(&mut state, &pipes, &place, step, blocks.count, q_at, k_at, v_at, scale_log2, true, plan);
-        }
-        for step in u32::max(1, blocks.edge)..blocks.count {
-            advance(&mut state, &pipes, &place, step, blocks.count, q_at, k_at, v_at, scale_log2, false, plan);
-        }
-        let before = blocks.count - 1;
-        let v_stage = (before % comptime![stages as u32]) as usize;
-        barrier_at(&pipes.v_full, v_stage).wait_parity((before / comptime![stages as u32]) % 2);
-        issue_values(&mut state, v_at + v_stage as u64 * comptime![(kv_tile * 4 / 16) as u64], plan);
-        // The other warpgroup may still wait for a turn that this one gives when it has none left itself.
-        if comptime![plan.turns] {
-            if role == 0 {
-                ptx::named_barrier_sync(2u32, 256u32);
-            }
-        }
+    // The first block has no predecessor whose product with the values could run under its softmax.
+    barrier_at(&q_full, 0usize).wait_parity(0);
+    barrier_at(&pipes.k_full, 0usize).wait_parity(0);
+    issue_scores(&mut state.scores, q_at, k_at, plan);
+    mma::wait(0usize);
+    mma::pin(&mut state.scores);
+    if lane == 0 {
+        barrier_at(&pipes.k_free, 0usize).arrive();
+    }
+    let last = (blocks.count - 1) * comptime![block as u32];
+    hide(&mut state.scores, row, queries, keys, last + column, plan);
+    softmax(&mut state, scale_log2, plan);
+    pack_weights(&mut state, plan);
 
-        // Each row's sum is spread over four lanes.
+    if comptime![plan.turns] {
+        if role == 1 {
+            // The first turn is the first warpgroup's.
+            ptx::named_barrier_arrive(2u32, 256u32);
+        }
+    }
+    let place = Place { role, row, column, queries, keys };
+    for step in 1..blocks.edge {
+        advance(
+            &mut state, &pipes, &place, &at, k, v, &mut k_smem, &mut v_smem, step, q_at, k_at, v_at, scale_log2, true, plan,
+        );
+    }
+    for step in u32::max(1, blocks.edge)..blocks.count {
+        advance(
+            &mut state, &pipes, &place, &at, k, v, &mut k_smem, &mut v_smem, step, q_at, k_at, v_at, scale_log2, false, plan,
+        );
+    }
+    let before = blocks.count - 1;
+    let v_stage = (before % comptime![stages as u32]) as usize;
+    barrier_at(&pipes.v_full, v_stage).wait_parity((before / comptime![stages as u32]) % 2);
+    issue_values(&mut state, v_at + v_stage as u64 * comptime![(kv_tile * 4 / 16) as u64], plan);
+    // The other warpgroup may still wait for a turn that this one gives when it has none left itself.
+    if comptime![plan.turns] {
+        if role == 0 {
+            ptx::named_barrier_sync(2u32, 256u32);
+        }
+    }
+
+    // Each row's sum is spread over four lanes.
+    #[unroll]
+    for half in 0..2usize {
+        let sum = state.total[half] + plane_shuffle_xor(state.total[half], 1u32);
+        let sum = sum + plane_shuffle_xor(sum, 2u32);
+        state.factor[half] = ptx::reciprocal(sum);
+        let at = row + comptime![(half * 8) as u32];
+        if lane % 4 == 0 && at < statistics_stride {
+            let value = (state.top[half] * scale_log2 + ptx::log2(sum)) * LN_2;
+            lse[((batch * CUBE_COUNT_X + head) * statistics_stride + at) as usize] = value;
+        }
+    }
+    mma::wait(0usize);
+    mma::pin(&mut state.sum);
+    // Each plane's 16 rows of the query tile are free once its MMAs are done, and hold its output rows.
+    let own = role as usize * q_tile;
+    #[unroll]
+    for i in 0..comptime![d / 4] {
+        let half = comptime![i % 2];
+        let scale = state.factor[half];
+        let pair = mma::pack(state.sum[2 * i] * scale, state.sum[2 * i + 1] * scale);
+        let line = tile_row as usize + comptime![half * 8];
+        let along = comptime![(i / 2) * 8] + column as usize;
+        q_smem[own + q_layout.offset(line, along, 2usize) / 2] = Pair::reinterpret(pair);
+    }
+    sync_async_proxy_shared();
+    sync_plane();
+    if lane == 0 {
+        let at_row = (first_row + role * 64 + plane * 16) as i32;
         #[unroll]
-        for half in 0..2usize {
-            let sum = state.total[half] + plane_shuffle_xor(state.total[half], 1u32);
-            let sum = sum + plane_shuffle_xor(sum, 2u32);
-            state.factor[half] = 1.0 / sum;
-            let at = row + comptime![(half * 8) as u32];
-            if lane % 4 == 0 && at < statistics_stride {
-                let value = (state.top[half] * scale_log2 + ptx::log2(sum)) * LN_2;
-                lse[((batch * CUBE_COUNT_X + head) * statistics_stride + at) as usize] = value;
-            }
-        }
-        mma::wait(0usize);
-        mma::pin(&mut state.sum);
-        // Each plane's 16 rows of the query tile are free once its MMAs are done, and hold its output rows.
-        let own = role as usize * q_tile;
-        #[unroll]
-        for i in 0..comptime![d / 4] {
-            let half = comptime![i % 2];
-            let scale = state.factor[half];
-            let pair = mma::pack(state.sum[2 * i] * scale, state.sum[2 * i + 1] * scale);
-            let line = tile_row as usize + comptime![half * 8];
-            let along = comptime![(i / 2) * 8] + column as usize;
-            q_smem[own + q_layout.offset(line, along, 2usize) / 2] = Pair::reinterpret(pair);
-        }
-        sync_async_proxy_shared();
-        sync_plane();
-        if lane == 0 {
-            let at_row = (first_row + role * 64 + plane * 16) as i32;
-            #[unroll]
-            for p in 0..panels {
-                let at = own + comptime![p * q_panel] + plane as usize * comptime![16 * PANEL / 2];
-                let stored = tma_store_4d(
-                    q_smem.slice(at, at + comptime![16 * PANEL / 2]), out, at_row, batch as i32, head as i32,
-                    comptime![(p * PANEL) as i32],
-                );
-                stored.wait();
-            }
+        for p in 0..panels {
+            let from = own + comptime![p * q_panel] + plane as usize * comptime![16 * PANEL / 2];
+            let tile = q_smem.slice(from, from + comptime![16 * PANEL / 2]);
+            let stored = tma_store_5d(tile, out, batch as i32, head as i32, comptime![p as i32], at_row, 0);
+            stored.wait();
         }
     }
 }
@@ -246,6 +227,36 @@ struct Pipes {
     k_free: Shared<[u64]>,
     v_full: Shared<[u64]>,
     v_free: Shared<[u64]>,
+}
+
+/// Which keys and values a cube reads.
+#[derive(CubeType)]
+struct Tiles {
+    batch: i32,
+    head: i32,
+    /// Blocks of them, read from the last to the first.
+    count: u32,
+}
+
+/// Has the copy engine bring the tile of step `step`, once the one it replaces has been read.
+#[cube]
+fn load(
+    full: &[u64],
+    free: &[u64],
+    source: &TensorMap<bf16, Tiled>,
+    tiles: &mut [Pair],
+    at: &Tiles,
+    step: u32,
+    #[comptime] plan: ForwardPlan,
+) {
+    let stages = comptime![plan.stages as u32];
+    let tile = comptime![plan.block * plan.head_dim / 2];
+    let stage = (step % stages) as usize;
+    barrier_at(free, stage).wait_parity((step / stages) % 2 ^ 1);
+    let full = barrier_at(full, stage);
+    full.arrive_and_expect_tx(1, comptime![(4 * tile) as u32]);
+    let row = ((at.count - 1 - step) * comptime![plan.block as u32]) as i32;
+    full.tma_load_5d(source, tiles.slice_mut(stage * tile, (stage + 1) * tile), at.batch, at.head, 0, row, 0);
 }
 
 /// Where a unit's scores lie.
@@ -266,8 +277,12 @@ fn advance(
     state: &mut RowState,
     pipes: &Pipes,
     place: &Place,
+    at: &Tiles,
+    k: &TensorMap<bf16, Tiled>,
+    v: &TensorMap<bf16, Tiled>,
+    k_smem: &mut [Pair],
+    v_smem: &mut [Pair],
     step: u32,
-    count: u32,
     q_at: u64,
     k_at: u64,
     v_at: u64,
@@ -299,18 +314,29 @@ fn advance(
             ptx::named_barrier_arrive(2u32, 256u32);
         }
     }
+    if UNIT_POS == 0 {
+        // Three stages: what these tiles replace was last read two steps ago.
+        if step + 1 < at.count {
+            load(&pipes.k_full, &pipes.k_free, k, k_smem, at, step + 1, plan);
+        }
+        load(&pipes.v_full, &pipes.v_free, v, v_smem, at, step, plan);
+    }
     mma::wait(1usize);
     mma::pin(&mut state.scores);
     if UNIT_POS % 32 == 0 {
         barrier_at(&pipes.k_free, stage).arrive();
     }
     if comptime![edge] {
-        let first = (count - 1 - step) * comptime![plan.block as u32];
+        let first = (at.count - 1 - step) * comptime![plan.block as u32];
         hide(&mut state.scores, place.row, place.queries, place.keys, first + place.column, plan);
     }
     softmax(state, scale_log2, plan);
-    // The exponentials are computed here, while the product runs, and not after the wait.
-    mma::pin(&mut state.scores);
+    if comptime![plan.overlap] {
+        // The assembler moves the exponentials behind the wait unless a branch that needs them stands between.
+        if plane_any(state.total[0] + state.total[1] < 0.0) {
+            ptx::trap();
+        }
+    }
     mma::wait(0usize);
     mma::pin(&mut state.sum);
     if UNIT_POS % 32 == 0 {
@@ -407,7 +433,8 @@ fn softmax(state: &mut RowState, scale_log2: f32, #[comptime] plan: ForwardPlan)
         top = max(top, plane_shuffle_xor(top, 2u32));
         state.top[half] = top;
         let factor = ptx::exp2((before - top) * scale_log2);
-        let shift = -top * scale_log2;
+        // While a row has seen no key all its exponentials are zero.
+        let shift = select(top == HIDDEN, 0.0, -top * scale_log2);
         let mut total = state.total[half] * factor;
         #[unroll]
         for i in 0..comptime![plan.block / 4] {

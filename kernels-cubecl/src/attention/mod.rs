@@ -8,24 +8,26 @@ mod problem;
 
 pub use problem::{AttentionError, AttentionShape, Tensor4};
 
+use crate::hopper::mma::{PANEL, ROWS};
 use crate::tiling::QUERY_ROWS;
 use cubecl::prelude::*;
 use cubecl::wgmma::Swizzle;
 use forward::ForwardPlan;
 use half::bf16;
 
-/// A tensor map over `tensor` (`[seq, batch, heads, head_dim]`) whose boxes are `rows` × 64 elements of one head.
-fn map(tensor: &Tensor4, rows: usize) -> TensorMapArg<Tiled> {
-    let strides = tensor.strides;
-    // SAFETY: `AttentionShape::check` compared the extent of the tensor with the size of its buffer.
+/// A tensor map over `tensor` as `[batch, heads, panels, seq, 64]`, where a panel is 64 columns of a head: a box of
+/// `rows` rows and `panels` panels lies in shared memory as a warpgroup MMA reads it.
+fn map(tensor: &Tensor4, rows: usize, panels: usize) -> TensorMapArg<Tiled> {
+    let ([seq, batch, heads, d], [by_row, by_batch, by_head]) = (tensor.shape, tensor.strides);
+    // SAFETY: `Tensor4::check` compared the extent of the tensor with the size of its buffer.
     let arg = unsafe {
         TensorArg::from_raw_parts(
             tensor.handle.clone(),
-            [strides[0], strides[1], strides[2], 1].into(),
-            tensor.shape.into(),
+            [by_batch, by_head, PANEL, by_row, 1].into(),
+            [batch, heads, d / PANEL, seq, PANEL].into(),
         )
     };
-    let tiles = TiledArgs { tile_size: [rows, 1, 1, 64].into() };
+    let tiles = TiledArgs { tile_size: [1, 1, panels, rows, PANEL].into() };
     TensorMapArg::new(tiles, arg, bf16::elem_type_native()).with_swizzle(Swizzle::B128.into())
 }
 
@@ -48,9 +50,10 @@ pub fn forward(
     let plan = ForwardPlan {
         head_dim: shape.head_dim,
         block: 128,
-        stages: 2,
+        stages: 3,
         causal: shape.causal,
-        turns: true,
+        overlap: true,
+        turns: false,
     };
     forward_planned(client, shape, scale, (q, k, v), out, lse, plan)
 }
@@ -73,17 +76,17 @@ pub fn forward_planned(
         tensor.check(name, shape.key_shape())?;
     }
     shape.check_statistics("lse", lse)?;
-    let blocks = shape.padded_queries() / QUERY_ROWS;
+    let (blocks, panels) = (shape.padded_queries() / QUERY_ROWS, shape.head_dim / PANEL);
     // SAFETY: the tensor maps bound every access but those to `lse`, whose rows are padded to whole blocks.
     unsafe {
         forward::forward::launch_unchecked(
             client,
             CubeCount::Static(shape.heads as u32, shape.batch as u32, blocks as u32),
             CubeDim::new_1d(ForwardPlan::UNITS),
-            map(q, 64),
-            map(k, plan.block),
-            map(v, plan.block),
-            map(out, 16),
+            map(q, ROWS, panels),
+            map(k, plan.block, panels),
+            map(v, plan.block, panels),
+            map(out, 16, 1),
             statistics(lse, shape.statistics_len()),
             shape.queries as u32,
             shape.keys as u32,

@@ -45,6 +45,22 @@ unary!(
     Log2Op, "hopper.log2", "lg2.approx.ftz.f32"
 );
 
+unary!(
+    /// The reciprocal of an `f32`.
+    ReciprocalOp, "hopper.reciprocal", "rcp.approx.ftz.f32"
+);
+
+/// `1 / x` in one instruction (1 ulp). A division is a call, and a call in a kernel makes its warpgroup MMAs wait for
+/// each other.
+#[cube]
+pub fn reciprocal(x: f32) -> f32 {
+    intrinsic!(|scope| {
+        let x = x.read_value(scope);
+        let op = ReciprocalOp::new(scope.ctx_mut(), x);
+        scope.register_with_result(&op).into()
+    })
+}
+
 /// `2^x` in one instruction (2 ulp; results under the smallest normal number are zero).
 #[cube]
 pub fn exp2(x: f32) -> f32 {
@@ -87,14 +103,8 @@ pub fn named_barrier_arrive(#[comptime] id: u32, #[comptime] units: u32) {
     intrinsic!(|scope| statement(scope, &format!("bar.arrive {id}, {units};")))
 }
 
-/// Gives registers back: `registers` (a multiple of 8) stay with each unit of the warpgroup.
+/// Ends the kernel with an error.
 #[cube]
-pub fn release_registers(#[comptime] registers: u32) {
-    intrinsic!(|scope| statement(scope, &format!("setmaxnreg.dec.sync.aligned.u32 {registers};")))
-}
-
-/// Takes registers that others gave back, up to `registers` (a multiple of 8) for each unit of the warpgroup.
-#[cube]
-pub fn claim_registers(#[comptime] registers: u32) {
-    intrinsic!(|scope| statement(scope, &format!("setmaxnreg.inc.sync.aligned.u32 {registers};")))
+pub fn trap() {
+    intrinsic!(|scope| statement(scope, "trap;"))
 }
