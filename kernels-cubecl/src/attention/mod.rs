@@ -3,7 +3,11 @@
 //! Layout `[seq, batch, heads, head_dim]` with any strides of the first three dimensions; bf16 in and out, fp32 scores,
 //! softmax, statistics and sums. Grouped queries: query head `h` reads key head `h / (heads / kv_heads)`.
 
+pub mod delta;
 pub mod forward;
+pub mod key_gradient;
+pub mod query_gradient;
+pub mod tile;
 mod problem;
 
 pub use problem::{AttentionError, AttentionShape, Tensor4};
@@ -14,6 +18,9 @@ use cubecl::prelude::*;
 use cubecl::wgmma::Swizzle;
 use forward::ForwardPlan;
 use half::bf16;
+
+/// Units of a cube of every kernel here but that of `delta`: two warpgroups.
+const UNITS: u32 = 256;
 
 /// A tensor map over `tensor` as `[batch, heads, panels, seq, 64]`, where a panel is 64 columns of a head: a box of
 /// `rows` rows and `panels` panels lies in shared memory as a warpgroup MMA reads it.
@@ -47,14 +54,7 @@ pub fn forward(
     out: &Tensor4,
     lse: &cubecl::server::Handle,
 ) -> Result<(), AttentionError> {
-    let plan = ForwardPlan {
-        head_dim: shape.head_dim,
-        block: 128,
-        stages: 3,
-        causal: shape.causal,
-        overlap: true,
-        turns: false,
-    };
+    let plan = ForwardPlan::fastest(shape.head_dim, shape.causal);
     forward_planned(client, shape, scale, (q, k, v), out, lse, plan)
 }
 
@@ -82,7 +82,7 @@ pub fn forward_planned(
         forward::forward::launch_unchecked(
             client,
             CubeCount::Static(shape.heads as u32, shape.batch as u32, blocks as u32),
-            CubeDim::new_1d(ForwardPlan::UNITS),
+            CubeDim::new_1d(UNITS),
             map(q, ROWS, panels),
             map(k, plan.block, panels),
             map(v, plan.block, panels),
