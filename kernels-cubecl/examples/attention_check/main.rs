@@ -11,7 +11,7 @@ use std::time::Instant;
 
 mod reference;
 
-use reference::{Gradients, Problem};
+use reference::{Problem, Rounding};
 
 fn upload(client: &Client, values: &[f32]) -> Handle {
     let bits: Vec<u8> = values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect();
@@ -49,8 +49,8 @@ struct Buffers {
 
 fn check(client: &Client, shape: AttentionShape, failures: &mut usize) {
     let problem = Problem::random(shape, 7);
-    let (exact, exact_lse) = problem.forward(reference::Rounding::Fp64);
-    let (rounded, _) = problem.forward(reference::Rounding::Bf16);
+    let (exact, exact_lse) = problem.forward(Rounding::Fp64);
+    let (rounded, _) = problem.forward(Rounding::Bf16);
     let tensor = |values: &[f32], shape: [usize; 4]| Tensor4::contiguous(upload(client, values), shape);
     let b = Buffers {
         q: tensor(&problem.q, shape.query_shape()),
@@ -61,10 +61,11 @@ fn check(client: &Client, shape: AttentionShape, failures: &mut usize) {
     };
     let scale = problem.scale() as f32;
     attention::forward(client, &shape, scale, (&b.q, &b.k, &b.v), &b.out, &b.lse).expect("a legal shape");
-    let mut report = |name: &str, found: &[f64], exact: &[f64], rounded: &[f64]| {
+    let bad = std::cell::Cell::new(0);
+    let report = |name: &str, found: &[f64], exact: &[f64], rounded: &[f64]| {
         let (ours, theirs) = (distance(found, exact), distance(rounded, exact));
         let good = ours <= 1.2 * theirs;
-        *failures += !good as usize;
+        bad.set(bad.get() + !good as usize);
         println!(
             "{:>5} {:>5} {:>3}/{:<2} {:>4} {:>6} | {name:>4} {ours:.3e} bf16 {theirs:.3e} ratio {:.2} {}",
             shape.queries,
@@ -86,7 +87,23 @@ fn check(client: &Client, shape: AttentionShape, failures: &mut usize) {
     let good = far < 1e-4;
     *failures += !good as usize;
     println!("{:>31} |  lse greatest difference {far:.1e} {}", "", if good { "ok" } else { "BAD" });
-    let _ = Gradients::default;
+    let stored = download(client, &b.out.handle);
+    let (exact, rounded) = (problem.backward(&exact, Rounding::Fp64), problem.backward(&stored, Rounding::Bf16));
+    let empty = |shape: [usize; 4]| Tensor4::contiguous(poisoned(client, 2 * shape.iter().product::<usize>()), shape);
+    let (dq, dk, dv) = (empty(shape.query_shape()), empty(shape.key_shape()), empty(shape.key_shape()));
+    let out_gradient = tensor(&problem.out_gradient, shape.query_shape());
+    let saved = attention::Saved { q: &b.q, k: &b.k, v: &b.v, out: &b.out, lse: &b.lse };
+    let gradients = attention::Gradients { q: &dq, k: &dk, v: &dv };
+    attention::backward(client, &shape, scale, saved, &out_gradient, gradients).expect("a legal shape");
+    let first = [&dq, &dk, &dv].map(|t| download(client, &t.handle));
+    report("dq", &first[0], &exact.q, &rounded.q);
+    report("dk", &first[1], &exact.k, &rounded.k);
+    report("dv", &first[2], &exact.v, &rounded.v);
+    attention::backward(client, &shape, scale, saved, &out_gradient, gradients).expect("a legal shape");
+    let same = [&dq, &dk, &dv].map(|t| download(client, &t.handle)) == first;
+    *failures += !same as usize;
+    *failures += bad.get();
+    println!("{:>31} |  second backward pass gives the same bits: {same}", "");
 }
 
 /// Seconds a call takes, the median of `rounds` batches of `calls`.
@@ -114,26 +131,9 @@ fn bench(client: &Client, shape: AttentionShape) {
     let out = random(shape.query_shape(), 4);
     let lse = poisoned(client, 4 * shape.statistics_len());
     let scale = 1.0 / (shape.head_dim as f32).sqrt();
-    for (block, stages, overlap, turns) in [
-        (128, 3, false, false),
-        (128, 3, true, false),
-        (128, 3, true, true),
-        (128, 2, true, false),
-        (96, 3, true, false),
-        (96, 3, true, true),
-        (160, 2, true, false),
-        (176, 2, true, false),
-        (176, 2, true, true),
-    ] {
-        if shape.head_dim == 64 && block != 128 {
-            continue;
-        }
-        let plan = attention::forward::ForwardPlan { head_dim: shape.head_dim, block, stages, causal: shape.causal, overlap, turns };
-        let seconds = time(client, 5, 10, || {
-            attention::forward_planned(client, &shape, scale, (&q, &k, &v), &out, &lse, plan).expect("a legal shape")
-        });
+    let line = |what: &str, seconds: f64, flops: f64| {
         println!(
-            "{:>6} × {} × {:>2}/{} × {:>3} {:>6} | forward block {block:>3} stages {stages} overlap {overlap:>5} turns {turns:>5}: {:7.3} ms {:6.1} TFLOP/s",
+            "{:>6} × {} × {:>2}/{} × {:>3} {:>6} | {what:<44} {:7.3} ms {:6.1} TFLOP/s",
             shape.queries,
             shape.batch,
             shape.heads,
@@ -141,8 +141,42 @@ fn bench(client: &Client, shape: AttentionShape) {
             shape.head_dim,
             if shape.causal { "causal" } else { "full" },
             seconds * 1e3,
-            shape.forward_flops() / seconds / 1e12,
+            flops / seconds / 1e12,
         );
+    };
+    let flops = shape.forward_flops();
+    let forward = time(client, 5, 10, || {
+        attention::forward(client, &shape, scale, (&q, &k, &v), &out, &lse).expect("a legal shape")
+    });
+    line("forward", forward, flops);
+    let out_gradient = random(shape.query_shape(), 5);
+    let delta = poisoned(client, 4 * shape.statistics_len());
+    let (dq, dk, dv) = (random(shape.query_shape(), 6), random(shape.key_shape(), 7), random(shape.key_shape(), 8));
+    let saved = attention::Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+    let gradients = attention::Gradients { q: &dq, k: &dk, v: &dv };
+    let backward = time(client, 5, 10, || {
+        attention::backward(client, &shape, scale, saved, &out_gradient, gradients).expect("a legal shape")
+    });
+    line("backward", backward, 2.5 * flops);
+    let plan = attention::BackwardPlan::fastest(shape.head_dim, shape.causal);
+    let sums = time(client, 5, 10, || {
+        attention::row_sums(client, &shape, &out, &out_gradient, &delta).expect("a legal shape")
+    });
+    line("  row sums", sums, 0.0);
+    for (block, stages) in [(64, 4), (96, 3), (128, 2)] {
+        let plan = attention::query_gradient::QueryGradientPlan { block, stages, ..plan.queries };
+        let seconds = time(client, 5, 10, || {
+            attention::query_gradient(client, &shape, scale, saved, &out_gradient, &delta, &dq, plan).expect("legal")
+        });
+        line(&format!("  query gradient, block {block} stages {stages}"), seconds, 1.5 * flops);
+    }
+    for (block, stages, early) in [(64, 3, false), (64, 3, true), (64, 2, false), (32, 4, true)] {
+        let plan = attention::key_gradient::KeyGradientPlan { block, stages, early, ..plan.keys };
+        let seconds = time(client, 5, 10, || {
+            attention::key_gradient(client, &shape, scale, saved, &out_gradient, &delta, (&dk, &dv), plan)
+                .expect("legal")
+        });
+        line(&format!("  key gradient, block {block} stages {stages} early {early}"), seconds, 2.0 * flops);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The products are taken transposed, keys as rows: what the softmax leaves in a warpgroup's registers then is the left
 //! operand of the next product, and no score passes through shared memory.
-use super::tile::{self, Ring};
+use super::tile::{self, HIDDEN, Ring};
 use crate::hopper::mma::{self, Pair};
 use crate::hopper::ptx;
 use crate::hopper::ring::barrier_at;
@@ -21,12 +21,14 @@ pub struct KeyGradientPlan {
     pub stages: usize,
     /// Query i sees the keys up to i, the last query the last key.
     pub causal: bool,
+    /// The gradients of the probabilities are started before the last step's products are done. Needs 32 registers more.
+    pub early: bool,
 }
 
 impl KeyGradientPlan {
     /// What was fastest on an H200 (8192 queries and keys, 32 and 8 heads).
     pub fn fastest(head_dim: usize, causal: bool) -> Self {
-        Self { head_dim, block: 64, stages: 3, causal }
+        Self { head_dim, block: 64, stages: 3, causal, early: false }
     }
 }
 
@@ -129,25 +131,37 @@ pub fn key_gradient(
     let seen_from = (row + queries) as i32 - keys as i32 - ((lane % 4) * 2) as i32;
 
     barrier_at(&fixed, 0usize).wait_parity(0);
-    for head in 0..group {
-        let start = head * steps;
-        for step in start..start + blocks.edge {
-            let block_start = (blocks.first + step - start) * comptime![block as u32];
-            let seen_from = seen_from - block_start as i32;
-            advance(
-                &mut state, &mut q_ring, &mut g_ring, &mut statistics, &source, &at, q, out_gradient, lse, delta, step,
-                scale_log2, seen_from, true, plan,
-            );
+    // One loop over the blocks of all heads: the assembler lets no products overlap in a loop in a loop.
+    let mut in_head = 0u32;
+    let mut step = 0u32;
+    loop {
+        let block_start = (blocks.first + in_head) * comptime![block as u32];
+        advance(
+            &mut state,
+            &mut q_ring,
+            &mut g_ring,
+            &mut statistics,
+            &source,
+            &at,
+            q,
+            out_gradient,
+            lse,
+            delta,
+            step,
+            scale_log2,
+            in_head < blocks.edge,
+            seen_from - block_start as i32,
+            plan,
+        );
+        in_head = select(in_head + 1 == steps, 0, in_head + 1);
+        step += 1;
+        if step == source.total {
+            break;
         }
-        settle(&mut state);
-        for step in start + blocks.edge..start + steps {
-            advance(
-                &mut state, &mut q_ring, &mut g_ring, &mut statistics, &source, &at, q, out_gradient, lse, delta, step,
-                scale_log2, 0, false, plan,
-            );
-        }
-        settle(&mut state);
     }
+    mma::wait(0usize);
+    mma::pin(&mut state.k_sum);
+    mma::pin(&mut state.v_sum);
     // The key and value tiles are no longer needed and take the gradients.
     let mut factor = Array::<f32>::new(2usize);
     let at_row = first_key + role * 64;
@@ -157,14 +171,6 @@ pub fn key_gradient(
     mma::fill(&mut factor, scale, 2usize);
     let tile = k_smem.slice_mut(own, own + k_tile);
     tile::store(&state.k_sum, &factor, tile, k_gradient, batch as i32, kv_head as i32, at_row, d);
-}
-
-/// Waits for every product. The assembler must find none in flight where loops meet, or lets none overlap anywhere.
-#[cube]
-fn settle(state: &mut KeyState) {
-    mma::wait(0usize);
-    mma::pin(&mut state.k_sum);
-    mma::pin(&mut state.v_sum);
 }
 
 /// Which queries a cube reads.
@@ -267,8 +273,8 @@ fn advance(
     delta: &[f32],
     step: u32,
     scale_log2: f32,
+    edge: bool,
     seen_from: i32,
-    #[comptime] edge: bool,
     #[comptime] plan: KeyGradientPlan,
 ) {
     let (block, d) = (plan.block, plan.head_dim);
@@ -279,11 +285,18 @@ fn advance(
     tile::arrived(q_ring, &slot);
     tile::issue_scores(&mut state.scores, at.k, at.q + offset, block, d);
     tile::arrived(g_ring, &slot);
-    tile::issue_scores(&mut state.slopes, at.v, at.out_gradient + offset, block, d);
-    mma::wait(1usize);
+    if comptime![plan.early] {
+        tile::issue_scores(&mut state.slopes, at.v, at.out_gradient + offset, block, d);
+        mma::wait(1usize);
+    } else {
+        mma::wait(0usize);
+    }
     mma::pin(&mut state.scores);
     tile::pin_operand(&mut state.weights, block);
     tile::pin_operand(&mut state.operand, block);
+    if comptime![!plan.early] {
+        tile::issue_scores(&mut state.slopes, at.v, at.out_gradient + offset, block, d);
+    }
     if step > 0 {
         // The products of the step before are done too, and with them that step's tiles.
         let before = tile::slot(step - 1, plan.stages);
@@ -296,6 +309,14 @@ fn advance(
             load(q_ring, g_ring, statistics, q, out_gradient, lse, delta, source, next, plan);
         }
     }
+    if edge {
+        #[unroll]
+        for i in 0..comptime![block / 2] {
+            // Column of this score, less the eight rows that the second row is further down.
+            let query = comptime![(8 * (i / 4) + i % 2) as i32 - 8 * ((i / 2) % 2) as i32];
+            state.scores[i] = select(query >= seen_from, state.scores[i], HIDDEN);
+        }
+    }
     #[unroll]
     for i in 0..comptime![block / 8] {
         #[unroll]
@@ -304,13 +325,7 @@ fn advance(
             #[unroll]
             for half in 0..2usize {
                 let index = comptime![4 * i + 2 * half + j];
-                let weight = ptx::exp2(fma(state.scores[index], scale_log2, shift));
-                if comptime![edge] {
-                    let query = comptime![(8 * i + j) as i32 - 8 * half as i32];
-                    state.scores[index] = select(query >= seen_from, weight, 0.0);
-                } else {
-                    state.scores[index] = weight;
-                }
+                state.scores[index] = ptx::exp2(fma(state.scores[index], scale_log2, shift));
             }
         }
     }

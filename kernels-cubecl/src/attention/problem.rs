@@ -165,6 +165,11 @@ impl Tensor4 {
         Self { handle, shape, strides: [b * h * d, h * d, d] }
     }
 
+    /// Elements from the first to the last, gaps included.
+    pub(super) fn extent(&self) -> usize {
+        (0..3).map(|i| (self.shape[i] - 1) * self.strides[i]).sum::<usize>() + self.shape[3]
+    }
+
     pub(super) fn check(&self, name: &'static str, expected: [usize; 4]) -> Result<(), AttentionError> {
         if self.shape != expected {
             return Err(AttentionError::Shape { name, found: self.shape, expected });
@@ -172,8 +177,7 @@ impl Tensor4 {
         if self.strides.iter().any(|s| s % 8 != 0) {
             return Err(AttentionError::Strides { name, strides: self.strides });
         }
-        let last: usize = (0..3).map(|i| (self.shape[i] - 1) * self.strides[i]).sum::<usize>() + self.shape[3];
-        let (found, expected) = (self.handle.size_in_used(), 2 * last as u64);
+        let (found, expected) = (self.handle.size_in_used(), 2 * self.extent() as u64);
         if found < expected { Err(AttentionError::Buffer { name, found, expected }) } else { Ok(()) }
     }
 }
