@@ -19,13 +19,7 @@ pub struct KeyBlocks {
 impl KeyBlocks {
     /// The blocks of `block` keys for the rows from `first_row`. With `causal`, query `i` sees the keys up to
     /// `i + keys - queries`.
-    pub fn new(
-        first_row: u32,
-        queries: u32,
-        keys: u32,
-        block: u32,
-        causal: bool,
-    ) -> KeyBlocks {
+    pub fn new(first_row: u32, queries: u32, keys: u32, block: u32, causal: bool) -> KeyBlocks {
         let mut some = keys;
         let mut all = keys;
         if causal {

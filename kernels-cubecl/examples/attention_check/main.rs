@@ -1,11 +1,15 @@
 //! Checks the attention kernels against an fp64 reference on small shapes and times them on a training shape.
 //!
-//! `cargo run --release --example attention_check --features cuda` on a machine with a Hopper GPU. An error is
+//! `cargo run --release --example attention_check --features cuda` on a machine with a Hopper GPU; `-- sweep` also times the other
+//! choices of tiles. An error is
 //! ‖x − ref‖ / ‖ref‖; `bf16` is the error of the textbook computation in bf16 with fp32 sums, `ratio` ours over that.
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use cubecl_runtime::runtime::Runtime;
 use half::bf16;
+use kernels_cubecl::attention::forward::ForwardPlan;
+use kernels_cubecl::attention::key_gradient::KeyGradientPlan;
+use kernels_cubecl::attention::query_gradient::QueryGradientPlan;
 use kernels_cubecl::attention::{self, AttentionShape, Tensor4};
 use std::time::Instant;
 
@@ -123,7 +127,7 @@ fn time(client: &Client, rounds: usize, calls: usize, mut call: impl FnMut()) ->
     seconds[rounds / 2]
 }
 
-fn bench(client: &Client, shape: AttentionShape) {
+fn bench(client: &Client, shape: AttentionShape, sweep: bool) {
     let random = |shape: [usize; 4], seed| {
         Tensor4::contiguous(upload(client, &reference::normal(shape.iter().product(), seed)), shape)
     };
@@ -158,25 +162,47 @@ fn bench(client: &Client, shape: AttentionShape) {
         attention::backward(client, &shape, scale, saved, &out_gradient, gradients).expect("a legal shape")
     });
     line("backward", backward, 2.5 * flops);
-    let plan = attention::BackwardPlan::fastest(shape.head_dim, shape.causal);
+    if !sweep {
+        return;
+    }
     let sums = time(client, 5, 10, || {
         attention::row_sums(client, &shape, &out, &out_gradient, &delta).expect("a legal shape")
     });
     line("  row sums", sums, 0.0);
-    for (block, stages) in [(64, 4), (96, 3), (128, 2)] {
-        let plan = attention::query_gradient::QueryGradientPlan { block, stages, ..plan.queries };
+    let (d, causal) = (shape.head_dim, shape.causal);
+    let all = [false, true];
+    for (block, stages) in [(64, 4), (80, 2), (96, 2), (128, 2), (128, 3), (144, 2), (160, 2), (176, 2), (192, 2)] {
+        for (overlap, turns) in all.into_iter().flat_map(|o| all.map(|t| (o, t))) {
+            if (d == 128 && (block > 176 || !overlap || !turns)) || (d == 64 && turns) {
+                continue;
+            }
+            let plan = ForwardPlan { head_dim: d, block, stages, causal, overlap, turns };
+            let seconds = time(client, 5, 10, || {
+                attention::forward_planned(client, &shape, scale, (&q, &k, &v), &out, &lse, plan).expect("legal")
+            });
+            line(&format!("  {block} × {stages} overlap {overlap} turns {turns}"), seconds, flops);
+        }
+    }
+    for (block, stages) in [(64, 2), (64, 4), (96, 2), (112, 2), (128, 2), (128, 4)] {
+        if d == 128 && (block, stages) == (128, 4) {
+            continue;
+        }
+        let plan = QueryGradientPlan { head_dim: d, block, stages, causal };
         let seconds = time(client, 5, 10, || {
             attention::query_gradient(client, &shape, scale, saved, &out_gradient, &delta, &dq, plan).expect("legal")
         });
-        line(&format!("  query gradient, block {block} stages {stages}"), seconds, 1.5 * flops);
+        line(&format!("  query gradient {block} × {stages}"), seconds, 1.5 * flops);
     }
-    for (block, stages, early) in [(64, 3, false), (64, 3, true), (64, 2, false), (32, 4, true)] {
-        let plan = attention::key_gradient::KeyGradientPlan { block, stages, early, ..plan.keys };
+    for (block, stages, early) in [(32, 4, false), (64, 2, false), (64, 2, true), (64, 4, false), (128, 2, false)] {
+        if d == 128 && block == 128 {
+            continue;
+        }
+        let plan = KeyGradientPlan { head_dim: d, block, stages, causal, early };
         let seconds = time(client, 5, 10, || {
             attention::key_gradient(client, &shape, scale, saved, &out_gradient, &delta, (&dk, &dv), plan)
                 .expect("legal")
         });
-        line(&format!("  key gradient, block {block} stages {stages} early {early}"), seconds, 2.0 * flops);
+        line(&format!("  key gradient {block} × {stages} early {early}"), seconds, 2.0 * flops);
     }
 }
 
@@ -198,9 +224,11 @@ fn main() {
     ] {
         check(&client, shape, &mut failures);
     }
-    let train = AttentionShape { batch: 1, heads: 32, kv_heads: 8, queries: 8192, keys: 8192, head_dim: 128, causal: true };
-    bench(&client, train);
-    bench(&client, AttentionShape { causal: false, ..train });
-    bench(&client, AttentionShape { head_dim: 64, ..train });
+    let train =
+        AttentionShape { batch: 1, heads: 32, kv_heads: 8, queries: 8192, keys: 8192, head_dim: 128, causal: true };
+    let sweep = std::env::args().any(|argument| argument == "sweep");
+    for shape in [train, AttentionShape { causal: false, ..train }, AttentionShape { head_dim: 64, ..train }] {
+        bench(&client, shape, sweep);
+    }
     assert_eq!(failures, 0, "{failures} results are further from the reference than they may be");
 }

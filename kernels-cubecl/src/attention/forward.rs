@@ -31,8 +31,9 @@ impl ForwardPlan {
     /// What was fastest on an H200 (8192 queries and keys, 32 and 8 heads).
     pub fn fastest(head_dim: usize, causal: bool) -> Self {
         match (head_dim, causal) {
-            (64, _) => Self { head_dim, block: 128, stages: 3, causal, overlap: false, turns: false },
-            (_, true) => Self { head_dim, block: 128, stages: 3, causal, overlap: true, turns: true },
+            // Small enough for two cubes on a multiprocessor.
+            (64, _) => Self { head_dim, block: 80, stages: 2, causal, overlap: false, turns: false },
+            (_, true) => Self { head_dim, block: 160, stages: 2, causal, overlap: true, turns: true },
             (_, false) => Self { head_dim, block: 176, stages: 2, causal, overlap: true, turns: true },
         }
     }
@@ -222,13 +223,7 @@ struct RowState {
 
 /// Starts the copy of the tile of step `step`.
 #[cube]
-fn load(
-    ring: &mut Ring,
-    map: &TensorMap<bf16, Tiled>,
-    source: &Source,
-    step: u32,
-    #[comptime] plan: ForwardPlan,
-) {
+fn load(ring: &mut Ring, map: &TensorMap<bf16, Tiled>, source: &Source, step: u32, #[comptime] plan: ForwardPlan) {
     let row = ((source.count - 1 - step) * comptime![plan.block as u32]) as i32;
     let slot = tile::slot(step, plan.stages);
     tile::load(ring, &slot, map, source.batch, source.head, row, 0u32, plan.block, plan.head_dim);

@@ -15,7 +15,7 @@ use half::bf16;
 pub struct KeyGradientPlan {
     /// Length of a query, key and value.
     pub head_dim: usize,
-    /// Queries per step.
+    /// Queries per step; divides 128.
     pub block: usize,
     /// Query tiles in flight.
     pub stages: usize,
@@ -28,7 +28,8 @@ pub struct KeyGradientPlan {
 impl KeyGradientPlan {
     /// What was fastest on an H200 (8192 queries and keys, 32 and 8 heads).
     pub fn fastest(head_dim: usize, causal: bool) -> Self {
-        Self { head_dim, block: 64, stages: 3, causal, early: false }
+        let block = if head_dim == 64 { 128 } else { 64 };
+        Self { head_dim, block, stages: 2, causal, early: false }
     }
 }
 

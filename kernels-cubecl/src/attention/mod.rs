@@ -6,9 +6,9 @@
 pub mod delta;
 pub mod forward;
 pub mod key_gradient;
+mod problem;
 pub mod query_gradient;
 pub mod tile;
-mod problem;
 
 pub use problem::{AttentionError, AttentionShape, Tensor4};
 
@@ -18,9 +18,9 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use cubecl::wgmma::Swizzle;
 use forward::ForwardPlan;
+use half::bf16;
 use key_gradient::KeyGradientPlan;
 use query_gradient::QueryGradientPlan;
-use half::bf16;
 
 /// Units of a cube of every kernel here but that of `delta`: two warpgroups.
 const UNITS: u32 = 256;
@@ -140,10 +140,7 @@ pub struct BackwardPlan {
 impl BackwardPlan {
     /// What was fastest on an H200.
     pub fn fastest(head_dim: usize, causal: bool) -> Self {
-        Self {
-            queries: QueryGradientPlan::fastest(head_dim, causal),
-            keys: KeyGradientPlan::fastest(head_dim, causal),
-        }
+        Self { queries: QueryGradientPlan::fastest(head_dim, causal), keys: KeyGradientPlan::fastest(head_dim, causal) }
     }
 }
 
