@@ -7,3 +7,5 @@ pub mod tiling;
 pub mod attention;
 #[cfg(feature = "cuda")]
 pub mod hopper;
+#[cfg(feature = "cuda")]
+pub mod pointwise;
