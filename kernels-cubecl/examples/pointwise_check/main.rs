@@ -177,7 +177,7 @@ fn main() {
         + check_adamw(client);
 
     // Several times the L2 cache each.
-    let (rows, half, columns) = (8192, 14336, 8192);
+    let (rows, half) = (8192, 14336);
     let pattern = random(1 << 20, 9);
     let repeat = |elements: usize| pattern.iter().copied().cycle().take(elements);
     let big = |elements: usize| {
@@ -192,8 +192,7 @@ fn main() {
     time(client, &name("swiglu gradient", rows, half), rows * half * 10, || {
         swiglu::backward(client, &x, &y, &dx, rows, half).expect("legal")
     });
-    let rows = 4 * rows;
-    for columns in [columns / 2, columns] {
+    for (rows, columns) in [(65536, 2048), (32768, 4096), (16384, 8192)] {
         let (w, dw) = (big(columns), poisoned(client, columns * 4));
         let slope = big(rows * columns);
         time(client, &name("rms norm", rows, columns), rows * columns * 4, || {

@@ -64,21 +64,29 @@ fn check(what: &'static str, found: usize, multiple: usize, most: usize) -> Resu
     Ok(())
 }
 
-/// The sum of `value` over all units of the cube, the same in all of them.
+/// Numbers of shared memory that [`cube_sums`] uses.
+const SCRATCH: usize = 4 * UNITS as usize / 32;
+
+/// The sums of `a` and of `b` over all units of the cube, the same in all of them. Calls in a row alternate `turn`
+/// between 0 and 1, so that a call needs to meet the cube only once.
 #[cube]
-fn cube_sum(value: f32, scratch: &mut Shared<[f32]>) -> f32 {
-    let part = plane_sum(value);
+fn cube_sums(a: f32, b: f32, scratch: &mut Shared<[f32]>, turn: u32) -> (f32, f32) {
+    let planes = comptime![UNITS as usize / 32];
+    let at = turn as usize * comptime![2 * planes];
+    let (a, b) = (plane_sum(a), plane_sum(b));
     if UNIT_POS % 32 == 0 {
-        scratch[(UNIT_POS / 32) as usize] = part;
+        scratch[at + (UNIT_POS / 32) as usize] = a;
+        scratch[at + planes + (UNIT_POS / 32) as usize] = b;
     }
     sync_cube();
-    let mut total = 0.0f32;
+    let mut a = 0.0f32;
+    let mut b = 0.0f32;
     #[unroll]
-    for i in 0..comptime![UNITS as usize / 32] {
-        total += scratch[i];
+    for i in 0..planes {
+        a += scratch[at + i];
+        b += scratch[at + planes + i];
     }
-    sync_cube();
-    total
+    (a, b)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! `y = w x / √(mean(x²) + eps)` over rows, and its gradients.
-use super::{Bf16x8, PointwiseError, UNITS, buffer, check, cube_sum};
+use super::{Bf16x8, PointwiseError, SCRATCH, UNITS, buffer, check, cube_sums};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::bf16;
@@ -12,7 +12,7 @@ const LANES: u32 = UNITS / COLUMNS;
 
 #[cube(launch_unchecked)]
 fn rms_norm_forward(x: &[Bf16x8], w: &[Bf16x8], y: &mut [Bf16x8], eps: f32, width: u32, #[comptime] vectors: usize) {
-    let mut scratch = Shared::<[f32]>::new_slice(comptime![UNITS as usize / 32]);
+    let mut scratch = Shared::<[f32]>::new_slice(SCRATCH);
     let row = (CUBE_POS_X * width) as usize;
     let mut held = Array::<Bf16x8>::new(vectors);
     let mut squares = 0.0f32;
@@ -29,8 +29,8 @@ fn rms_norm_forward(x: &[Bf16x8], w: &[Bf16x8], y: &mut [Bf16x8], eps: f32, widt
             }
         }
     }
-    let mean = cube_sum(squares, &mut scratch) / (width * 8) as f32;
-    let factor = 1.0 / (mean + eps).sqrt();
+    let (squares, _) = cube_sums(squares, 0.0, &mut scratch, 0u32);
+    let factor = 1.0 / (squares / (width * 8) as f32 + eps).sqrt();
     #[unroll]
     for v in 0..vectors {
         let column = UNIT_POS + comptime![v as u32 * UNITS];
@@ -43,6 +43,18 @@ fn rms_norm_forward(x: &[Bf16x8], w: &[Bf16x8], y: &mut [Bf16x8], eps: f32, widt
                 result.insert(i, bf16::cast_from(value));
             }
             y[row + column as usize] = result;
+        }
+    }
+}
+
+/// This unit's vectors of a row, if there is such a row.
+#[cube]
+fn read_row(from: &[Bf16x8], to: &mut Array<Bf16x8>, row: u32, rows: u32, width: u32, #[comptime] vectors: usize) {
+    #[unroll]
+    for v in 0..vectors {
+        let column = UNIT_POS + comptime![v as u32 * UNITS];
+        if row < rows && column < width {
+            to[v] = from[(row * width + column) as usize];
         }
     }
 }
@@ -61,28 +73,26 @@ fn rms_norm_backward(
     width: u32,
     #[comptime] vectors: usize,
 ) {
-    let mut scratch = Shared::<[f32]>::new_slice(comptime![UNITS as usize / 32]);
-    let mut other = Shared::<[f32]>::new_slice(comptime![UNITS as usize / 32]);
+    let mut scratch = Shared::<[f32]>::new_slice(SCRATCH);
     let mut w_sum = Array::<f32>::new(comptime![vectors * 8]);
     #[unroll]
     for i in 0..comptime![vectors * 8] {
         w_sum[i] = 0.0;
     }
-    let mut held = Array::<Bf16x8>::new(vectors);
+    let mut values = Array::<Bf16x8>::new(vectors);
     let mut slopes = Array::<Bf16x8>::new(vectors);
+    read_row(x, &mut values, CUBE_POS_X, rows, width, vectors);
+    read_row(y_gradient, &mut slopes, CUBE_POS_X, rows, width, vectors);
     let mut row = CUBE_POS_X;
+    let mut turn = 0u32;
     while row < rows {
-        let at = (row * width) as usize;
         let mut squares = 0.0f32;
         let mut product = 0.0f32;
         #[unroll]
         for v in 0..vectors {
             let column = UNIT_POS + comptime![v as u32 * UNITS];
             if column < width {
-                let (value, slope, weight) =
-                    (x[at + column as usize], y_gradient[at + column as usize], w[column as usize]);
-                held[v] = value;
-                slopes[v] = slope;
+                let (value, slope, weight) = (values[v], slopes[v], w[column as usize]);
                 #[unroll]
                 for i in 0..8usize {
                     let value = f32::cast_from(value.extract(i));
@@ -91,14 +101,20 @@ fn rms_norm_backward(
                 }
             }
         }
-        let mean = cube_sum(squares, &mut scratch) / (width * 8) as f32;
-        let factor = 1.0 / (mean + eps).sqrt();
-        let common = cube_sum(product, &mut other) * factor * factor * factor / (width * 8) as f32;
+        // The next row is on its way while this one's sums are taken.
+        let mut next_values = Array::<Bf16x8>::new(vectors);
+        let mut next_slopes = Array::<Bf16x8>::new(vectors);
+        read_row(x, &mut next_values, row + CUBE_COUNT_X, rows, width, vectors);
+        read_row(y_gradient, &mut next_slopes, row + CUBE_COUNT_X, rows, width, vectors);
+        let (squares, product) = cube_sums(squares, product, &mut scratch, turn);
+        turn = 1 - turn;
+        let factor = 1.0 / (squares / (width * 8) as f32 + eps).sqrt();
+        let common = product * factor * factor * factor / (width * 8) as f32;
         #[unroll]
         for v in 0..vectors {
             let column = UNIT_POS + comptime![v as u32 * UNITS];
             if column < width {
-                let (value, slope, weight) = (held[v], slopes[v], w[column as usize]);
+                let (value, slope, weight) = (values[v], slopes[v], w[column as usize]);
                 let mut result = Bf16x8::empty();
                 #[unroll]
                 for i in 0..8usize {
@@ -107,8 +123,10 @@ fn rms_norm_backward(
                     result.insert(i, bf16::cast_from(slope * weight * factor - value * common));
                     w_sum[comptime![v * 8 + i]] = w_sum[comptime![v * 8 + i]] + slope * value * factor;
                 }
-                x_gradient[at + column as usize] = result;
+                x_gradient[(row * width + column) as usize] = result;
             }
+            values[v] = next_values[v];
+            slopes[v] = next_slopes[v];
         }
         row += CUBE_COUNT_X;
     }
