@@ -1,0 +1,137 @@
+//! Warpgroup MMA (`wgmma`) on plain register arrays.
+//!
+//! CubeCL's own `Accumulator` waits for every MMA in flight before it lets one be read. A flash attention loop reads
+//! the scores while the product with the values still runs, so these functions leave commit, wait and pinning of
+//! registers to the caller:
+//! 1. write the registers, [`pin`] them, [`fence`];
+//! 2. issue MMAs, [`commit`] them as one group;
+//! 3. [`wait`] until at most `n` newer groups run, [`pin`] the registers again, read them.
+use cubecl::ir::dialect::matrix::{
+    WgmmaCommitGroupOp, WgmmaDescriptorOp, WgmmaFenceOp, WgmmaFenceOperandOp, WgmmaOp, WgmmaWaitGroupOp,
+};
+use cubecl::ir::pliron::builtin::attributes::TypeAttr;
+use cubecl::ir::pliron::value::Value;
+use cubecl::ir::types::MatrixShape;
+use cubecl::prelude::*;
+use cubecl::wgmma::{Major, Swizzle, WgmmaTileLayout};
+use half::bf16;
+
+/// Rows of one warpgroup MMA.
+pub const ROWS: usize = 64;
+/// Elements of the inner dimension one bf16 MMA reads.
+pub const STEP: usize = 16;
+/// Bytes of a line of a tile: every tile here is cut into panels this wide and swizzled over them.
+pub const PANEL_BYTES: usize = 128;
+/// bf16 elements of a line.
+pub const PANEL: usize = PANEL_BYTES / 2;
+
+/// Two adjacent bf16 numbers: the unit the kernels move.
+pub type Pair = Vector<bf16, Const<2>>;
+
+/// A tile whose inner (MMA K) dimension is contiguous: `rows` lines of `k` elements.
+pub fn k_major(rows: usize, k: usize) -> WgmmaTileLayout {
+    WgmmaTileLayout { major: Major::K, swizzle: Swizzle::B128, rows, k }
+}
+
+/// A tile whose outer dimension is contiguous: `k` lines of `rows` elements.
+pub fn mn_major(rows: usize, k: usize) -> WgmmaTileLayout {
+    WgmmaTileLayout { major: Major::MN, swizzle: Swizzle::B128, rows, k }
+}
+
+/// What to add to a descriptor of `layout`'s tile for the sub-tile that starts at `(row, k)`.
+pub fn advance(layout: WgmmaTileLayout, row: usize, k: usize) -> u64 {
+    (layout.byte_offset(row, k, 2) / 16) as u64
+}
+
+/// The descriptor of `tile`, which starts at a multiple of 1024 bytes in shared memory.
+#[cube]
+#[allow(unused_variables)]
+pub fn descriptor(tile: &[Pair], #[comptime] layout: WgmmaTileLayout) -> u64 {
+    intrinsic!(|scope| {
+        let ptr = unsafe { *tile.__expand_as_ptr_method(scope) }.value(scope);
+        let (leading, stride) = (layout.leading_byte_offset(), layout.stride_byte_offset());
+        let op = WgmmaDescriptorOp::new(scope.ctx_mut(), ptr, leading, stride, layout.swizzle);
+        scope.register_with_result(&op).into()
+    })
+}
+
+fn issue(scope: &Scope, acc: Value, a: Value, b: Value, n: usize, a_major: Major, b_major: Major) {
+    let elem = TypeAttr::new(bf16::__expand_as_type(scope));
+    let shape = MatrixShape { m: ROWS, n, k: STEP };
+    scope.register(&WgmmaOp::new(scope.ctx_mut(), a, b, acc, elem.clone(), elem, shape, a_major, b_major));
+}
+
+/// `acc += a * b` with both tiles in shared memory: 64 rows of `a`, `n` of `b`, 16 of the inner dimension.
+#[cube]
+#[allow(unused_variables)]
+pub fn mma(
+    acc: &mut Array<f32>,
+    a: u64,
+    b: u64,
+    #[comptime] n: usize,
+    #[comptime] a_major: Major,
+    #[comptime] b_major: Major,
+) {
+    intrinsic!(|scope| {
+        let (a, b) = (a.read_value(scope), b.read_value(scope));
+        issue(scope, acc.__extract_list(scope), a, b, n, a_major, b_major)
+    })
+}
+
+/// `acc += a * b` with `a` in registers: four registers of two bf16 numbers, laid out as an accumulator's 16 columns.
+#[cube]
+#[allow(unused_variables)]
+pub fn mma_registers(acc: &mut Array<f32>, a: &Array<u32>, b: u64, #[comptime] n: usize, #[comptime] b_major: Major) {
+    intrinsic!(|scope| {
+        let b = b.read_value(scope);
+        let a = a.read_value(scope);
+        issue(scope, acc.__extract_list(scope), a, b, n, Major::K, b_major)
+    })
+}
+
+/// Keeps every access to `registers` on its side of this point.
+#[cube]
+#[allow(unused_variables)]
+pub fn pin<E: CubePrimitive>(registers: &mut Array<E>) {
+    intrinsic!(|scope| {
+        let registers = registers.__extract_list(scope);
+        scope.register(&WgmmaFenceOperandOp::new(scope.ctx_mut(), registers))
+    })
+}
+
+/// Orders the register writes so far before the MMAs to come.
+#[cube]
+pub fn fence() {
+    intrinsic!(|scope| scope.register(&WgmmaFenceOp::new(scope.ctx_mut())))
+}
+
+/// Makes one group of the MMAs issued since the last commit.
+#[cube]
+pub fn commit() {
+    intrinsic!(|scope| scope.register(&WgmmaCommitGroupOp::new(scope.ctx_mut())))
+}
+
+/// Waits until at most `newer` committed groups are still running.
+#[cube]
+#[allow(unused_variables)]
+pub fn wait(#[comptime] newer: usize) {
+    intrinsic!(|scope| scope.register(&WgmmaWaitGroupOp::new(scope.ctx_mut(), newer)))
+}
+
+/// Sets the first `len` registers to `value`.
+#[cube]
+pub fn fill(registers: &mut Array<f32>, value: f32, #[comptime] len: usize) {
+    #[unroll]
+    for i in 0..len {
+        registers[i] = value;
+    }
+}
+
+/// Two numbers rounded to bf16, `low` in the lower half of the register.
+#[cube]
+pub fn pack(low: f32, high: f32) -> u32 {
+    let mut pair = Vector::<f32, Const<2>>::empty();
+    pair.insert(0usize, low);
+    pair.insert(1usize, high);
+    u32::reinterpret(Pair::cast_from(pair))
+}

@@ -1,0 +1,5 @@
+//! The Hopper instructions the kernels are written in: warpgroup MMA, special functions, named barriers.
+
+pub mod mma;
+pub mod ptx;
+pub mod ring;

@@ -1,0 +1,110 @@
+//! PTX instructions CubeCL has no function for, each an operation of its own that the LLVM backend emits as inline
+//! assembly. Other backends do not know them and say so when they compile a kernel.
+use cubecl::ir::CanMaterialize;
+use cubecl::ir::prelude::*;
+use cubecl::prelude::*;
+use cubecl_llvm::shared::to_llvm::ToLLVMDialect;
+use pliron::builtin::types::FP32Type;
+use pliron_llvm::llvm_attrs::{LlvmAttrValue, LlvmAttributesAttr};
+use pliron_llvm::ops::InlineAsmOp;
+use pliron_llvm::types::VoidType;
+
+/// Defines an operation that is one `f32 -> f32` instruction.
+macro_rules! unary {
+    ($(#[$doc:meta])* $op:ident, $name:literal, $instruction:literal) => {
+        $(#[$doc])*
+        #[cube_op(name = $name)]
+        #[result_ty(same_as = input)]
+        #[op_traits(CanMaterialize, cubecl::ir::Pure)]
+        pub struct $op {
+            /// The argument.
+            pub input: Value,
+        }
+
+        #[op_interface_impl]
+        impl ToLLVMDialect for $op {
+            fn rewrite(&self, ctx: &mut Context, rw: &mut DialectConversionRewriter, _: &OperandsInfo) -> Result<()> {
+                let input = self.input(ctx);
+                let ty = FP32Type::get(ctx).into();
+                let asm = InlineAsmOp::new(ctx, ty, vec![input], concat!($instruction, " $0, $1;"), "=f,f", false);
+                rw.insert_op(ctx, &asm);
+                let result = asm.get_result(ctx);
+                rw.replace_operation_with_values(ctx, self.get_operation(), vec![result]);
+                Ok(())
+            }
+        }
+    };
+}
+
+unary!(
+    /// The base-2 exponential of an `f32`.
+    Exp2Op, "hopper.exp2", "ex2.approx.ftz.f32"
+);
+unary!(
+    /// The base-2 logarithm of an `f32`.
+    Log2Op, "hopper.log2", "lg2.approx.ftz.f32"
+);
+
+unary!(
+    /// The reciprocal of an `f32`.
+    ReciprocalOp, "hopper.reciprocal", "rcp.approx.ftz.f32"
+);
+
+/// `1 / x` in one instruction (1 ulp). A division is a call, and a call in a kernel makes its warpgroup MMAs wait for
+/// each other.
+#[cube]
+pub fn reciprocal(x: f32) -> f32 {
+    intrinsic!(|scope| {
+        let x = x.read_value(scope);
+        let op = ReciprocalOp::new(scope.ctx_mut(), x);
+        scope.register_with_result(&op).into()
+    })
+}
+
+/// `2^x` in one instruction (2 ulp; results under the smallest normal number are zero).
+#[cube]
+pub fn exp2(x: f32) -> f32 {
+    intrinsic!(|scope| {
+        let x = x.read_value(scope);
+        let op = Exp2Op::new(scope.ctx_mut(), x);
+        scope.register_with_result(&op).into()
+    })
+}
+
+/// `log2(x)` in one instruction (absolute error 2^-22 near 1, 1 ulp elsewhere).
+#[cube]
+pub fn log2(x: f32) -> f32 {
+    intrinsic!(|scope| {
+        let x = x.read_value(scope);
+        let op = Log2Op::new(scope.ctx_mut(), x);
+        scope.register_with_result(&op).into()
+    })
+}
+
+/// Registers a statement that units execute together, without operands.
+fn statement(scope: &Scope, text: &str) {
+    let void = VoidType::get(scope.ctx_mut()).into();
+    let asm = InlineAsmOp::new(scope.ctx_mut(), void, vec![], text, "~{memory}", true);
+    let mut attributes = LlvmAttributesAttr::new();
+    attributes.set("convergent", LlvmAttrValue::Unit);
+    asm.set_attr_llvm_inline_asm_attrs(scope.ctx_mut(), attributes);
+    scope.register(&asm);
+}
+
+/// Waits at hardware barrier `id` (1 to 15; 0 is the cube's) until `units` units have arrived there or wait.
+#[cube]
+pub fn named_barrier_sync(#[comptime] id: u32, #[comptime] units: u32) {
+    intrinsic!(|scope| statement(scope, &format!("bar.sync {id}, {units};")))
+}
+
+/// Arrives at hardware barrier `id` without waiting.
+#[cube]
+pub fn named_barrier_arrive(#[comptime] id: u32, #[comptime] units: u32) {
+    intrinsic!(|scope| statement(scope, &format!("bar.arrive {id}, {units};")))
+}
+
+/// Ends the kernel with an error.
+#[cube]
+pub fn trap() {
+    intrinsic!(|scope| statement(scope, "trap;"))
+}

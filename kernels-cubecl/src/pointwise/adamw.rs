@@ -1,0 +1,149 @@
+//! AdamW over a flat bucket of many tensors, in one pass.
+use super::{F32x4, PointwiseError, UNITS, buffer, check};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use half::bf16;
+
+/// Four bf16 numbers.
+type Bf16x4 = Vector<bf16, Const<4>>;
+
+/// What a step needs, the same for all elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWStep {
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment after bias correction.
+    pub eps: f32,
+    /// `lr / (1 − beta1ᵗ)`
+    pub step_size: f32,
+    /// `1 / √(1 − beta2ᵗ)`
+    pub root_scale: f32,
+    /// `1 − lr · weight_decay`, for the tensors that decay.
+    pub keep: f32,
+}
+
+/// The buffers of a bucket of `len` parameters, without gaps.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamWBucket<'a> {
+    /// Parameters in fp32.
+    pub master: &'a Handle,
+    /// First moment in fp32.
+    pub first: &'a Handle,
+    /// Second moment in fp32.
+    pub second: &'a Handle,
+    /// Summed gradients in fp32.
+    pub gradient: &'a Handle,
+    /// One fp32 number on the device that every gradient is multiplied with: clipping and averaging, without the host
+    /// waiting for the norm.
+    pub gradient_scale: &'a Handle,
+    /// The parameters that the model computes with, in bf16.
+    pub weight: &'a Handle,
+    /// One past the last element of each tensor, `u32`, rising; the last is `len`.
+    pub ends: &'a Handle,
+    /// For each tensor 1 if it decays, else 0, `u32`.
+    pub decays: &'a Handle,
+    /// Tensors.
+    pub tensors: usize,
+    /// Parameters; a multiple of four.
+    pub len: usize,
+}
+
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+fn adamw_step(
+    master: &mut [F32x4],
+    first: &mut [F32x4],
+    second: &mut [F32x4],
+    gradient: &[F32x4],
+    gradient_scale: &[f32],
+    weight: &mut [Bf16x4],
+    ends: &[u32],
+    decays: &[u32],
+    tensors: u32,
+    vectors: u32,
+    beta1: f32,
+    beta2: f32,
+    eps: f32,
+    step_size: f32,
+    root_scale: f32,
+    keep: f32,
+) {
+    let at = CUBE_POS_X * UNITS + UNIT_POS;
+    if at < vectors {
+        let index = at as usize;
+        let (grad, mut param, mut m, mut v) = (gradient[index], master[index], first[index], second[index]);
+        let scale = gradient_scale[0];
+        // The tensor of the first element; the others may be in the tensors behind it.
+        let mut low = 0u32;
+        let mut high = tensors - 1;
+        while low < high {
+            let middle = (low + high) / 2;
+            if ends[middle as usize] > at * 4 {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        let mut rounded = Bf16x4::empty();
+        #[unroll]
+        for i in 0..4usize {
+            while ends[low as usize] <= at * 4 + comptime![i as u32] {
+                low += 1;
+            }
+            let keep = if decays[low as usize] == 1 { keep } else { 1.0f32.runtime() };
+            let grad = grad.extract(i) * scale;
+            let next_m = beta1 * m.extract(i) + (1.0 - beta1) * grad;
+            let next_v = beta2 * v.extract(i) + (1.0 - beta2) * grad * grad;
+            let next = param.extract(i) * keep - step_size * next_m / (next_v.sqrt() * root_scale + eps);
+            m.insert(i, next_m);
+            v.insert(i, next_v);
+            param.insert(i, next);
+            rounded.insert(i, bf16::cast_from(next));
+        }
+        master[index] = param;
+        first[index] = m;
+        second[index] = v;
+        weight[index] = rounded;
+    }
+}
+
+/// One step of AdamW with decoupled weight decay over all parameters of the bucket.
+pub fn step(client: &Client, bucket: AdamWBucket, k: &AdamWStep) -> Result<(), PointwiseError> {
+    check("len", bucket.len, 4, u32::MAX as usize - 3)?;
+    check("tensors", bucket.tensors, 1, bucket.len)?;
+    let vectors = bucket.len / 4;
+    let (master, first) = (buffer("master", bucket.master, vectors, 16)?, buffer("first", bucket.first, vectors, 16)?);
+    let second = buffer("second", bucket.second, vectors, 16)?;
+    let gradient = buffer("gradient", bucket.gradient, vectors, 16)?;
+    let scale = buffer("gradient_scale", bucket.gradient_scale, 1, 4)?;
+    let weight = buffer("weight", bucket.weight, vectors, 8)?;
+    let ends = buffer("ends", bucket.ends, bucket.tensors, 4)?;
+    let decays = buffer("decays", bucket.decays, bucket.tensors, 4)?;
+    // SAFETY: units past the last vector do nothing, and the caller's `ends` reach `len`.
+    unsafe {
+        adamw_step::launch_unchecked(
+            client,
+            CubeCount::Static((vectors as u32).div_ceil(UNITS), 1, 1),
+            CubeDim::new_1d(UNITS),
+            master,
+            first,
+            second,
+            gradient,
+            scale,
+            weight,
+            ends,
+            decays,
+            bucket.tensors as u32,
+            vectors as u32,
+            k.beta1,
+            k.beta2,
+            k.eps,
+            k.step_size,
+            k.root_scale,
+            k.keep,
+        )
+    };
+    Ok(())
+}
