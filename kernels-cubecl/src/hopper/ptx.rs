@@ -1,5 +1,7 @@
 //! PTX instructions CubeCL has no function for, each an operation of its own that the LLVM backend emits as inline
 //! assembly. Other backends do not know them and say so when they compile a kernel.
+#![allow(missing_docs, reason = "the macros write public items without documentation")]
+
 use cubecl::ir::CanMaterialize;
 use cubecl::ir::prelude::*;
 use cubecl::prelude::*;

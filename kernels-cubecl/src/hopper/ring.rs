@@ -1,4 +1,6 @@
 //! Barriers in an array, for rings of tiles whose stage is known only when the kernel runs.
+#![allow(missing_docs, reason = "the macros write public items without documentation")]
+
 use cubecl::ir::prelude::*;
 use cubecl::ir::types::PointerType;
 use cubecl::ir::types::barrier::{BarrierLevel, BarrierType};
