@@ -83,7 +83,7 @@ pub trait CausalLm: Module {
     /// the cost of the new ones.
     ///
     /// For generation: the model must not record gradients ([`ParamBuilder::without_autodiff`],
-    /// [`Module::valid`](burn::module::Module::valid)). The number of new tokens is free, also under sequence
+    /// [`Module::valid`]). The number of new tokens is free, also under sequence
     /// parallelism.
     ///
     /// # Panics
