@@ -13,14 +13,11 @@ const FOLDER: &str = "BURN_MEGATRON_TEST_CHECKPOINTS";
 /// How often it is killed.
 const KILLS: u64 = 20;
 
-/// Saves until it is killed; every third save is of a step that exists.
-#[test]
-#[ignore = "runs in a process of its own, started by the test below"]
-fn saves_in_a_loop() {
-    let Ok(folder) = std::env::var(FOLDER) else { return };
+/// Saves until the process is killed; every third save is of a step that exists.
+fn save_in_a_loop(folder: &str) {
     let options = SaverOptions { keep_last: Some(2), keep_every: Some(7), background: true, tokenizer: None };
-    let saver = Saver::new(Path::new(&folder), 2, options).unwrap();
-    let start = Checkpoint::open(&folder).map_or(0, |checkpoint| checkpoint.state().step);
+    let saver = Saver::new(Path::new(folder), 2, options).unwrap();
+    let start = Checkpoint::open(folder).map_or(0, |checkpoint| checkpoint.state().step);
     println!("saving");
     for save in 1.. {
         let step = start + save - save / 3;
@@ -33,11 +30,16 @@ fn saves_in_a_loop() {
 
 #[test]
 fn a_killed_process_leaves_a_checkpoint_to_go_on_from() {
+    // The process that is killed is this test once more.
+    if let Ok(folder) = std::env::var(FOLDER) {
+        return save_in_a_loop(&folder);
+    }
     let folder = tempfile::tempdir().unwrap();
     let mut reached = 0;
     for kill in 0..KILLS {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--nocapture", "checkpoint::tests::killed::saves_in_a_loop"])
+            .args(["--exact", "--nocapture"])
+            .arg("checkpoint::tests::killed::a_killed_process_leaves_a_checkpoint_to_go_on_from")
             .env(FOLDER, folder.path())
             .stdout(Stdio::piped())
             .spawn()
