@@ -38,7 +38,7 @@ pub struct SaveReport {
     pub path: PathBuf,
     /// Bytes of the tensors' files.
     pub bytes: u64,
-    /// Seconds from the first writer's start to the end of the save.
+    /// Seconds from the first writer's start until the checkpoint is the latest one; old ones are deleted after that.
     pub seconds: f64,
     /// Seconds that a writer had to wait for an earlier save before this one could start; the longest of all writers.
     pub waited: f64,

@@ -110,6 +110,7 @@ impl Shared {
         parts.sort_by(|a, b| a.file.as_ref().map(|file| &file.name).cmp(&b.file.as_ref().map(|file| &file.name)));
         let (step, bytes) = (save.state.step, parts.iter().flat_map(|part| &part.file).map(|file| file.bytes).sum());
         let path = commit::commit(&self.files, &self.root, save.state.clone(), self.tokenizer.as_deref(), parts)?;
+        let seconds = save.started.elapsed().as_secs_f64();
         // Not under the lock: deleting takes time, and ranks ask how saves went.
         let mut retired = std::mem::take(&mut self.progress().retired);
         retired.remove(&step);
@@ -119,7 +120,6 @@ impl Shared {
             Ok(deleted) => (deleted, None),
             Err(error) => (Vec::new(), Some(error)),
         };
-        let seconds = save.started.elapsed().as_secs_f64();
         Ok(SaveReport { step, path, bytes, seconds, waited: waited.as_secs_f64(), deleted, not_deleted })
     }
 
