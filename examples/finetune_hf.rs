@@ -68,7 +68,7 @@ fn run(args: Args) -> Result<()> {
 
     println!("\nloss on held-out text: {loss_of_base:.4} before, {loss:.4} after {} steps", args.steps);
     println!("{} is a Hugging Face folder like {}. It writes:", tuned.display(), base.display());
-    println!("  burn-megatron generate --hf {} --prompt \"The layout\"", tuned.display());
+    println!("  cargo run --release -- generate --hf {} --prompt \"The layout\"", tuned.display());
     Ok(())
 }
 

@@ -162,7 +162,7 @@ fn train(args: Args) -> Result<()> {
     println!("the model writes:\n{}\n", text.decode(&sample)?);
     println!("written to {}: checkpoints, tokenizer and tokens, steps.jsonl, metrics per epoch", args.out.display());
     println!(
-        "  write more:  burn-megatron generate --checkpoint {}/checkpoints --prompt \"/// The \"",
+        "  write more:  cargo run --release -- generate --checkpoint {}/checkpoints --prompt \"/// The \"",
         args.out.display()
     );
     Ok(())
