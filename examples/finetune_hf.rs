@@ -61,8 +61,8 @@ fn run(args: Args) -> Result<()> {
         None => make_base(&args, &layout)?,
     };
     let text = args.data.clone().map_or_else(|| repository_files("md"), |file| Ok(vec![file]))?;
-    let loss_of_base = learn(&args, &layout, &base, &text, "before", 1)?;
-    let loss = learn(&args, &layout, &base, &text, "tuned", args.steps)?;
+    let loss_of_base = learn(&args, &layout, &base, &text, "before", (1, 0.0))?;
+    let loss = learn(&args, &layout, &base, &text, "tuned", (args.steps, args.lr))?;
     let tuned = args.out.join("tuned-hf");
     write_folder(&args.out.join("tuned/checkpoints"), &tuned)?;
 
@@ -72,10 +72,16 @@ fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Continues the training of the model in `base` on `text` and returns its loss on the held-out part. One step at a rate
-/// of zero only measures.
-fn learn(args: &Args, layout: &ParallelLayout, base: &Path, text: &[PathBuf], name: &str, steps: usize) -> Result<f64> {
-    let rate = if name == "before" { 0.0 } else { args.lr };
+/// Continues the training of the model in `base` on `text` by some steps, with some highest rate, and returns its loss on
+/// the held-out part. One step at a rate of zero only measures.
+fn learn(
+    args: &Args,
+    layout: &ParallelLayout,
+    base: &Path,
+    text: &[PathBuf],
+    name: &str,
+    (steps, rate): (usize, f64),
+) -> Result<f64> {
     let config = format!(
         "[model]\nhf = {base:?}\n{}[lr]\nmax = {rate}\nmin = {}\nwarmup = {}\n{}",
         training(args, layout, steps),

@@ -1,6 +1,6 @@
 //! Times every local operation against the same formula in plain Burn, at the sizes of a character-level GPT.
 //!
-//! `cargo run --release --workspace --example bench_ops -- [sequence batch width heads] [operation..]`
+//! `cargo run --release --example bench_ops -- [sequence batch width heads] [operation..]`
 //!
 //! Each time is the least of many runs, in microseconds: forward, backward, and both in plain Burn with Burn's autodiff.
 

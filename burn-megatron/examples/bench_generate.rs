@@ -2,7 +2,7 @@
 //! for every token.
 //!
 //! ```text
-//! cargo run --release --workspace --example bench_generate -- [TP] [TOKENS]
+//! cargo run --release --example bench_generate -- [TP] [TOKENS]
 //! ```
 
 use std::ops::ControlFlow;
