@@ -133,8 +133,9 @@ fn train(args: Args) -> Result<()> {
         config: serde_json::to_value(&recipe)?,
     };
     let data = (text.train.clone(), text.valid.clone());
-    let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, move |rank| {
-        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 1234))?)
+    let sizes = config.clone();
+    let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, config.dims(), move |rank, part| {
+        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 1234).with_part(part))?)
     })
     .directory(&args.out)
     .checkpoints(checkpoints)
@@ -142,9 +143,11 @@ fn train(args: Args) -> Result<()> {
     .describe(description)
     .finish(move |rank, engine| {
         let loss = loss_over(engine, &held_out)?.loss;
+        let params = ParamBuilder::new(rank, FloatDType::F32, 1234).without_autodiff();
+        let model = engine.fill(Llama::build(&sizes, params)?);
         // The replicas hold the same model: one of them writes.
         let written = match rank.coords.dp {
-            0 => generate(rank, &engine.model().valid(), &prompt, &writing, |_| ControlFlow::Continue(()))?.tokens,
+            0 => generate(rank, &model, &prompt, &writing, |_| ControlFlow::Continue(()))?.tokens,
             _ => Vec::new(),
         };
         Ok((loss, [prompt.clone(), written].concat()))

@@ -106,15 +106,18 @@ fn train(args: Args) -> Result<()> {
     let data = (Arc::new(windows) as _, Arc::new(RandomWindows::new(valid, CONTEXT, 20 * BATCH, 1338)) as _);
     let prompt = vec![ids[0]];
     let writing = GenerateOptions { window: Some(CONTEXT), ..GenerateOptions::new(300, Sampling::default()) };
-    let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, move |rank| {
-        Ok(Gpt::build(&config, ParamBuilder::new(rank, FloatDType::F32, args.seed))?)
+    let sizes = config.clone();
+    let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, config.dims(), move |rank, part| {
+        Ok(Gpt::build(&config, ParamBuilder::new(rank, FloatDType::F32, args.seed).with_part(part))?)
     })
     .directory(&args.out)
     .evaluate(250, 20)
     .finish(move |rank, engine| {
         let loss = loss_over(engine, &(held_out.clone() as _))?.loss;
+        let params = ParamBuilder::new(rank, FloatDType::F32, args.seed).without_autodiff();
+        let model = engine.fill(Gpt::build(&sizes, params)?);
         let written = match rank.coords.dp {
-            0 => generate(rank, &engine.model().valid(), &prompt, &writing, |_| ControlFlow::Continue(()))?.tokens,
+            0 => generate(rank, &model, &prompt, &writing, |_| ControlFlow::Continue(()))?.tokens,
             _ => Vec::new(),
         };
         Ok((loss, written))

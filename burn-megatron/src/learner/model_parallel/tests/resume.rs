@@ -18,8 +18,8 @@ type Weights = BTreeMap<String, HostTensor>;
 /// A run of 12 steps in epochs of 5, in `folder/run`, with checkpoints in `folder/checkpoints`.
 fn run_of(layout: &str, dtype: FloatDType, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
     let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    run_with(layout, folder, every, data(900, 1), move |rank| {
-        Ok(Llama::build(&config, ParamBuilder::new(rank, dtype, 7))?)
+    run_with(layout, folder, every, data(900, 1), move |rank, part| {
+        Ok(Llama::build(&config, ParamBuilder::new(rank, dtype, 7).with_part(part))?)
     })
 }
 
@@ -28,11 +28,11 @@ fn run_with(
     folder: &Path,
     every: Option<u64>,
     data: Arc<dyn TokenDataset>,
-    build: impl Fn(&Rank) -> Result<Llama, BoxError> + Send + Sync + 'static,
+    build: impl Fn(&Rank, Part) -> Result<Llama, BoxError> + Send + Sync + 'static,
 ) -> Pretraining<Llama> {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let saver = SaverOptions { background: true, ..SaverOptions::default() };
-    Pretraining::new(mesh, engine(), 12, (data, super::data(200, 2)), build)
+    Pretraining::new(mesh, engine(), 12, (data, super::data(200, 2)), LlamaConfig::tiny().dims(), build)
         .evaluate(5, 2)
         .directory(folder.join("run"))
         .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every, saver })
@@ -115,8 +115,8 @@ fn resave(layout: &str, from: &Path, root: &Path) {
     let checkpoint = Checkpoint::open(from).unwrap();
     let saver = crate::checkpoint::Saver::new(root, mesh.world_size(), SaverOptions::default()).unwrap();
     backend_dist::launch::launch(&mesh, &[burn::tensor::Device::flex()], |rank| {
-        let model = Llama::build(&config, ParamBuilder::new(&rank, FloatDType::F64, 99))?;
-        let mut engine = crate::engine::RankEngine::new(&rank, model, engine())?;
+        let build = |part| Ok(Llama::build(&config, ParamBuilder::new(&rank, FloatDType::F64, 99).with_part(part))?);
+        let mut engine = crate::engine::RankEngine::new(&rank, &config.dims(), build, engine())?;
         engine.restore(&checkpoint)?;
         let state = crate::checkpoint::RunState { layout: mesh.layout().clone(), ..checkpoint.state().clone() };
         Ok(saver.submit(rank.rank, engine.snapshot(), &state)?)
