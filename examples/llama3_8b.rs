@@ -73,21 +73,19 @@ fn model(vocab_size: usize) -> LlamaConfig {
 /// The optimizer and the schedule of Llama 3: AdamW, a warm-up and a cosine, clipping at 1.
 fn recipe(args: &Args) -> EngineConfig {
     let steps = args.steps as u64;
+    let lr = LrConfig {
+        max: args.lr,
+        min: args.lr / 10.0,
+        init: 0.0,
+        warmup: Span::Steps(steps / 20),
+        decay: Span::Steps(steps),
+        form: LrDecay::Cosine,
+    };
     EngineConfig {
-        micro_batch: args.micro_batch,
-        global_batch: args.global_batch,
-        lr: LrConfig {
-            max: args.lr,
-            min: args.lr / 10.0,
-            init: 0.0,
-            warmup: Span::Steps(steps / 20),
-            decay: Span::Steps(steps),
-            form: LrDecay::Cosine,
-        },
-        optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() },
+        optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into(),
         clip: Some(1.0),
-        loss: LossMean::PerToken,
         seed: 1234,
+        ..EngineConfig::new(args.micro_batch, args.global_batch, lr)
     }
 }
 

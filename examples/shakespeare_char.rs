@@ -47,21 +47,19 @@ const BATCH: usize = 12;
 
 fn recipe(steps: usize, data_parallel: usize) -> EngineConfig {
     let steps = steps as u64;
+    let lr = LrConfig {
+        max: 1e-3,
+        min: 1e-4,
+        init: 0.0,
+        warmup: Span::Steps(100.min(steps / 2)),
+        decay: Span::Steps(steps),
+        form: LrDecay::Cosine,
+    };
     EngineConfig {
-        micro_batch: (BATCH / data_parallel).max(1),
-        global_batch: BATCH,
-        lr: LrConfig {
-            max: 1e-3,
-            min: 1e-4,
-            init: 0.0,
-            warmup: Span::Steps(100.min(steps / 2)),
-            decay: Span::Steps(steps),
-            form: LrDecay::Cosine,
-        },
-        optimizer: AdamWConfig { beta2: 0.99, weight_decay: 0.1, ..AdamWConfig::default() },
+        optimizer: AdamWConfig { beta2: 0.99, weight_decay: 0.1, ..AdamWConfig::default() }.into(),
         clip: Some(1.0),
-        loss: LossMean::PerToken,
         seed: 1337,
+        ..EngineConfig::new((BATCH / data_parallel).max(1), BATCH, lr)
     }
 }
 

@@ -36,12 +36,13 @@ fn gpt() -> GptConfig {
 }
 
 fn all_layouts(config: &impl ModelConfig) -> Vec<Candidate> {
-    candidates(4, SETTINGS.global_batch, |layout| config.dims().check(layout, SETTINGS.seq).is_ok())
+    let dims = config.dims();
+    candidates(4, SETTINGS.global_batch, dims.layers, |layout| dims.check(layout, SETTINGS.seq).is_ok())
 }
 
 fn every_layout_equals_one_device<M: CausalLm>(config: &M::Config) {
     let layouts = all_layouts(config);
-    assert_eq!(layouts.len(), 17);
+    assert!(layouts.len() > 100, "{}", layouts.len());
     let rows = verify::<M>(config, &SETTINGS, &[Device::flex()], &layouts, |_| {}).unwrap();
     let table: Vec<String> = rows.iter().map(ToString::to_string).collect();
     assert!(rows.iter().all(Row::passes), "{}", table.join("\n"));

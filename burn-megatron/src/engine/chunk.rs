@@ -9,7 +9,7 @@ use backend_dist::ops::{Tape, weight_grads};
 use backend_dist::shard::Unit;
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use models::layers::DropoutKey;
-use models::{CausalLm, Part, Recompute};
+use models::{CausalLm, Recompute};
 use std::collections::{BTreeMap, HashMap};
 
 /// A stage's model and what its passes have left for later ones.
@@ -123,11 +123,6 @@ impl<M: CausalLm> Chunk<M> {
     /// The model; under ZeRO 3 without its weights.
     pub fn model(&self) -> &M {
         self.model.as_ref().expect("the model is in place between calls")
-    }
-
-    /// What this is of the whole model.
-    pub fn part(&self) -> &Part {
-        self.model().part()
     }
 
     /// Hands the model to `change` for each of its buckets.

@@ -54,6 +54,22 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
+    /// AdamW without clipping, the mean over tokens, no recomputation, the schedule that follows from the sizes.
+    pub fn new(micro_batch: usize, global_batch: usize, lr: LrConfig) -> Self {
+        Self {
+            micro_batch,
+            global_batch,
+            lr,
+            optimizer: OptimizerConfig::default(),
+            clip: None,
+            loss: LossMean::default(),
+            pipeline: PipelineConfig::default(),
+            recompute: Recompute::default(),
+            loss_scale: LossScalerConfig::default(),
+            seed: 0,
+        }
+    }
+
     /// How the global batch is cut over `data_parallel` ranks.
     ///
     /// # Errors

@@ -15,7 +15,6 @@ use crate::schedule::{Action, Schedule, Work};
 use crate::trace::{Recorder, Span, What};
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
-use backend_dist::mesh::Axis;
 use backend_dist::shard::{ParamSpec, Unit, stable_hash};
 use burn::tensor::DType;
 use models::CausalLm;

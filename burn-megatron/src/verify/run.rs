@@ -1,10 +1,9 @@
 //! Trains one device and every candidate on the same random batches, and compares.
 
 use super::{Candidate, Job, Reference, Row, TraceError, compare, trace};
-use crate::engine::{EngineConfig, LossMean, TokenBatch};
+use crate::engine::{EngineConfig, TokenBatch};
 use crate::lr::{LrConfig, LrDecay, Span};
-use crate::optim::{AdamWConfig, LossScalerConfig};
-use crate::schedule::PipelineConfig;
+use crate::optim::AdamWConfig;
 use backend_dist::launch::Rank;
 use backend_dist::shard::Init;
 use burn::tensor::{Device, FloatDType};
@@ -47,24 +46,19 @@ impl Settings {
 
     /// Warm-up, decay and clipping are all in use.
     fn engine(&self) -> EngineConfig {
+        let lr = LrConfig {
+            max: 1e-3,
+            min: 1e-4,
+            init: 5e-4,
+            warmup: Span::Steps(1),
+            decay: Span::Steps(self.steps as u64 + 2),
+            form: LrDecay::Cosine,
+        };
         EngineConfig {
-            micro_batch: self.global_batch,
-            global_batch: self.global_batch,
-            lr: LrConfig {
-                max: 1e-3,
-                min: 1e-4,
-                init: 5e-4,
-                warmup: Span::Steps(1),
-                decay: Span::Steps(self.steps as u64 + 2),
-                form: LrDecay::Cosine,
-            },
             optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into(),
             clip: Some(0.5),
-            loss: LossMean::PerToken,
-            pipeline: PipelineConfig::default(),
-            recompute: Recompute::default(),
-            loss_scale: LossScalerConfig::default(),
             seed: self.seed,
+            ..EngineConfig::new(self.global_batch, self.global_batch, lr)
         }
     }
 }

@@ -91,7 +91,7 @@ impl<M: CausalLm> RankEngine<M> {
         (self.step, self.consumed) = (state.step, state.consumed_samples);
         // Weights from a run of another type have no scale.
         if let (Some(scaler), Ok(scale)) = (&mut self.scaler, serde_json::from_value(state.loss_scale.clone())) {
-            *scaler = LossScaler::with_state(self.config.loss_scale, scale);
+            *scaler = LossScaler::new(self.config.loss_scale).with_state(scale);
         }
         Ok(())
     }

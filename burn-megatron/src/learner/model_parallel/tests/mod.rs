@@ -9,14 +9,13 @@ use std::sync::Arc;
 use backend_dist::launch::{BoxError, Rank};
 
 use backend_dist::mesh::{Mesh, ParallelLayout};
-use burn::module::Module;
 use burn::tensor::FloatDType;
 use burn::train::LearningResult;
-use models::{CausalLm, Llama, LlamaConfig, ParamBuilder};
+use models::{CausalLm, Llama, LlamaConfig, ModelConfig, ParamBuilder};
 
 use super::*;
 use crate::data::{TokenDataset, TokensInMemory};
-use crate::engine::{EngineConfig, LossMean};
+use crate::engine::EngineConfig;
 use crate::generate::{GenerateOptions, Sampling, generate};
 use crate::lr::{LrConfig, LrDecay, Span};
 use crate::optim::AdamWConfig;
@@ -42,8 +41,8 @@ fn engine() -> EngineConfig {
         decay: Span::Steps(12),
         form: LrDecay::Cosine,
     };
-    let optimizer = AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() };
-    EngineConfig { micro_batch: 2, global_batch: 8, lr, optimizer, clip: Some(1.0), loss: LossMean::PerToken, seed: 1 }
+    let optimizer = AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into();
+    EngineConfig { optimizer, clip: Some(1.0), seed: 1, ..EngineConfig::new(2, 8, lr) }
 }
 
 fn run(layout: &str, directory: &Path) -> Pretraining<Llama> {

@@ -7,6 +7,7 @@ use backend_dist::shard::HostTensor;
 use burn::tensor::FloatDType;
 use burn::train::Interrupter;
 use burn::train::checkpoint::KeepLastNCheckpoints;
+use models::Part;
 use serde_json::Value;
 
 use super::*;
