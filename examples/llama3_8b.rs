@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use burn::module::Module;
 use burn::tensor::FloatDType;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::prelude::*;

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use burn::module::Module;
 use burn::tensor::FloatDType;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::console::format::duration;

@@ -152,7 +152,9 @@ fn a_stopped_run_has_saved_its_last_step_and_goes_on_from_there() {
     let (weights, _) = finish(run_of("DP2", FloatDType::F32, whole.path(), None), whole.path());
 
     let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    let build = move |rank: &Rank| Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7))?);
+    let build = move |rank: &Rank, part| {
+        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part))?)
+    };
     let interrupter = Interrupter::new();
     // Sample 49 is in the seventh batch of 8.
     let stopping = Arc::new(StopAt(data(900, 1), 49, interrupter.clone()));
@@ -196,7 +198,7 @@ fn other_data_another_model_and_a_missing_checkpoint_are_refused() {
     let resume = Resume::From(folder.path().join("checkpoints"));
     let other = tempfile::tempdir().unwrap();
     let build = |config: LlamaConfig| {
-        move |rank: &Rank| Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7))?)
+        move |rank: &Rank, part| Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part))?)
     };
     let refuse = |run: Pretraining<Llama>| launch(&run).error.expect("a refusal").to_string();
 
