@@ -3,6 +3,7 @@
 mod cache;
 mod harness;
 mod hf;
+mod recompute;
 
 use harness::{Outcome, assert_close, assert_within, initial_weights, largest, run};
 use models::layers::{DropoutKey, Llama3Scaling};
