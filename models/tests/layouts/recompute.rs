@@ -2,6 +2,7 @@
 
 use crate::harness::{Batch, Noise, Outcome, run_on};
 use crate::{gpt, llama};
+use burn::tensor::FloatDType;
 use models::layers::DropoutKey;
 use models::recompute::Module::{self, CoreAttention, MlpActivation, Norms};
 use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig, Recompute};
@@ -10,7 +11,7 @@ fn outcome<M: CausalLm>(config: &M::Config, layout: &str, modules: &[Module]) ->
     let batch = Batch::synthetic(config.vocab_size());
     let recompute = Recompute::selective(modules);
     let dropout = Some(DropoutKey { seed: 3, first_sample: 0 });
-    run_on::<M>(config, layout, &Noise, &batch, dropout, |params| params.with_recompute(&recompute))
+    run_on::<M>(config, layout, FloatDType::F64, &Noise, &batch, dropout, |params| params.with_recompute(&recompute))
 }
 
 fn assert_equal_bits<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
