@@ -7,6 +7,7 @@ use super::{EngineConfig, EngineError, EvalReport, LossMean, StepReport, TokenBa
 use crate::batch::BatchPlan;
 use crate::lr::LrSchedule;
 use crate::optim::{Optimizer, clip_factor};
+use crate::trace::{Recorder, Span, What};
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
@@ -33,6 +34,7 @@ pub struct RankEngine<M> {
     step: u64,
     consumed: u64,
     grad_scale: f64,
+    recorder: Recorder,
 }
 
 impl<M: CausalLm> RankEngine<M> {
@@ -57,6 +59,7 @@ impl<M: CausalLm> RankEngine<M> {
             step: 0,
             consumed: 0,
             grad_scale: 1.0,
+            recorder: Recorder::off(),
         })
     }
 
@@ -73,6 +76,16 @@ impl<M: CausalLm> RankEngine<M> {
     /// How the global batch is cut.
     pub fn plan(&self) -> &BatchPlan {
         &self.plan
+    }
+
+    /// Notes from now on what this rank does when; see [`take_spans`](Self::take_spans).
+    pub fn set_recorder(&mut self, recorder: Recorder) {
+        self.recorder = recorder;
+    }
+
+    /// What the recorder has noted since the last call.
+    pub fn take_spans(&mut self) -> Vec<Span> {
+        self.recorder.take()
     }
 
     /// Finished optimizer steps.
@@ -112,7 +125,9 @@ impl<M: CausalLm> RankEngine<M> {
         }
         let mut sum = LossSum::default();
         for (index, micro_batch) in micro_batches.iter().enumerate() {
+            let mark = self.recorder.begin();
             let part = self.forward_backward(index, micro_batch)?;
+            self.recorder.end(mark, What::Forward, Some(0), Some(index));
             sum = LossSum { loss: sum.loss + part.loss, tokens: sum.tokens + part.tokens };
         }
 
