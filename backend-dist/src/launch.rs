@@ -54,6 +54,16 @@ impl Rank {
     }
 }
 
+impl Rank {
+    /// This rank's handle on the pair of the first and the last rank of its group along `axis`, if it is one of them.
+    pub fn ends(&self, axis: Axis) -> Option<Group> {
+        let ranks = self.mesh.group_of(axis, self.rank);
+        let ends = [*ranks.first()?, *ranks.last()?];
+        let is_pair = ends[0] != ends[1] && ends.contains(&self.rank);
+        is_pair.then(|| Group::new(&self.world, &format!("{axis} ends"), &ends, self.rank))
+    }
+}
+
 /// Runs `f` once per rank of `mesh`, each on its own thread, and returns the results in rank order.
 ///
 /// Rank `r` owns `devices[r % devices.len()]`; CPU ranks share one device value.

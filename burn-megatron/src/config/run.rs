@@ -154,13 +154,11 @@ impl RunConfig {
     pub fn engine(&self) -> EngineConfig {
         let training = &self.training;
         EngineConfig {
-            micro_batch: training.micro_batch,
-            global_batch: training.global_batch,
-            lr: self.lr.clone(),
-            optimizer: self.optimizer,
+            optimizer: self.optimizer.into(),
             clip: training.clip,
             loss: training.loss,
             seed: training.seed,
+            ..EngineConfig::new(training.micro_batch, training.global_batch, self.lr.clone())
         }
     }
 

@@ -1,5 +1,6 @@
 //! Which layouts the engine runs.
 
+use crate::schedule::ScheduleKind;
 use backend_dist::mesh::{LayoutError, ParallelLayout};
 use thiserror::Error;
 
@@ -11,7 +12,7 @@ pub enum NotRunnable {
     Illegal(#[from] LayoutError),
     /// A kind of parallelism that is not there yet.
     #[error(
-        "{key} {value} does not run yet: this version trains with tensor, sequence and data parallelism; nearest legal: {legal}"
+        "{key} {value} does not run yet: this version trains with tensor, sequence, pipeline and data parallelism; nearest legal: {legal}"
     )]
     NotYet {
         /// Name of the size, as its flag is spelled.
@@ -21,6 +22,14 @@ pub enum NotRunnable {
         /// The closest size that runs.
         legal: usize,
     },
+    /// Weight gradients on their own need parameters that ZeRO 3 has freed.
+    #[error(
+        "zero 3 frees parameters after each pass, schedule {schedule} needs them again for the weight gradients; nearest legal: zero 2, or schedule 1f1b"
+    )]
+    ZeroBubble {
+        /// A schedule that splits the backward pass.
+        schedule: ScheduleKind,
+    },
 }
 
 /// Refuses layouts that are illegal or do not run yet.
@@ -29,13 +38,7 @@ pub enum NotRunnable {
 /// Naming the key and the nearest legal value.
 pub fn runnable(layout: &ParallelLayout) -> Result<(), NotRunnable> {
     layout.check()?;
-    let limits = [
-        ("pipeline-parallel", layout.pp, 1),
-        ("virtual-pipeline", layout.vpp, 1),
-        ("context-parallel", layout.cp, 1),
-        ("expert-parallel", layout.ep, 1),
-        ("zero", usize::from(layout.zero), 0),
-    ];
+    let limits = [("context-parallel", layout.cp, 1), ("expert-parallel", layout.ep, 1)];
     if let Some((key, value, legal)) = limits.into_iter().find(|(_, value, legal)| value > legal) {
         return Err(NotRunnable::NotYet { key, value, legal });
     }
@@ -44,5 +47,16 @@ pub fn runnable(layout: &ParallelLayout) -> Result<(), NotRunnable> {
             Err(NotRunnable::NotYet { key: "expert-tensor-parallel", value, legal: layout.tp })
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses what a schedule and ZeRO cannot do together.
+///
+/// # Errors
+/// Naming what to change.
+pub fn together(layout: &ParallelLayout, schedule: ScheduleKind) -> Result<(), NotRunnable> {
+    match layout.zero == 3 && schedule.splits_backward() {
+        true => Err(NotRunnable::ZeroBubble { schedule }),
+        false => Ok(()),
     }
 }

@@ -8,7 +8,8 @@ use backend_dist::mesh::{Axis, Mesh};
 use burn::data::dataloader::DataLoader;
 use burn::tensor::Device;
 use burn::train::{Learner, TrainLoader, TrainingComponents, ValidLoader};
-use models::CausalLm;
+use models::layout::ModelDims;
+use models::{CausalLm, Part};
 
 use super::batches::{BatchStream, GlobalBatch};
 use super::desk::Desk;
@@ -23,14 +24,15 @@ use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::outcome::{Failure, Fit, Fitted};
 use crate::metrics::{LoadStats, LogFiles, RunLog};
 
-pub(super) type Build<M> = Arc<dyn Fn(&Rank) -> Result<M, BoxError> + Send + Sync>;
-pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &RankEngine<M>) -> Result<R, BoxError> + Send + Sync>;
+pub(super) type Build<M> = Arc<dyn Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync>;
+pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &mut RankEngine<M>) -> Result<R, BoxError> + Send + Sync>;
 
 /// The strategy of a [`Pretraining`](super::Pretraining).
 pub(super) struct ModelParallel<M, R> {
     pub mesh: Mesh,
     pub devices: Vec<Device>,
     pub engine: EngineConfig,
+    pub dims: ModelDims,
     pub build: Build<M>,
     pub finish: Finish<M, R>,
     pub finished: Arc<Mutex<Option<R>>>,
@@ -145,7 +147,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         mut desk: Option<&mut Desk>,
     ) -> Result<R, BoxError> {
         let world = rank.group(Axis::World);
-        let mut engine = RankEngine::new(rank, (self.build)(rank)?, self.engine.clone())?;
+        let mut engine = RankEngine::new(rank, &self.dims, |part| (self.build)(rank, part), self.engine.clone())?;
         let resumed = self.resumed.as_ref().as_ref().map_err(Clone::clone)?;
         if let Some(checkpoint) = start.of_epoch.as_ref().or(resumed.as_ref()) {
             let begin = Instant::now();
@@ -178,7 +180,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             }
         }
         worker.end(desk)?;
-        (self.finish)(rank, &worker.engine)
+        (self.finish)(rank, &mut worker.engine)
     }
 }
 

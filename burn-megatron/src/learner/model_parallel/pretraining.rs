@@ -8,7 +8,8 @@ use backend_dist::mesh::Mesh;
 use burn::optim::SgdConfig;
 use burn::tensor::Device;
 use burn::train::{Interrupter, Learner, SupervisedTraining};
-use models::CausalLm;
+use models::layout::ModelDims;
+use models::{CausalLm, Part};
 
 use super::batches::BatchStream;
 use super::facade::Megatron;
@@ -31,6 +32,7 @@ pub struct Pretraining<M, R = ()> {
     mesh: Mesh,
     devices: Vec<Device>,
     engine: EngineConfig,
+    dims: ModelDims,
     build: Build<M>,
     train: Arc<dyn TokenDataset>,
     valid: Arc<dyn TokenDataset>,
@@ -50,18 +52,21 @@ pub struct Pretraining<M, R = ()> {
 impl<M: CausalLm + 'static> Pretraining<M> {
     /// A run of `steps` optimizer steps on CPU ranks, evaluated ten times, that writes to `./runs/pretraining`.
     ///
-    /// `build` makes a rank's part of the model; it runs on the rank's own thread.
+    /// `dims` are the sizes of the model; `build` makes a stage of it, the part that it is given
+    /// ([`ParamBuilder::with_part`](models::ParamBuilder::with_part)), on the rank's own thread.
     pub fn new(
         mesh: Mesh,
         engine: EngineConfig,
         steps: usize,
         (train, valid): (Arc<dyn TokenDataset>, Arc<dyn TokenDataset>),
-        build: impl Fn(&Rank) -> Result<M, BoxError> + Send + Sync + 'static,
+        dims: ModelDims,
+        build: impl Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync + 'static,
     ) -> Self {
         Self {
             mesh,
             devices: vec![Device::flex()],
             engine,
+            dims,
             build: Arc::new(build),
             train,
             valid,
@@ -137,12 +142,13 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     /// make the same calls; the value of rank 0 is kept for [`finished`](Self::finished).
     pub fn finish<S: Send + 'static>(
         self,
-        finish: impl Fn(&Rank, &RankEngine<M>) -> Result<S, BoxError> + Send + Sync + 'static,
+        finish: impl Fn(&Rank, &mut RankEngine<M>) -> Result<S, BoxError> + Send + Sync + 'static,
     ) -> Pretraining<M, S> {
         Pretraining {
             mesh: self.mesh,
             devices: self.devices,
             engine: self.engine,
+            dims: self.dims,
             build: self.build,
             train: self.train,
             valid: self.valid,
@@ -182,6 +188,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             mesh: self.mesh.clone(),
             devices: self.devices.clone(),
             engine: self.engine.clone(),
+            dims: self.dims,
             build: self.build.clone(),
             finish: self.finish.clone(),
             finished: self.finished.clone(),

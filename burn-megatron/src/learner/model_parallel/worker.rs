@@ -90,7 +90,8 @@ impl<M: CausalLm> Worker<'_, M> {
                     memory: step_memory(self.world.size()).unwrap_or(0),
                     ranks: self.world.size() as u64,
                     flops: self.flops,
-                    loss_scale: None,
+                    loss_scale: report.loss_scale,
+                    skipped: report.skipped,
                     bubble,
                     saved,
                 };

@@ -41,7 +41,7 @@ fn a_run_that_goes_on_logs_every_step_once_and_traces_three() {
     let folder = folder.path();
     let saver = SaverOptions::default();
     let checkpoints = CheckpointOptions { root: folder.join("checkpoints"), every: Some(4), saver };
-    let first = run("DP2", &folder.join("run")).checkpoints(checkpoints).logs(logs(folder));
+    let first = run("PP2 DP2", &folder.join("run")).checkpoints(checkpoints).logs(logs(folder));
     assert!(launch(&first).error.is_none());
 
     let file = folder.join("numbers/all.jsonl");
@@ -51,20 +51,25 @@ fn a_run_that_goes_on_logs_every_step_once_and_traces_three() {
     assert!(!folder.join("run/steps.jsonl").exists());
     let step = &all[0];
     let number = |key: &str| step[key].as_f64().unwrap_or_else(|| panic!("{key} in {step}"));
-    assert_eq!(number("tokens_per_second_per_rank"), number("tokens_per_second") / 2.0);
+    assert_eq!(number("tokens_per_second_per_rank"), number("tokens_per_second") / 4.0);
     assert_eq!(number("teraflops_per_rank"), number("tokens_per_second_per_rank") * 1e-3);
     assert_eq!(number("teraflops_per_rank_full_attention"), number("tokens_per_second_per_rank") * 1.5e-3);
     assert_eq!(number("mfu"), number("teraflops_per_rank"));
     assert!(number("memory") > 0.0 && step.get("bubble").is_none(), "{step}");
-    for rank in 0..2 {
+    let bubbles: Vec<_> = all.iter().filter(|line| !line["bubble"].is_null()).collect();
+    assert_eq!(bubbles.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [3, 4, 5]);
+    assert!(bubbles.iter().all(|line| (0.0..1.0).contains(&line["bubble"].as_f64().unwrap())), "{bubbles:?}");
+    for rank in 0..4 {
         let (names, steps) = traced(&folder.join("trace.json"), rank);
-        assert!(["data", "forward", "step"].iter().all(|name| names.contains(*name)), "{names:?}");
+        let moved = if rank < 2 { "send" } else { "receive" };
+        let expected = ["data", "forward", "backward", moved, "reduce gradients", "norm", "update", "step"];
+        assert!(expected.iter().all(|name| names.contains(*name)), "{names:?}");
         assert_eq!(steps, [3, 4, 5].into());
     }
 
     // As if it had been stopped after its second checkpoint.
     let from = Resume::From(folder.join("checkpoints/step_00000004"));
-    let second = run("DP2", &folder.join("run")).resume(from).logs(logs(folder));
+    let second = run("PP2 DP2", &folder.join("run")).resume(from).logs(logs(folder));
     assert!(launch(&second).error.is_none());
     let all = lines(&file);
     assert_eq!(steps(&all, "train"), (1..=12).collect::<Vec<_>>());
