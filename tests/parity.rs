@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_megatron::verify::{Candidate, Row, Settings, TOLERANCE, assemble, candidates, trace, verify};
 use models::layers::DropoutKey;
-use models::{BuildError, CausalLm, Gpt, GptConfig, KvCache, Llama, LlamaConfig, ModelConfig, ParamBuilder};
+use models::{BuildError, CausalLm, Gpt, GptConfig, KvCache, Llama, LlamaConfig, ModelConfig, ParamBuilder, Part};
 use std::collections::BTreeMap;
 
 const SETTINGS: Settings = Settings { steps: 3, global_batch: 8, seq: 16, seed: 1234, tolerance: TOLERANCE };
@@ -132,12 +132,24 @@ impl CausalLm for ForgottenSum {
         Ok(Self { inner, registry })
     }
 
-    fn training_losses(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>, key: Option<&DropoutKey>) -> Tensor<2> {
-        self.inner.training_losses(tokens, labels, key)
+    fn part(&self) -> &Part {
+        self.inner.part()
     }
 
-    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        self.inner.logits(tokens)
+    fn embed(&self, tokens: Tensor<2, Int>, key: Option<&DropoutKey>) -> Tensor<3> {
+        self.inner.embed(tokens, key)
+    }
+
+    fn layer(&self, index: usize, x: Tensor<3>, key: Option<&DropoutKey>) -> Tensor<3> {
+        self.inner.layer(index, x, key)
+    }
+
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
+        self.inner.head_losses(x, labels)
+    }
+
+    fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
+        self.inner.head_logits(x)
     }
 
     fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {

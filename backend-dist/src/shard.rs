@@ -17,7 +17,7 @@ pub use init::Init;
 pub use philox::philox4x32;
 pub use registry::{Registry, RegistryError};
 pub use section::{Place, Section, Split};
-pub use spec::{GradientSum, ParamSpec};
+pub use spec::{GradientSum, ParamSpec, Unit};
 
 use std::ops::Range;
 

@@ -11,6 +11,7 @@ use crate::layers::{DropoutKey, KvCache};
 use crate::layout::ModelDims;
 use crate::names::NameMap;
 use crate::param::{BuildError, ParamBuilder};
+use crate::part::Part;
 
 /// The sizes of a model and what follows from them without any tensor.
 pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'static {
@@ -48,35 +49,83 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
     }
 }
 
-/// A decoder that predicts the next token.
+/// A decoder that predicts the next token, or the [`Part`] of one that a pipeline stage holds.
 ///
-/// Tokens and labels are `[b, s]` and the same on all ranks of a tensor parallel group.
+/// It is a chain: embedding, layers, head. Whoever trains it calls the links one by one; what is between two of them is
+/// all that a later stage needs of an earlier one. Tokens and labels are `[b, s]` and the same on all ranks of a tensor
+/// parallel group; activations are `[s, b, hidden]`, under sequence parallelism `[s/tp, b, hidden]`.
 pub trait CausalLm: Module {
     /// The model's sizes.
     type Config: ModelConfig;
 
-    /// Builds the rank's part of the model.
+    /// Builds the rank's part of the model: of every layer its slice, and only what [`ParamBuilder::part`] says.
     ///
     /// # Errors
     /// If the model does not fit the number of tensor parallel ranks, or weights cannot be read.
     fn build(config: &Self::Config, params: ParamBuilder) -> Result<Self, BuildError>;
 
-    /// The loss of every token, `-log p(labels[b, s])`, as `[b, s]` and the same on all ranks. With a key, dropout is
-    /// applied.
+    /// What this is of the whole model.
+    fn part(&self) -> &Part;
+
+    /// The activations before the first layer. With a key, dropout is applied.
+    ///
+    /// # Panics
+    /// If the part does not begin with the embedding.
+    fn embed(&self, tokens: Tensor<2, Int>, dropout: Option<&DropoutKey>) -> Tensor<3>;
+
+    /// The activations after layer `index`, counted over the whole model. With a key, dropout is applied.
+    ///
+    /// # Panics
+    /// If the part does not have the layer.
+    fn layer(&self, index: usize, x: Tensor<3>, dropout: Option<&DropoutKey>) -> Tensor<3>;
+
+    /// From the activations after the last layer to the loss of every token, `-log p(labels[b, s])`, as `[b, s]` and the
+    /// same on all ranks.
+    ///
+    /// # Panics
+    /// If the part does not end with the head.
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2>;
+
+    /// From the activations after the last layer to the logits of every position, `[b, s, vocab]`, gathered on all ranks
+    /// and without padding.
+    ///
+    /// # Panics
+    /// If the part does not end with the head.
+    fn head_logits(&self, x: Tensor<3>) -> Tensor<3>;
+
+    /// The activations after the last layer of a whole model.
+    ///
+    /// # Panics
+    /// If the part does not begin with the embedding.
+    fn hidden_states(&self, tokens: Tensor<2, Int>, dropout: Option<&DropoutKey>) -> Tensor<3> {
+        self.part().layers.clone().fold(self.embed(tokens, dropout), |x, layer| self.layer(layer, x, dropout))
+    }
+
+    /// The losses of a whole model, [`head_losses`](Self::head_losses).
+    ///
+    /// # Panics
+    /// If the model is not whole.
     fn training_losses(
         &self,
         tokens: Tensor<2, Int>,
         labels: Tensor<2, Int>,
         dropout: Option<&DropoutKey>,
-    ) -> Tensor<2>;
+    ) -> Tensor<2> {
+        self.head_losses(self.hidden_states(tokens, dropout), labels)
+    }
 
     /// The losses without dropout.
     fn token_losses(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>) -> Tensor<2> {
         self.training_losses(tokens, labels, None)
     }
 
-    /// The logits of every position, `[b, s, vocab]`, gathered on all ranks and without padding.
-    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
+    /// The logits of a whole model, [`head_logits`](Self::head_logits).
+    ///
+    /// # Panics
+    /// If the model is not whole.
+    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        self.head_logits(self.hidden_states(tokens, None))
+    }
 
     /// Reads `tokens [b, n]`, which follow those in the cache, and gives the logits after the last one, `[b, vocab]`,
     /// gathered on all ranks and without padding. What [`logits`](Self::logits) gives for the last of all tokens, at
@@ -87,7 +136,7 @@ pub trait CausalLm: Module {
     /// parallelism.
     ///
     /// # Panics
-    /// If the cache has no room for the new tokens, or the model no positions.
+    /// If the cache has no room for the new tokens, or the model no positions, or is not whole.
     fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2>;
 
     /// What the rank's parameters are slices of.

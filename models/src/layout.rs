@@ -6,6 +6,8 @@ use thiserror::Error;
 /// The sizes of a model that a layout must divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelDims {
+    /// Features between two layers.
+    pub hidden: usize,
     /// Attention heads.
     pub heads: usize,
     /// Key-value heads.
@@ -67,7 +69,7 @@ pub enum ModelLayoutError {
         max: usize,
     },
     /// The layout uses a kind of parallelism that the models do not have yet.
-    #[error("{key} {size}: these models run tensor, sequence and data parallel only; nearest legal: 1")]
+    #[error("{key} {size}: these models run tensor, sequence, pipeline and data parallel only; nearest legal: 1")]
     Unsupported {
         /// Name of the size, as its flag is spelled.
         key: &'static str,
@@ -102,12 +104,7 @@ impl ModelDims {
     /// # Errors
     /// Names what does not fit and the nearest legal values.
     pub fn check(&self, layout: &ParallelLayout, seq: usize) -> Result<(), ModelLayoutError> {
-        let sizes = [
-            ("context-parallel", layout.cp),
-            ("expert-parallel", layout.ep),
-            ("pipeline-parallel", layout.pp),
-            ("virtual-pipeline", layout.vpp),
-        ];
+        let sizes = [("context-parallel", layout.cp), ("expert-parallel", layout.ep)];
         if let Some((key, size)) = sizes.into_iter().find(|(_, size)| *size != 1) {
             return Err(ModelLayoutError::Unsupported { key, size });
         }
@@ -134,7 +131,8 @@ impl ModelDims {
 mod tests {
     use super::*;
 
-    const DIMS: ModelDims = ModelDims { heads: 12, kv_heads: 4, intermediate: 48, layers: 2, max_positions: Some(64) };
+    const DIMS: ModelDims =
+        ModelDims { hidden: 48, heads: 12, kv_heads: 4, intermediate: 48, layers: 2, max_positions: Some(64) };
 
     fn refuse(layout: &str, seq: usize) -> String {
         DIMS.check(&layout.parse().unwrap(), seq).unwrap_err().to_string()
@@ -157,7 +155,7 @@ mod tests {
         assert_eq!(refuse("TP1", 65), "sequence length 65 exceeds the model's 64 learned positions; nearest legal: 64");
         assert_eq!(
             refuse("CP2", 64),
-            "context-parallel 2: these models run tensor, sequence and data parallel only; nearest legal: 1"
+            "context-parallel 2: these models run tensor, sequence, pipeline and data parallel only; nearest legal: 1"
         );
     }
 

@@ -12,6 +12,7 @@ pub mod llama;
 mod megatron;
 pub mod names;
 pub mod param;
+pub mod part;
 
 pub use causal_lm::{CausalLm, ModelConfig};
 pub use config::ConfigError;
@@ -20,3 +21,4 @@ pub use gpt::{Gpt, GptConfig};
 pub use layers::KvCache;
 pub use llama::{Llama, LlamaConfig, LlamaVariant};
 pub use param::{BuildError, ParamBuilder, WeightSource};
+pub use part::Part;

@@ -6,13 +6,14 @@ use std::ops::Range;
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
-use backend_dist::shard::{HostTensor, Init, ParamSpec, Place, Registry, RegistryError, Section};
+use backend_dist::shard::{HostTensor, Init, ParamSpec, Place, Registry, RegistryError, Section, Unit};
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use thiserror::Error;
 
 use crate::config::ConfigError;
 use crate::layout::ModelLayoutError;
+use crate::part::Part;
 
 /// Where initial weights come from when they are not random.
 pub trait WeightSource: Send + Sync {
@@ -81,6 +82,11 @@ impl TensorParallel {
     pub fn positions(&self, needed: usize) -> usize {
         if self.sequence { needed.next_multiple_of(self.size()) } else { needed }
     }
+
+    /// Length of the sequence of which this rank has `rows` positions.
+    pub fn sequence_length(&self, rows: usize) -> usize {
+        if self.sequence { rows * self.size() } else { rows }
+    }
 }
 
 /// Creates parameters for one rank: random values that do not depend on the layout, or a source's values, under stable
@@ -92,6 +98,8 @@ pub struct ParamBuilder<'a> {
     seed: u64,
     source: Option<&'a dyn WeightSource>,
     fp32_norms: bool,
+    part: Option<Part>,
+    unit: Unit,
     registry: Registry,
 }
 
@@ -106,6 +114,8 @@ impl<'a> ParamBuilder<'a> {
             seed,
             source: None,
             fp32_norms: false,
+            part: None,
+            unit: Unit::default(),
             registry: Registry::default(),
         }
     }
@@ -114,6 +124,27 @@ impl<'a> ParamBuilder<'a> {
     pub fn with_source(mut self, source: &'a dyn WeightSource) -> Self {
         self.source = Some(source);
         self
+    }
+
+    /// Only this part of the model is built, as a pipeline stage.
+    pub fn with_part(mut self, part: Part) -> Self {
+        self.part = Some(part);
+        self
+    }
+
+    /// The part to build; `None` is the whole model.
+    pub fn part(&self) -> Option<&Part> {
+        self.part.as_ref()
+    }
+
+    /// The part to build of a model of `layers` layers.
+    pub fn part_of(&self, layers: usize) -> Part {
+        self.part.clone().unwrap_or_else(|| Part::whole(layers))
+    }
+
+    /// What is created from here on belongs to `unit`.
+    pub fn begin(&mut self, unit: Unit) {
+        self.unit = unit;
     }
 
     /// Creates parameters without autodiff, for evaluation and generation only.
@@ -218,6 +249,7 @@ impl<'a> ParamBuilder<'a> {
             values.extend(self.values(section, *init)?);
         }
         let spec = ParamSpec::new(sections.into_iter().map(|(section, _)| section).collect(), partial_gradient);
+        let spec = ParamSpec { unit: self.unit, ..spec };
         let data = TensorData::new(values, spec.local_shape());
         let tensor = Tensor::<D>::from_data(data, (&self.device, DType::from(self.dtype)));
         let tensor = if self.device.is_autodiff() { tensor.require_grad() } else { tensor };

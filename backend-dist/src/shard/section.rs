@@ -40,7 +40,8 @@ pub struct Section {
     pub split: Option<Split>,
     /// How many neighbouring ranks of the tensor parallel group hold this very slice.
     pub copies: usize,
-    /// Which of the copies this is; copy 0 owns the slice, that is, counts it in norms and writes it to disk.
+    /// Which of the copies this is; copy 0 owns the slice, that is, counts it in norms and writes it to disk. A second
+    /// pipeline stage that holds it too counts from `copies` on.
     pub copy: usize,
 }
 
@@ -77,6 +78,11 @@ impl Section {
         let copies = at.size / parts;
         let split = Split { dim, parts, part: at.rank / copies, padded };
         Self { name, global_shape: global_shape.to_vec(), split: Some(split), copies, copy: at.rank % copies }
+    }
+
+    /// The same slice, held once more by another pipeline stage than its owner's.
+    pub fn held_elsewhere(self) -> Self {
+        Self { copy: self.copies + self.copy, ..self }
     }
 
     /// Shape of the slice, padding included.

@@ -6,6 +6,21 @@ use serde::{Deserialize, Serialize};
 
 use super::{Section, stable_hash};
 
+/// The part of a model that a parameter is used in. What is used together is computed, gathered and reduced together;
+/// the order is that of the forward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Unit {
+    /// Shared by embedding and head, which may be on different ranks.
+    Tied,
+    /// Before the first layer.
+    #[default]
+    Embedding,
+    /// A layer, counted over the whole model.
+    Layer(usize),
+    /// After the last layer.
+    Head,
+}
+
 /// A local parameter, described: sections laid one after the other along its first dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParamSpec {
@@ -18,6 +33,8 @@ pub struct ParamSpec {
     /// over that group: norm weights, biases after a row-parallel layer and positions under sequence parallelism; norms
     /// of the rank's own heads always.
     pub partial_gradient: bool,
+    /// Where it is used.
+    pub unit: Unit,
     /// Weight decay applies; false for one-dimensional parameters, as in Megatron-LM
     /// (`megatron/core/optimizer/__init__.py`).
     pub weight_decay: bool,
@@ -33,7 +50,7 @@ pub struct GradientSum {
 }
 
 impl ParamSpec {
-    /// A parameter of some sections. Weight decay follows from the number of dimensions.
+    /// A parameter of some sections, used in the embedding. Weight decay follows from the number of dimensions.
     ///
     /// # Panics
     /// If there is no section, or sections differ in a dimension other than the first.
@@ -44,7 +61,7 @@ impl ParamSpec {
             assert_eq!(section.local_shape()[1..], tail, "{} does not fit under {}", section.name, first.name);
         }
         let weight_decay = first.global_shape.len() > 1;
-        Self { id: stable_hash(&first.name), sections, partial_gradient, weight_decay }
+        Self { id: stable_hash(&first.name), sections, partial_gradient, unit: Unit::default(), weight_decay }
     }
 
     /// Name of the first section, which names the parameter in messages.

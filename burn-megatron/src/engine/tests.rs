@@ -14,7 +14,7 @@ use models::layers::DropoutKey;
 use models::layout::ModelDims;
 use models::names::NameMap;
 use models::param::{BuildError, ParamBuilder};
-use models::{CausalLm, KvCache, ModelConfig};
+use models::{CausalLm, KvCache, ModelConfig, Part};
 use serde::{Deserialize, Serialize};
 
 const VOCAB: usize = 5;
@@ -24,6 +24,8 @@ const SEQ: usize = 3;
 struct Bigram {
     table: Param<Tensor<2>>,
     #[module(skip)]
+    part: Part,
+    #[module(skip)]
     registry: Registry,
 }
 
@@ -32,7 +34,7 @@ struct NoConfig;
 
 impl ModelConfig for NoConfig {
     fn dims(&self) -> ModelDims {
-        ModelDims { heads: 1, kv_heads: 1, intermediate: 1, layers: 1, max_positions: None }
+        ModelDims { hidden: VOCAB, heads: 1, kv_heads: 1, intermediate: 1, layers: 1, max_positions: None }
     }
     fn vocab_size(&self) -> usize {
         VOCAB
@@ -52,9 +54,28 @@ impl CausalLm for Bigram {
         Ok(bigram(None))
     }
 
-    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+    fn part(&self) -> &Part {
+        &self.part
+    }
+
+    fn embed(&self, tokens: Tensor<2, Int>, _: Option<&DropoutKey>) -> Tensor<3> {
         let [rows, seq] = tokens.dims();
-        self.table.val().select(0, tokens.reshape([rows * seq])).reshape([rows, seq, VOCAB])
+        self.table.val().select(0, tokens.transpose().reshape([rows * seq])).reshape([seq, rows, VOCAB])
+    }
+
+    fn layer(&self, _: usize, x: Tensor<3>, _: Option<&DropoutKey>) -> Tensor<3> {
+        x
+    }
+
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
+        let [seq, rows, _] = x.dims();
+        let labels = labels.transpose().reshape([seq * rows, 1]);
+        let picked = log_softmax(x.reshape([seq * rows, VOCAB]), 1).gather(1, labels);
+        picked.neg().reshape([seq, rows]).transpose()
+    }
+
+    fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
+        x.swap_dims(0, 1)
     }
 
     fn extend(&self, tokens: Tensor<2, Int>, _: &mut KvCache) -> Tensor<2> {
@@ -64,13 +85,6 @@ impl CausalLm for Bigram {
 
     fn registry(&self) -> &Registry {
         &self.registry
-    }
-
-    fn training_losses(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>, _: Option<&DropoutKey>) -> Tensor<2> {
-        let [rows, seq] = tokens.dims();
-        let logits = self.logits(tokens).reshape([rows * seq, VOCAB]);
-        let picked = log_softmax(logits, 1).gather(1, labels.reshape([rows * seq, 1]));
-        picked.neg().reshape([rows, seq])
     }
 }
 
@@ -84,7 +98,7 @@ fn bigram(poisoned: Option<usize>) -> Bigram {
     let data = TensorData::new(values, [VOCAB, VOCAB]);
     let table = Tensor::from_data(data, (&Device::flex().autodiff(), DType::F64)).require_grad();
     let id = ParamId::from(registry.iter().next().unwrap().id);
-    Bigram { table: Param::initialized(id, table), registry }
+    Bigram { table: Param::initialized(id, table), part: Part::whole(1), registry }
 }
 
 /// Four rows of which row 3 alone uses token 4; masks leave 3, 1, 2 and 3 tokens.

@@ -15,6 +15,7 @@ mod action;
 pub mod bounds;
 mod build;
 mod check;
+mod config;
 pub mod draw;
 mod inputs;
 mod orders;
@@ -28,6 +29,7 @@ mod timeline;
 
 pub use action::{Action, Pass, Payload, Transfer, Work};
 pub use check::Fault;
+pub use config::{PipelineConfig, PipelineError};
 pub use inputs::Input;
 pub use placement::Placement;
 pub use simulate::{Costs, Link, simulate};

@@ -4,12 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 
 use backend_dist::mesh::Nearest;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::Placement;
 
 /// The schedules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "&'static str")]
 pub enum ScheduleKind {
     /// One rank: forward and backward of each micro-batch in turn.
     NoPipeline,
@@ -57,6 +59,20 @@ impl ScheduleKind {
 impl fmt::Display for ScheduleKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+impl From<ScheduleKind> for &'static str {
+    fn from(kind: ScheduleKind) -> Self {
+        kind.name()
+    }
+}
+
+impl TryFrom<String> for ScheduleKind {
+    type Error = ScheduleError;
+
+    fn try_from(text: String) -> Result<Self, ScheduleError> {
+        text.parse()
     }
 }
 

@@ -147,6 +147,7 @@ impl ModelConfig for GptConfig {
 
     fn dims(&self) -> ModelDims {
         ModelDims {
+            hidden: self.hidden_size,
             heads: self.num_attention_heads,
             kv_heads: self.num_attention_heads,
             intermediate: self.intermediate_size,

@@ -23,6 +23,24 @@ pub struct VocabRows {
     pub first: usize,
 }
 
+/// The table that turns tokens into vectors, and hidden states into logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Vocab {
+    /// Number of tokens.
+    pub size: usize,
+    /// Features.
+    pub hidden: usize,
+    /// See [`VocabRows::new`].
+    pub divisor: usize,
+}
+
+impl Vocab {
+    /// The rows of one rank.
+    pub fn rows(&self, at: Place) -> VocabRows {
+        VocabRows::new(self.size, self.divisor, at)
+    }
+}
+
 impl VocabRows {
     /// The rows of one rank. `divisor` makes the rows of a rank a round number (Megatron's
     /// `--make-vocab-size-divisible-by`).
@@ -49,21 +67,13 @@ pub struct VocabParallelEmbedding {
 }
 
 impl VocabParallelEmbedding {
-    /// A table of `vocab_size` rows under the global name `name`.
+    /// A table under the global name `name`.
     ///
     /// # Errors
     /// See [`BuildError`].
-    pub fn new(
-        params: &mut ParamBuilder,
-        name: &str,
-        vocab_size: usize,
-        hidden: usize,
-        divisor: usize,
-        init: Init,
-    ) -> Result<Self, BuildError> {
-        let at = params.place();
-        let rows = VocabRows::new(vocab_size, divisor, at);
-        let weight = params.sections(vec![(rows.section(&format!("{name}.weight"), hidden, at), init)])?;
+    pub fn new(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
+        let (at, rows) = (params.place(), vocab.rows(params.place()));
+        let weight = params.sections(vec![(rows.section(&format!("{name}.weight"), vocab.hidden, at), init)])?;
         Ok(Self { weight, rows, parallel: params.parallel().clone() })
     }
 
@@ -83,11 +93,6 @@ impl VocabParallelEmbedding {
     /// The rank's rows of the table, for an output layer that shares them.
     pub fn weight(&self) -> Tensor<2> {
         self.weight.val()
-    }
-
-    /// Which rows the rank holds.
-    pub fn rows(&self) -> VocabRows {
-        self.rows
     }
 }
 

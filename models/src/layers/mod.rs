@@ -18,7 +18,7 @@ pub use attention::{AttentionConfig, SelfAttention};
 pub use block::{BlockConfig, TransformerBlock};
 pub use cache::{KvCache, LayerCache};
 pub use dropout::{Dropout, DropoutKey};
-pub use embedding::{LearnedPositions, VocabParallelEmbedding, VocabRows};
+pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabRows};
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use norm::{Norm, NormKind};

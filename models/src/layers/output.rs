@@ -2,11 +2,11 @@
 
 use backend_dist::ops::conjugate::gather_from_tensor_parallel;
 use backend_dist::ops::{linear, vocab_parallel_cross_entropy};
-use backend_dist::shard::Init;
+use backend_dist::shard::{Init, Unit};
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
 
-use super::embedding::{VocabParallelEmbedding, VocabRows};
+use super::embedding::{Vocab, VocabParallelEmbedding, VocabRows};
 use super::linear::enter_tensor_parallel;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
@@ -22,42 +22,65 @@ pub struct OutputLayer {
 }
 
 impl OutputLayer {
-    /// A projection with its own weight under the global name `name`, for the vocabulary of `embedding`.
+    /// A projection with its own weight under the global name `name`.
     ///
     /// # Errors
     /// See [`BuildError`].
-    pub fn untied(
-        params: &mut ParamBuilder,
-        name: &str,
-        embedding: &VocabParallelEmbedding,
-        init: Init,
-    ) -> Result<Self, BuildError> {
-        let (at, rows) = (params.place(), embedding.rows());
-        let hidden = embedding.weight().dims()[1];
-        let weight = params.sections(vec![(rows.section(&format!("{name}.weight"), hidden, at), init)])?;
+    pub fn untied(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
+        let (at, rows) = (params.place(), vocab.rows(params.place()));
+        let weight = params.sections(vec![(rows.section(&format!("{name}.weight"), vocab.hidden, at), init)])?;
         Ok(Self { weight: Some(weight), rows, parallel: params.parallel().clone() })
     }
 
-    /// A projection that shares the weight of `embedding`.
-    pub fn tied(params: &ParamBuilder, embedding: &VocabParallelEmbedding) -> Self {
-        Self { weight: None, rows: embedding.rows(), parallel: params.parallel().clone() }
+    /// A projection that shares the weight of the embedding `name`. Where the embedding is on another pipeline stage it
+    /// holds a copy, which starts equal and, as the gradients of both are summed, stays equal.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn tied(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
+        let (at, rows) = (params.place(), vocab.rows(params.place()));
+        let weight = match params.part().is_some_and(|part| !part.embedding) {
+            true => {
+                let section = rows.section(&format!("{name}.weight"), vocab.hidden, at).held_elsewhere();
+                params.begin(Unit::Tied);
+                let weight = params.sections(vec![(section, init)])?;
+                params.begin(Unit::Head);
+                Some(weight)
+            }
+            false => None,
+        };
+        Ok(Self { weight, rows, parallel: params.parallel().clone() })
     }
 
     /// `-log p(label)` of every token: hidden states `[s, b, hidden]` (or the rank's part of the sequence) and
     /// `labels [s, b]` to `[s, b]`, the same on all ranks.
-    pub fn token_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, embedding: &VocabParallelEmbedding) -> Tensor<2> {
+    ///
+    /// # Panics
+    /// If the weight is the embedding's and `embedding` is not given.
+    pub fn token_losses(
+        &self,
+        x: Tensor<3>,
+        labels: Tensor<2, Int>,
+        embedding: Option<&VocabParallelEmbedding>,
+    ) -> Tensor<2> {
         let logits = self.local_logits(x, embedding);
         let VocabRows { first, vocab_size, .. } = self.rows;
         vocab_parallel_cross_entropy(logits, labels, first, vocab_size, &self.parallel.group)
     }
 
     /// All logits on every rank, without padding: `[s, b, vocab]`.
-    pub fn logits(&self, x: Tensor<3>, embedding: &VocabParallelEmbedding) -> Tensor<3> {
+    ///
+    /// # Panics
+    /// As [`token_losses`](Self::token_losses).
+    pub fn logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {
         self.gather(self.local_logits(x, embedding))
     }
 
     /// [`logits`](Self::logits) of one position of the whole sequence, `[b, vocab]`.
-    pub fn logits_at(&self, x: Tensor<3>, position: usize, embedding: &VocabParallelEmbedding) -> Tensor<2> {
+    ///
+    /// # Panics
+    /// As [`token_losses`](Self::token_losses).
+    pub fn logits_at(&self, x: Tensor<3>, position: usize, embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {
         let x = enter_tensor_parallel(x, &self.parallel).narrow(0, position, 1);
         self.gather(linear(x, self.weight(embedding))).squeeze_dim(0)
     }
@@ -66,11 +89,12 @@ impl OutputLayer {
         gather_from_tensor_parallel(local, &self.parallel.group).narrow(2, 0, self.rows.vocab_size)
     }
 
-    fn local_logits(&self, x: Tensor<3>, embedding: &VocabParallelEmbedding) -> Tensor<3> {
+    fn local_logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {
         linear(enter_tensor_parallel(x, &self.parallel), self.weight(embedding))
     }
 
-    fn weight(&self, embedding: &VocabParallelEmbedding) -> Tensor<2> {
-        self.weight.as_ref().map_or_else(|| embedding.weight(), Param::val)
+    fn weight(&self, embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {
+        let tied = || embedding.expect("a tied output layer is on the embedding's stage or holds a copy").weight();
+        self.weight.as_ref().map_or_else(tied, Param::val)
     }
 }

@@ -220,6 +220,7 @@ impl ModelConfig for LlamaConfig {
 
     fn dims(&self) -> ModelDims {
         ModelDims {
+            hidden: self.hidden_size,
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads,
             intermediate: self.intermediate_size,

@@ -2,31 +2,41 @@
 
 use std::sync::Arc;
 
-use backend_dist::shard::Registry;
+use backend_dist::shard::{Registry, Unit};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
 use super::config::LlamaConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::layers::{
-    Dropout, DropoutKey, KvCache, Norm, NormKind, OutputLayer, RotaryEmbedding, TransformerBlock,
+    Dropout, DropoutKey, KvCache, Norm, NormKind, OutputLayer, RotaryEmbedding, TransformerBlock, Vocab,
     VocabParallelEmbedding,
 };
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::part::Part;
 
 /// A rank's part of a Llama.
 #[derive(Module, Debug)]
 pub struct Llama {
-    embed_tokens: VocabParallelEmbedding,
+    embed_tokens: Option<VocabParallelEmbedding>,
     layers: Vec<TransformerBlock>,
-    norm: Norm,
-    lm_head: OutputLayer,
+    head: Option<Head>,
     #[module(skip)]
     dropout: Dropout,
     #[module(skip)]
     rope: RotaryEmbedding,
     #[module(skip)]
+    parallel: TensorParallel,
+    #[module(skip)]
+    part: Part,
+    #[module(skip)]
     registry: Arc<Registry>,
+}
+
+#[derive(Module, Debug)]
+struct Head {
+    norm: Norm,
+    lm_head: OutputLayer,
 }
 
 impl CausalLm for Llama {
@@ -36,51 +46,75 @@ impl CausalLm for Llama {
         config.check()?;
         config.dims().check_tp(params.place().size)?;
         let params = &mut params;
-        let (hidden, init) = (config.hidden_size, config.init());
-        let divisor = config.make_vocab_size_divisible_by;
-        let embed_tokens =
-            VocabParallelEmbedding::new(params, "embed_tokens", config.vocab_size, hidden, divisor, init)?;
+        let (init, part) = (config.init(), params.part_of(config.num_hidden_layers));
+        let vocab =
+            Vocab { size: config.vocab_size, hidden: config.hidden_size, divisor: config.make_vocab_size_divisible_by };
+        params.begin(if config.tie_word_embeddings { Unit::Tied } else { Unit::Embedding });
+        let embed_tokens = match part.embedding {
+            true => Some(VocabParallelEmbedding::new(params, "embed_tokens", &vocab, init)?),
+            false => None,
+        };
         let block = config.block();
-        let layers = (0..config.num_hidden_layers)
-            .map(|layer| TransformerBlock::new(params, &format!("layers.{layer}"), &block))
-            .collect::<Result<_, _>>()?;
-        let norm = Norm::new(params, "norm", hidden, NormKind::Rms, config.rms_norm_eps)?;
-        let lm_head = match config.tie_word_embeddings {
-            true => OutputLayer::tied(params, &embed_tokens),
-            false => OutputLayer::untied(params, "lm_head", &embed_tokens, init)?,
+        let layer = |index| {
+            params.begin(Unit::Layer(index));
+            TransformerBlock::new(params, &format!("layers.{index}"), &block)
+        };
+        let layers = part.layers.clone().map(layer).collect::<Result<_, _>>()?;
+        params.begin(Unit::Head);
+        let head = match part.head {
+            true => Some(Head {
+                norm: Norm::new(params, "norm", vocab.hidden, NormKind::Rms, config.rms_norm_eps)?,
+                lm_head: match config.tie_word_embeddings {
+                    true => OutputLayer::tied(params, "embed_tokens", &vocab, init)?,
+                    false => OutputLayer::untied(params, "lm_head", &vocab, init)?,
+                },
+            }),
+            false => None,
         };
         Ok(Self {
             embed_tokens,
             layers,
-            norm,
-            lm_head,
+            head,
             dropout: Dropout::new(params.parallel(), "embed_tokens", config.hidden_dropout),
             rope: RotaryEmbedding::new(&config.rope()),
+            parallel: params.parallel().clone(),
+            part,
             registry: Arc::new(params.take_registry()),
         })
     }
 
-    fn training_losses(
-        &self,
-        tokens: Tensor<2, Int>,
-        labels: Tensor<2, Int>,
-        dropout: Option<&DropoutKey>,
-    ) -> Tensor<2> {
-        let x = self.hidden_states(tokens, dropout);
-        self.lm_head.token_losses(x, labels.transpose(), &self.embed_tokens).transpose()
+    fn part(&self) -> &Part {
+        &self.part
     }
 
-    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        self.lm_head.logits(self.hidden_states(tokens, None), &self.embed_tokens).swap_dims(0, 1)
+    fn embed(&self, tokens: Tensor<2, Int>, dropout: Option<&DropoutKey>) -> Tensor<3> {
+        self.dropout.forward(self.embedding().forward(tokens.transpose()), dropout)
+    }
+
+    fn layer(&self, index: usize, x: Tensor<3>, dropout: Option<&DropoutKey>) -> Tensor<3> {
+        let seq = self.parallel.sequence_length(x.dims()[0]);
+        let angles = self.rope.angles(0..seq, x.dtype(), &x.device());
+        self.layers[index - self.part.layers.start].forward(x, Some(&angles), dropout)
+    }
+
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
+        let Head { norm, lm_head } = self.head();
+        lm_head.token_losses(norm.forward(x), labels.transpose(), self.embed_tokens.as_ref()).transpose()
+    }
+
+    fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
+        let Head { norm, lm_head } = self.head();
+        lm_head.logits(norm.forward(x), self.embed_tokens.as_ref()).swap_dims(0, 1)
     }
 
     fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
         let at = cache.advance(tokens.dims()[1]);
-        let x = self.embed_tokens.extend(tokens.transpose());
+        let x = self.embedding().extend(tokens.transpose());
         let angles = self.rope.angles(at.clone(), x.dtype(), &x.device());
         let x = (self.layers.iter().enumerate())
             .fold(x, |x, (index, layer)| layer.extend(x, &at, Some(&angles), cache.layer(index)));
-        self.lm_head.logits_at(self.norm.forward(x), at.len() - 1, &self.embed_tokens)
+        let Head { norm, lm_head } = self.head();
+        lm_head.logits_at(norm.forward(x), at.len() - 1, self.embed_tokens.as_ref())
     }
 
     fn registry(&self) -> &Registry {
@@ -89,13 +123,11 @@ impl CausalLm for Llama {
 }
 
 impl Llama {
-    /// The last hidden states of `tokens [b, s]`: `[s, b, hidden]`, under sequence parallelism `[s/tp, b, hidden]`.
-    fn hidden_states(&self, tokens: Tensor<2, Int>, dropout: Option<&DropoutKey>) -> Tensor<3> {
-        let seq = tokens.dims()[1];
-        let x = self.embed_tokens.forward(tokens.transpose());
-        let angles = self.rope.angles(0..seq, x.dtype(), &x.device());
-        let x = self.dropout.forward(x, dropout);
-        let x = self.layers.iter().fold(x, |x, layer| layer.forward(x, Some(&angles), dropout));
-        self.norm.forward(x)
+    fn embedding(&self) -> &VocabParallelEmbedding {
+        self.embed_tokens.as_ref().expect("only the first stage embeds tokens")
+    }
+
+    fn head(&self) -> &Head {
+        self.head.as_ref().expect("only the last stage has the head")
     }
 }
