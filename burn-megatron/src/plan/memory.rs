@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::Job;
-use super::operations::{Activation, Unit};
+use super::operations::{Activation, Op, Unit};
 use super::state::{Bucket, States};
 use crate::schedule::{Action, Input, Pass, Schedule};
 
@@ -130,11 +130,7 @@ impl UnitMemory {
         let lives = Lives::of(unit);
         let first = unit.ops[0].input.bytes;
         let gradients = unit.ops.iter().map(|op| op.weight).sum::<u64>() * element;
-        let linear = |(at, op): (usize, &super::operations::Op)| {
-            let kept = if op.linear { op.output.bytes + op.input.bytes } else { 0 };
-            (at, kept)
-        };
-        let deferred = unit.ops.iter().enumerate().map(linear).map(|(_, kept)| kept).sum();
+        let deferred = unit.ops.iter().map(put_off).sum();
         let recorded = lives.forward(unit, false);
         let (kept, forward) = match unit.recomputed {
             true => (first, lives.forward(unit, true)),
@@ -144,6 +140,11 @@ impl UnitMemory {
         let backward = |split| lives.backward(unit, element, split).max(again);
         Self { kept, deferred, forward, backward: backward(false), backward_input: backward(true), gradients }
     }
+}
+
+/// What a linear layer holds until its weight gradient is computed: its input and the gradient of its output.
+fn put_off(op: &Op) -> u64 {
+    if op.linear { op.output.bytes + op.keeps.iter().map(|input| input.bytes).sum::<u64>() } else { 0 }
 }
 
 /// Which operations keep a tensor.
@@ -180,7 +181,7 @@ impl Lives {
 
     /// The most in a forward pass: what is kept so far, what an operation reads and what it makes.
     fn forward(&self, unit: &Unit, unrecorded: bool) -> u64 {
-        let during = |(at, op): (usize, &super::operations::Op)| {
+        let during = |(at, op): (usize, &Op)| {
             let hands = |id: usize| id == op.input.id || id == op.output.id;
             let own = op.input.bytes + if op.output.id == op.input.id { 0 } else { op.output.bytes };
             let keeps = |life: &Life| if unrecorded { life.tensor.stream } else { !life.dropped };
@@ -196,12 +197,12 @@ impl Lives {
         let residual = if residual.stream && !unit.head { residual.bytes } else { 0 };
         let (mut peak, mut behind) = (0, 0);
         for (at, op) in unit.ops.iter().enumerate().rev() {
-            let put_off = split && op.linear;
             let alive = |life: &Life| life.first <= at && (!life.dropped || at <= life.last);
             let own = if op.output.id == op.input.id { op.input.bytes } else { op.input.bytes + op.output.bytes };
-            behind += if put_off { 0 } else { op.weight * element };
+            let later = split && op.linear;
+            behind += if later { 0 } else { op.weight * element };
             peak = peak.max(self.sum(alive) + own + residual + behind);
-            behind += if put_off { op.input.bytes + op.output.bytes } else { 0 };
+            behind += if later { put_off(op) } else { 0 };
         }
         peak
     }

@@ -146,9 +146,8 @@ impl Maker<'_> {
         let (decoder, share) = (self.decoder, self.share);
         let bias = decoder.attention_bias;
         chain.norm(Some(Module::Norms));
-        chain.enter();
-        let packed = share.queries + 2 * share.keys;
-        chain.linear(packed, share.hidden, bias, Some(Module::Norms));
+        let input = chain.enter();
+        chain.linear(share.queries + 2 * share.keys, share.hidden, bias, input);
         if decoder.head_norms {
             let input = chain.at;
             chain.op(input.bytes, |op| {
@@ -179,7 +178,7 @@ impl Maker<'_> {
             op.again = again;
             op.exchange = exchange;
         });
-        chain.linear(share.hidden, share.queries, bias, Some(Module::CoreAttention));
+        chain.linear(share.hidden, share.queries, bias, chain.at);
         chain.leave();
         chain.add();
     }
@@ -188,15 +187,15 @@ impl Maker<'_> {
         let (decoder, share) = (self.decoder, self.share);
         let width = share.intermediate;
         chain.norm(Some(Module::Norms));
-        chain.enter();
-        chain.linear(if decoder.gated { 2 * width } else { width }, share.hidden, decoder.mlp_bias, Some(Module::Norms));
+        let input = chain.enter();
+        chain.linear(if decoder.gated { 2 * width } else { width }, share.hidden, decoder.mlp_bias, input);
         let input = chain.at;
         let again = self.recompute.selects(Module::MlpActivation);
         chain.op_of(share.tokens * width * self.element, Some(Module::MlpActivation), |op| {
             op.keeps = vec![input];
             op.again = again;
         });
-        chain.linear(share.hidden, width, decoder.mlp_bias, Some(Module::MlpActivation));
+        chain.linear(share.hidden, width, decoder.mlp_bias, chain.at);
         chain.leave();
         chain.add();
     }
@@ -205,8 +204,8 @@ impl Maker<'_> {
         let share = self.share;
         let mut chain = Chain::new(self, self.stream(), true);
         chain.norm(None);
-        chain.enter();
-        chain.linear(share.vocab, share.hidden, false, None);
+        let input = chain.enter();
+        chain.linear(share.vocab, share.hidden, false, input);
         let logits = chain.at;
         let wide = self.element.max(4);
         let statistics = chain.tensor(share.tokens * wide, None);
@@ -287,36 +286,38 @@ impl<'a> Chain<'a> {
         });
     }
 
-    fn enter(&mut self) {
+    /// Goes into a tensor parallel region; gives what it came with.
+    fn enter(&mut self) -> Activation {
+        let came = self.at;
         let (share, sequence) = (self.maker.share, self.maker.layout.sequence_parallel());
         if !self.parallel() {
-            return;
+            return came;
         }
         let bytes = share.tokens * share.hidden * self.maker.element;
-        let module = self.at.module;
-        let again = sequence && module.is_some_and(|module| self.maker.recompute.selects(module));
         let (forward, backward) = match sequence {
             true => (Some(Collective::AllGather), Some(Collective::ReduceScatter)),
             false => (None, Some(Collective::AllReduce)),
         };
-        let exchange = Some(Exchange { forward, backward, bytes, context: false, again });
+        // The linear layer keeps its part of the sequence and gathers it again for its weight's gradient.
+        let exchange = Some(Exchange { forward, backward, bytes, context: false, again: sequence });
         if sequence {
-            self.op_of(bytes, module, |op| op.exchange = exchange);
+            self.op(bytes, |op| op.exchange = exchange);
         } else {
             // The same tensor goes on; only its gradient is summed.
             let at = self.at;
-            self.op_of(bytes, module, |op| {
+            self.op(bytes, |op| {
                 op.output = at;
                 op.exchange = exchange;
             });
             self.at = at;
         }
+        came
     }
 
-    fn linear(&mut self, outputs: u64, inputs: u64, bias: bool, module: Option<Module>) {
+    /// A matrix product; `input` is what it keeps.
+    fn linear(&mut self, outputs: u64, inputs: u64, bias: bool, input: Activation) {
         let tokens = self.maker.share.tokens;
         let product = 2.0 * tokens as f64 * outputs as f64 * inputs as f64;
-        let input = Activation { module, ..self.at };
         self.op(tokens * outputs * self.maker.element, |op| {
             op.keeps = vec![input];
             op.weight = outputs * inputs + if bias { outputs } else { 0 };

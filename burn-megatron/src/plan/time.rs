@@ -112,8 +112,11 @@ impl Clock<'_> {
             if unit.recomputed || op.again {
                 passes[1].add(local(self.roofline(op, op.flops[0], moved, true)));
             }
-            if unit.recomputed || exchange.is_some_and(|exchange| exchange.again) {
+            if unit.recomputed {
                 passes[1].exchange += sent;
+            }
+            if let Some(exchange) = exchange.filter(|exchange| exchange.again) {
+                passes[if exchange.context { 1 } else { 2 }].exchange += sent;
             }
         }
         passes

@@ -58,9 +58,9 @@ pub fn of_micro_batch(job: &Job, units: &[Unit]) -> [[u64; 2]; 2] {
             let bytes =
                 |collective: Option<Collective>| collective.map_or(0, |c| c.sent(exchange.bytes, ranks));
             let axis = usize::from(exchange.context);
-            let again = if exchange.again || unit.recomputed { bytes(exchange.forward) } else { 0 };
+            let again = u64::from(exchange.again) + u64::from(unit.recomputed);
             sent[0][axis] += bytes(exchange.forward);
-            sent[1][axis] += bytes(exchange.backward) + again;
+            sent[1][axis] += bytes(exchange.backward) + again * bytes(exchange.forward);
         }
     }
     sent
