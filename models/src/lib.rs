@@ -13,6 +13,7 @@ mod megatron;
 pub mod names;
 pub mod param;
 pub mod part;
+pub mod recompute;
 
 pub use causal_lm::{CausalLm, ModelConfig};
 pub use config::ConfigError;
@@ -22,3 +23,4 @@ pub use layers::KvCache;
 pub use llama::{Llama, LlamaConfig, LlamaVariant};
 pub use param::{BuildError, ParamBuilder, WeightSource};
 pub use part::Part;
+pub use recompute::Recompute;

@@ -14,6 +14,7 @@ use thiserror::Error;
 use crate::config::ConfigError;
 use crate::layout::ModelLayoutError;
 use crate::part::Part;
+use crate::recompute::Recompute;
 
 /// Where initial weights come from when they are not random.
 pub trait WeightSource: Send + Sync {
@@ -100,6 +101,7 @@ pub struct ParamBuilder<'a> {
     fp32_norms: bool,
     part: Option<Part>,
     unit: Unit,
+    recompute: Recompute,
     registry: Registry,
 }
 
@@ -116,6 +118,7 @@ impl<'a> ParamBuilder<'a> {
             fp32_norms: false,
             part: None,
             unit: Unit::default(),
+            recompute: Recompute::default(),
             registry: Registry::default(),
         }
     }
@@ -162,6 +165,17 @@ impl<'a> ParamBuilder<'a> {
     /// Whether [`ParamBuilder::with_fp32_norms`] was asked for.
     pub fn has_fp32_norms(&self) -> bool {
         self.fp32_norms
+    }
+
+    /// Layers drop what selective recomputation says and compute it again in the backward pass.
+    pub fn with_recompute(mut self, recompute: &Recompute) -> Self {
+        self.recompute = recompute.clone();
+        self
+    }
+
+    /// What [`ParamBuilder::with_recompute`] asked for; nothing without it.
+    pub fn recompute(&self) -> &Recompute {
+        &self.recompute
     }
 
     /// The tensor parallel group that layers are built for.

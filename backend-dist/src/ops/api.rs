@@ -5,8 +5,10 @@ use burn::tensor::{Int, Tensor};
 
 use super::{
     drop_key::DropKey,
+    fused::{Entry, FusedOps, How},
     local::LocalOps,
     options::{AttentionOptions, GeluKind, PackedHeads},
+    prologue::Step,
 };
 
 /// `x · wᵀ` for `x [.., in]` and `w [out, in]`; output `[.., out]`.
@@ -17,7 +19,8 @@ use super::{
 pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
     let (input, [out, inner]) = (x.dims()[D - 1], w.dims());
     assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_linear(x.into_dispatch(), w.into_dispatch()))
+    let how = How { step: Step::None, entry: Entry::Own, recompute: false };
+    Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x.into_dispatch(), w.into_dispatch(), how))
 }
 
 /// `w x / √(mean(x²) + eps)` over the last dimension; `w` has its size.

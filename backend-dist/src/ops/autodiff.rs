@@ -37,17 +37,6 @@ macro_rules! node {
     };
 }
 
-// State: x if the weight is tracked, w if x is.
-node!(Linear, 2, [Option<FloatTensor<B>>; 2], |ops, grad, grads| {
-    let ([x_node, w_node], [x, w]) = (ops.parents, ops.state);
-    if let (Some(node), Some(x)) = (w_node, x) {
-        grads.register::<B>(node.id, B::linear_weight_grad(grad.clone(), x));
-    }
-    if let (Some(node), Some(w)) = (x_node, w) {
-        grads.register::<B>(node.id, B::linear_input_grad(grad, w));
-    }
-});
-
 node!(RmsNorm, 2, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
     let ([x_node, w_node], (x, w, eps)) = (ops.parents, ops.state);
     let needs = NormNeeds { x: x_node.is_some(), w: w_node.is_some(), b: false };
@@ -120,18 +109,6 @@ node!(Dropout, 1, (f64, DropKey), |ops, grad, grads| {
 });
 
 impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
-    fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
-        let tracked = [x.is_tracked(), w.is_tracked()];
-        let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
-        match Linear.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let state = [tracked[1].then(|| x.clone()), tracked[0].then(|| w.clone())];
-                prep.finish(state, B::linear_forward(x, w))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::linear_forward(x, w)),
-        }
-    }
-
     fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
         let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
         match RmsNorm.prepare::<C>([x_node, w_node]).compute_bound().stateful() {

@@ -16,7 +16,6 @@ use super::{
 /// One method per public operation; see the functions of [`ops`](super) for what they do.
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 pub(super) trait LocalOps: Backend {
-    fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self>;
     fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
     fn op_layer_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, b: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
     fn op_rope(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>, heads: usize)
@@ -37,10 +36,6 @@ pub(super) trait LocalOps: Backend {
 macro_rules! local_ops_by_kernels {
     ($backend:ty) => {
         impl LocalOps for $backend {
-            fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
-                Self::linear_forward(x, w)
-            }
-
             fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
                 Self::rms_norm_forward(x, w, eps)
             }

@@ -17,17 +17,24 @@ pub mod conjugate;
 mod cross_entropy;
 mod drop_key;
 mod flex;
+mod fused;
 mod kernels;
 mod local;
 mod options;
 mod plain;
+mod prologue;
+mod tape;
 #[cfg(test)]
 mod tests;
+pub mod weight_grads;
 
 pub use api::{
     attention, attention_packed, dropout, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed, swiglu,
 };
 pub use cross_entropy::vocab_parallel_cross_entropy;
 pub use drop_key::DropKey;
+pub use fused::{Entry, linear_with};
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use options::{AttentionOptions, GeluKind, PackedHeads, Rotation};
+pub use prologue::Prologue;
+pub use tape::{Tape, pull_back};

@@ -4,4 +4,6 @@ mod attention;
 mod compare;
 mod cross_entropy;
 mod finite;
+mod fused;
 mod pointwise;
+mod tape;

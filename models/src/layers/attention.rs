@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use backend_dist::ops::{AttentionOptions, PackedHeads, attention, attention_packed, rope_packed};
+use backend_dist::ops::{AttentionOptions, PackedHeads, Prologue, attention, rope_packed};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -11,6 +11,7 @@ use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinea
 use super::norm::Norm;
 use super::rope::Angles;
 use crate::param::{BuildError, ParamBuilder};
+use crate::recompute;
 
 /// Sizes of an attention layer.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +46,8 @@ pub struct SelfAttention {
     heads: PackedHeads,
     #[module(skip)]
     options: AttentionOptions,
+    #[module(skip)]
+    recompute_core: bool,
 }
 
 impl SelfAttention {
@@ -77,14 +80,15 @@ impl SelfAttention {
             out: RowParallelLinear::new(params, &format!("{name}.o_proj"), inner, config.hidden, config.output)?,
             heads: PackedHeads { heads: config.heads / ranks, kv_heads: config.kv_heads / kv_parts },
             options: AttentionOptions { window: config.window, ..AttentionOptions::causal(config.head_dim) },
+            recompute_core: params.recompute().selects(recompute::Module::CoreAttention),
         })
     }
 
-    /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same. `angles` rotate queries and keys;
-    /// without them positions must be in `x`.
-    pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>) -> Tensor<3> {
-        let qkv = self.heads(self.qkv.forward(x), angles);
-        self.leave(attention_packed(qkv, self.heads, self.options))
+    /// Attention of `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same. `angles`
+    /// rotate queries and keys; without them positions must be in `x`.
+    pub fn forward(&self, x: Tensor<3>, norm: &Norm, angles: Option<&Angles>) -> Tensor<3> {
+        let qkv = self.heads(self.qkv.forward(x, norm), angles);
+        self.out.forward(qkv, Prologue::Attention(self.heads, self.options), self.recompute_core)
     }
 
     /// The same for positions that follow those in the cache; `angles` are theirs. Positions beyond `at` fill the
@@ -92,18 +96,21 @@ impl SelfAttention {
     pub fn extend(
         &self,
         x: Tensor<3>,
+        norm: &Norm,
         at: &Range<usize>,
         angles: Option<&Angles>,
         cache: &mut LayerCache,
     ) -> Tensor<3> {
-        let qkv = self.qkv.forward(x);
+        let qkv = self.qkv.forward(x, norm);
         let rows = qkv.dims()[0];
         let qkv = self.heads(qkv.narrow(0, 0, at.len()), angles);
         let PackedHeads { heads, kv_heads } = self.heads;
         let q = qkv.clone().narrow(2, 0, heads);
         let new = [qkv.clone().narrow(2, heads, kv_heads), qkv.narrow(2, heads + kv_heads, kv_heads)];
         let [k, v] = cache.append(at, new);
-        self.leave(pad_sequence(attention(q, k, v, self.options), rows))
+        let context = pad_sequence(attention(q, k, v, self.options), rows);
+        let [seq, batch, heads, head_dim] = context.dims();
+        self.out.forward(context.reshape([seq, batch, heads * head_dim]), Prologue::None, false)
     }
 
     /// The projection's `[s, b, features]` as normalised and rotated heads `[s, b, heads + 2 kv_heads, d]`.
@@ -125,11 +132,5 @@ impl SelfAttention {
         let queries = of_queries.forward(qkv.clone().narrow(2, 0, heads));
         let keys = of_keys.forward(qkv.clone().narrow(2, heads, kv_heads));
         Tensor::cat(vec![queries, keys, qkv.narrow(2, heads + kv_heads, kv_heads)], 2)
-    }
-
-    /// From what the heads `[s, b, heads, d]` gathered to the residual stream.
-    fn leave(&self, context: Tensor<4>) -> Tensor<3> {
-        let [seq, batch, heads, head_dim] = context.dims();
-        self.out.forward(context.reshape([seq, batch, heads * head_dim]))
     }
 }

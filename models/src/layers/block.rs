@@ -64,7 +64,7 @@ impl TransformerBlock {
 
     /// The block's output; see [`SelfAttention::forward`] for `angles` and [`Dropout::forward`] for `dropout`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, dropout: Option<&DropoutKey>) -> Tensor<3> {
-        self.around(x, dropout, |x| self.attention.forward(x, angles))
+        self.around(x, dropout, |x, norm| self.attention.forward(x, norm, angles))
     }
 
     /// The same for positions that follow those in the cache; see [`SelfAttention::extend`].
@@ -75,18 +75,18 @@ impl TransformerBlock {
         angles: Option<&Angles>,
         cache: &mut LayerCache,
     ) -> Tensor<3> {
-        self.around(x, None, |x| self.attention.extend(x, at, angles, cache))
+        self.around(x, None, |x, norm| self.attention.extend(x, norm, at, angles, cache))
     }
 
     fn around(
         &self,
         x: Tensor<3>,
         dropout: Option<&DropoutKey>,
-        attention: impl FnOnce(Tensor<3>) -> Tensor<3>,
+        attention: impl FnOnce(Tensor<3>, &Norm) -> Tensor<3>,
     ) -> Tensor<3> {
-        let attention = attention(self.input_layernorm.forward(x.clone()));
+        let attention = attention(x.clone(), &self.input_layernorm);
         let x = x + self.attention_dropout.forward(attention, dropout);
-        let mlp = self.mlp.forward(self.post_attention_layernorm.forward(x.clone()));
+        let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm);
         x + self.mlp_dropout.forward(mlp, dropout)
     }
 }

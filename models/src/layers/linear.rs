@@ -7,12 +7,14 @@ use backend_dist::ops::conjugate::{
     Partial, copy_to_tensor_parallel, gather_from_sequence_parallel, reduce_from_tensor_parallel,
     reduce_scatter_to_sequence_parallel,
 };
-use backend_dist::ops::linear;
+use backend_dist::ops::{Entry, Prologue, linear_with};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::norm::Norm;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::recompute;
 
 /// What all linear layers of a model share.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +44,8 @@ pub struct ColumnParallelLinear {
     bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     parallel: TensorParallel,
+    #[module(skip)]
+    recompute_norm: bool,
 }
 
 impl ColumnParallelLinear {
@@ -66,13 +70,16 @@ impl ColumnParallelLinear {
             (Section::split(name, &[output.features], 0, output.parts, at), Init::ZEROS)
         });
         let bias = if config.bias { Some(params.sections(biases.collect())?) } else { None };
-        Ok(Self { weight, bias, parallel: params.parallel().clone() })
+        let recompute_norm = params.recompute().selects(recompute::Module::Norms);
+        Ok(Self { weight, bias, parallel: params.parallel().clone(), recompute_norm })
     }
 
-    /// The rank's outputs for the whole sequence.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let y = linear(enter_tensor_parallel(x, &self.parallel), self.weight.val());
-        add_bias(y, self.bias.as_ref())
+    /// The rank's outputs for the whole sequence of `norm(x)`.
+    pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
+        let group = self.parallel.group.clone();
+        let entry = if self.parallel.sequence { Entry::Gathered(group) } else { Entry::Copied(group) };
+        let (x, prologue) = norm.in_front_of_linear(x);
+        add_bias(linear_with(x, prologue, self.weight.val(), entry, self.recompute_norm), self.bias.as_ref())
     }
 }
 
@@ -108,10 +115,11 @@ impl RowParallelLinear {
         Ok(Self { weight, bias, parallel: params.parallel().clone() })
     }
 
-    /// The sum over the ranks, whole or this rank's part of the sequence.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let y = leave_tensor_parallel(Partial::new(linear(x, self.weight.val())), &self.parallel);
-        add_bias(y, self.bias.as_ref())
+    /// The sum over the ranks, whole or this rank's part of the sequence, for the input that `prologue` makes of `x`;
+    /// with `recompute` it makes it again in the backward pass.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>, prologue: Prologue, recompute: bool) -> Tensor<3> {
+        let y = linear_with(x, prologue, self.weight.val(), Entry::Own, recompute);
+        add_bias(leave_tensor_parallel(Partial::new(y), &self.parallel), self.bias.as_ref())
     }
 }
 

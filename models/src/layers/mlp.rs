@@ -1,11 +1,13 @@
 //! The feed-forward part of a block: column-parallel, activation, row-parallel.
 
-use backend_dist::ops::{GeluKind, gelu, swiglu};
+use backend_dist::ops::{GeluKind, Prologue};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+use super::norm::Norm;
 use crate::param::{BuildError, ParamBuilder};
+use crate::recompute;
 
 /// The function between the two linear layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,13 +36,15 @@ pub struct MlpConfig {
     pub output: LinearConfig,
 }
 
-/// `down(activation(up(x)))`. On each rank the first layer gives `[gate | up]` of the rank's features.
+/// `down(activation(up(norm(x))))` with the norm of its block. On each rank the first layer gives `[gate | up]` of the rank's features.
 #[derive(Module, Debug)]
 pub struct Mlp {
     up: ColumnParallelLinear,
     down: RowParallelLinear,
     #[module(skip)]
     activation: Activation,
+    #[module(skip)]
+    recompute_activation: bool,
 }
 
 impl Mlp {
@@ -61,16 +65,16 @@ impl Mlp {
             up: ColumnParallelLinear::new(params, config.hidden, &outputs, config.input)?,
             down: RowParallelLinear::new(params, &down, config.intermediate, config.hidden, config.output)?,
             activation: config.activation,
+            recompute_activation: params.recompute().selects(recompute::Module::MlpActivation),
         })
     }
 
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let x = self.up.forward(x);
-        let x = match self.activation {
-            Activation::SwiGlu => swiglu(x),
-            Activation::Gelu(kind) => gelu(x, kind),
+    pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
+        let activation = match self.activation {
+            Activation::SwiGlu => Prologue::SwiGlu,
+            Activation::Gelu(kind) => Prologue::Gelu(kind),
         };
-        self.down.forward(x)
+        self.down.forward(self.up.forward(x, norm), activation, self.recompute_activation)
     }
 }

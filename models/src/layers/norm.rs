@@ -1,7 +1,7 @@
 //! Normalisation over the hidden dimension, replicated on every rank. Under sequence parallelism each rank normalises
 //! its part of the sequence.
 
-use backend_dist::ops::{layer_norm, rms_norm};
+use backend_dist::ops::{Prologue, layer_norm, rms_norm};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
@@ -56,6 +56,16 @@ impl Norm {
     pub fn of_heads(params: &mut ParamBuilder, name: &str, head_dim: usize, eps: f64) -> Result<Self, BuildError> {
         let weight = params.on_heads(&format!("{name}.weight"), [head_dim], Init::ONES)?;
         Ok(Self { weight, bias: None, eps, fp32: params.has_fp32_norms() })
+    }
+
+    /// The input and the prologue of a linear layer that takes what this norm makes of `x`.
+    pub(super) fn in_front_of_linear(&self, x: Tensor<3>) -> (Tensor<3>, Prologue) {
+        let (weight, eps) = (self.weight.val(), self.eps);
+        match &self.bias {
+            None if self.fp32 && x.dtype() == DType::F64 => (self.rms_in_fp32(x), Prologue::None),
+            None => (x, Prologue::RmsNorm { weight, eps }),
+            Some(bias) => (x, Prologue::LayerNorm { weight, bias: bias.val(), eps }),
+        }
     }
 
     /// Normalises the last dimension.

@@ -1,0 +1,278 @@
+//! A linear layer with what stands in front of it, as one node of the graph.
+//!
+//! One node decides what is kept between forward and backward: always the prologue's input, and its output unless that
+//! is to be computed again. An input cut along the sequence is kept cut and gathered again in the backward pass, as in
+//! Megatron-LM (`LinearWithGradAccumulationAndAsyncCommunication` in `megatron/core/tensor_parallel/layers.py`).
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch, Flex,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+
+use super::{
+    kernels::LocalKernels,
+    prologue::{Made, Prologue, Step, side_by_side},
+    weight_grads::run_or_defer,
+};
+use crate::comm::{Group, ReduceOp};
+use crate::exchange::{Exchange, ExchangeOps};
+
+/// How the input of a linear layer comes to a rank that computes some of the outputs, or from some of the inputs.
+#[derive(Clone, Debug)]
+pub enum Entry {
+    /// The rank's input is its own.
+    Own,
+    /// All ranks have the same input; its gradient is the sum of theirs.
+    Copied(Group),
+    /// Each rank has its part of the sequence, dimension 0, and needs all of it; the sum of the gradients is cut again.
+    Gathered(Group),
+}
+
+/// `prologue(x) · wᵀ` for `w [out, in]`: the same as the prologue's operation, the exchange of `entry` and
+/// [`linear`](super::linear) one after the other, bit for bit, and so are its gradients.
+///
+/// With `recompute` the linear layer's input is not kept for the backward pass but computed again there, for attention
+/// also its statistics. The weight's gradient can be [deferred](super::weight_grads::deferred).
+///
+/// # Panics
+///
+/// If shapes do not fit; see the operations.
+pub fn linear_with<const D: usize>(
+    x: Tensor<D>,
+    prologue: Prologue,
+    w: Tensor<2>,
+    entry: Entry,
+    recompute: bool,
+) -> Tensor<3> {
+    let (shape, [out, inner]) = (x.dims(), w.dims());
+    let rank = if matches!(prologue, Prologue::Attention(..)) { 4 } else { 3 };
+    assert_eq!(D, rank, "linear: the input of {prologue:?} is {shape:?}");
+    let hidden = shape[D - 1];
+    let (step, params) = match prologue {
+        Prologue::None => (Step::None, vec![]),
+        Prologue::RmsNorm { weight, eps } => (Step::RmsNorm(eps), vec![weight]),
+        Prologue::LayerNorm { weight, bias, eps } => (Step::LayerNorm(eps), vec![weight, bias]),
+        Prologue::SwiGlu => (Step::SwiGlu, vec![]),
+        Prologue::Gelu(kind) => (Step::Gelu(kind), vec![]),
+        Prologue::Attention(heads, options) => {
+            assert_eq!(shape[D - 2], heads.total(), "attention: {heads:?} do not make up the input's heads");
+            (Step::Attention(heads, options), vec![])
+        }
+    };
+    for param in &params {
+        assert_eq!(param.dims(), [hidden], "linear: a norm's parameter does not fit {hidden} features");
+    }
+    let input = step.features(&shape);
+    assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
+    let how = How { step, entry, recompute };
+    let (x, w) = (x.into_dispatch(), w.into_dispatch());
+    let mut params = params.into_iter().map(Tensor::into_dispatch);
+    Tensor::from_dispatch(match (params.next(), params.next()) {
+        (None, _) => Dispatch::op_linear(x, w, how),
+        (Some(a), None) => Dispatch::op_linear_one(x, a, w, how),
+        (Some(a), Some(b)) => Dispatch::op_linear_two(x, a, b, w, how),
+    })
+}
+
+/// Everything about the operation that is no tensor.
+#[derive(Clone, Debug)]
+pub(super) struct How {
+    pub step: Step,
+    pub entry: Entry,
+    pub recompute: bool,
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+pub(super) trait FusedOps: Backend {
+    fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self>;
+
+    /// With a prologue of one parameter.
+    fn op_linear_one(x: FloatTensor<Self>, a: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self>;
+
+    /// With a prologue of two parameters.
+    fn op_linear_two(
+        x: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        how: How,
+    ) -> FloatTensor<Self>;
+}
+
+impl Entry {
+    fn forward<B: ExchangeOps>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        match self {
+            Self::Gathered(group) if group.size() > 1 => B::exchange(x, Exchange::AllGather(0), None, group.clone()),
+            _ => x,
+        }
+    }
+
+    fn backward<B: ExchangeOps>(&self, grad: FloatTensor<B>) -> FloatTensor<B> {
+        let (exchange, group) = match self {
+            Self::Own => return grad,
+            Self::Copied(group) => (Exchange::AllReduce(ReduceOp::Sum), group),
+            Self::Gathered(group) => (Exchange::ReduceScatter(0), group),
+        };
+        if group.size() == 1 { grad } else { B::exchange(grad, exchange, None, group.clone()) }
+    }
+}
+
+/// The output, and what the prologue made on the way.
+fn forward<B: LocalKernels + ExchangeOps>(
+    x: FloatTensor<B>,
+    params: &[FloatTensor<B>],
+    w: FloatTensor<B>,
+    how: &How,
+) -> (FloatTensor<B>, Made<B>) {
+    let made = how.step.forward::<B>(x, params);
+    let y = B::linear_forward(how.entry.forward::<B>(made.out.clone()), w);
+    (y, made)
+}
+
+macro_rules! fused_ops {
+    ($backend:ty) => {
+        impl FusedOps for $backend {
+            fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
+                forward::<Self>(x, &[], w, &how).0
+            }
+
+            fn op_linear_one(
+                x: FloatTensor<Self>,
+                a: FloatTensor<Self>,
+                w: FloatTensor<Self>,
+                how: How,
+            ) -> FloatTensor<Self> {
+                forward::<Self>(x, &[a], w, &how).0
+            }
+
+            fn op_linear_two(
+                x: FloatTensor<Self>,
+                a: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                w: FloatTensor<Self>,
+                how: How,
+            ) -> FloatTensor<Self> {
+                forward::<Self>(x, &[a, b], w, &how).0
+            }
+        }
+    };
+}
+
+fused_ops!(Flex);
+#[cfg(feature = "cuda")]
+fused_ops!(burn::backend::Cube);
+
+/// What a linear layer keeps for its backward pass.
+#[derive(Clone, Debug)]
+struct Kept<B: LocalKernels> {
+    how: How,
+    /// The prologue's input, unless nothing in front of the product needs it.
+    x: Option<FloatTensor<B>>,
+    params: Vec<FloatTensor<B>>,
+    /// The product's input if the weight wants a gradient; `None` also if it is made again from `x`.
+    out: Option<FloatTensor<B>>,
+    /// Of attention, unless made again.
+    statistics: Option<[FloatTensor<B>; 2]>,
+    /// If something in front of the product wants a gradient.
+    w: Option<FloatTensor<B>>,
+}
+
+/// Parents: the input, the prologue's parameters, the weight.
+#[derive(Debug)]
+struct Linear;
+
+impl<B: LocalKernels + ExchangeOps, const N: usize> Backward<B, N> for Linear {
+    type State = Kept<B>;
+
+    fn backward(self, ops: Ops<Kept<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let Kept { how: How { step, entry, recompute }, x, params, out, mut statistics, w } = ops.state;
+        let (weight, inputs) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
+        let mut out = out.or_else(|| statistics.as_ref().map(|[out, _]| side_by_side::<B>(out.clone())));
+        let used = weight.is_some() || matches!(step, Step::Attention(..));
+        if let (true, Some(x)) = (recompute && used, &x) {
+            let made = step.forward::<B>(x.clone(), &params);
+            (out, statistics) = (Some(made.out), made.statistics);
+        }
+        if let (Some(node), Some(out)) = (weight, out) {
+            let (id, grad, entry) = (node.id, grad.clone(), entry.clone());
+            let job = move |grads: &mut Gradients| {
+                grads.register::<B>(id, B::linear_weight_grad(grad, entry.forward::<B>(out)));
+            };
+            // A gradient that other nodes wait for cannot be late.
+            if node.order == 0 { run_or_defer(grads, job) } else { job(grads) }
+        }
+        if let Some(w) = w {
+            let grad = entry.backward::<B>(B::linear_input_grad(grad, w));
+            let needed: [bool; N] = std::array::from_fn(|i| inputs.get(i).is_some_and(Option::is_some));
+            let x = x.unwrap_or_else(|| grad.clone());
+            for (node, grad) in inputs.iter().zip(step.grads::<B, N>(x, &params, statistics, grad, needed)) {
+                if let (Some(node), Some(grad)) = (node, grad) {
+                    grads.register::<B>(node.id, grad);
+                }
+            }
+        }
+    }
+}
+
+/// `inputs` are those of [`Linear`].
+fn record<B: LocalKernels + ExchangeOps, C: CheckpointStrategy, const N: usize>(
+    inputs: [FloatTensor<Autodiff<B, C>>; N],
+    how: How,
+) -> FloatTensor<Autodiff<B, C>> {
+    let tracked = inputs.each_ref().map(|input| input.is_tracked());
+    let (weight, others) = (tracked[N - 1], tracked[..N - 1].contains(&true));
+    let mut tensors = Vec::with_capacity(N);
+    let nodes = inputs.map(|input| {
+        let (tensor, node) = input.into_parts();
+        tensors.push(tensor);
+        node
+    });
+    let w = tensors.pop().expect("a linear layer has a weight");
+    let x = tensors.remove(0);
+    // Compute-bound: a checkpointing strategy must never repeat an exchange.
+    match Linear.prepare::<C>(nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => {
+            let (y, made) = forward::<B>(x.clone(), &tensors, w.clone(), &how);
+            let (plain, again) = (matches!(how.step, Step::None), how.recompute);
+            let attention = made.statistics.is_some();
+            let kept = Kept {
+                x: (!plain && (others || again)).then_some(x),
+                params: tensors,
+                out: (weight && !attention && (plain || !again)).then_some(made.out),
+                statistics: made.statistics.filter(|_| !again),
+                w: others.then_some(w),
+                how: How { recompute: again && !plain, ..how },
+            };
+            prep.finish(kept, y)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, &tensors, w, &how).0),
+    }
+}
+
+impl<B: LocalKernels + ExchangeOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
+    fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
+        record::<B, C, 2>([x, w], how)
+    }
+
+    fn op_linear_one(x: FloatTensor<Self>, a: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
+        record::<B, C, 3>([x, a, w], how)
+    }
+
+    fn op_linear_two(
+        x: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        how: How,
+    ) -> FloatTensor<Self> {
+        record::<B, C, 4>([x, a, b, w], how)
+    }
+}

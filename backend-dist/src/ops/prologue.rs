@@ -1,0 +1,121 @@
+//! What may stand in front of a linear layer and be computed as one operation with it.
+
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{Shape, Tensor};
+
+use super::{
+    kernels::{LocalKernels, NormGrads, NormNeeds},
+    options::{AttentionOptions, GeluKind, PackedHeads},
+};
+
+/// What is done to the input of [`linear_with`](super::linear_with) before the matrix product.
+#[derive(Clone, Debug)]
+pub enum Prologue {
+    /// Nothing.
+    None,
+    /// [`rms_norm`](super::rms_norm).
+    RmsNorm {
+        /// `[hidden]`.
+        weight: Tensor<1>,
+        /// Added to the mean of squares.
+        eps: f64,
+    },
+    /// [`layer_norm`](super::layer_norm).
+    LayerNorm {
+        /// `[hidden]`.
+        weight: Tensor<1>,
+        /// `[hidden]`.
+        bias: Tensor<1>,
+        /// Added to the variance.
+        eps: f64,
+    },
+    /// [`swiglu`](super::swiglu).
+    SwiGlu,
+    /// [`gelu`](super::gelu).
+    Gelu(GeluKind),
+    /// [`attention_packed`](super::attention_packed) of `[s, b, heads + 2 kv_heads, d]`, its heads side by side.
+    Attention(PackedHeads, AttentionOptions),
+}
+
+/// A [`Prologue`] without its parameters.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    None,
+    RmsNorm(f64),
+    LayerNorm(f64),
+    SwiGlu,
+    Gelu(GeluKind),
+    Attention(PackedHeads, AttentionOptions),
+}
+
+/// What a step gives.
+pub(super) struct Made<B: LocalKernels> {
+    /// The linear layer's input, `[.., in]`.
+    pub out: FloatTensor<B>,
+    /// Of attention: output `[s, b, heads, d]` and log-sum-exp.
+    pub statistics: Option<[FloatTensor<B>; 2]>,
+}
+
+impl Step {
+    /// Features of the linear layer's input for an input of shape `x`.
+    pub fn features(self, x: &[usize]) -> usize {
+        let last = x[x.len() - 1];
+        match self {
+            Self::None | Self::RmsNorm(_) | Self::LayerNorm(_) | Self::Gelu(_) => last,
+            Self::SwiGlu => last / 2,
+            Self::Attention(heads, _) => heads.heads * last,
+        }
+    }
+
+    pub fn forward<B: LocalKernels>(self, x: FloatTensor<B>, params: &[FloatTensor<B>]) -> Made<B> {
+        let out = match self {
+            Self::None => x,
+            Self::RmsNorm(eps) => B::rms_norm_forward(x, params[0].clone(), eps),
+            Self::LayerNorm(eps) => B::layer_norm_forward(x, params[0].clone(), params[1].clone(), eps),
+            Self::SwiGlu => B::swiglu_forward(x),
+            Self::Gelu(kind) => B::gelu_forward(x, kind),
+            Self::Attention(heads, options) => {
+                let (out, lse) = B::attention_packed_forward(x, heads, options);
+                return Made { out: side_by_side::<B>(out.clone()), statistics: Some([out, lse]) };
+            }
+        };
+        Made { out, statistics: None }
+    }
+
+    /// Gradients of the input and of the parameters, those that are needed; `grad` has the shape of the output.
+    pub fn grads<B: LocalKernels, const N: usize>(
+        self,
+        x: FloatTensor<B>,
+        params: &[FloatTensor<B>],
+        statistics: Option<[FloatTensor<B>; 2]>,
+        grad: FloatTensor<B>,
+        needed: [bool; N],
+    ) -> [Option<FloatTensor<B>>; N] {
+        let needs = |i: usize| needed.get(i).copied().unwrap_or(false);
+        let all = NormNeeds { x: needs(0), w: needs(1), b: needs(2) };
+        let NormGrads { x, w, b } = match self {
+            Self::RmsNorm(eps) => B::rms_norm_grads(x, params[0].clone(), grad, eps, all),
+            Self::LayerNorm(eps) => B::layer_norm_grads(x, params[0].clone(), grad, eps, all),
+            Self::None => only(grad),
+            Self::SwiGlu => only(B::swiglu_grad(x, grad)),
+            Self::Gelu(kind) => only(B::gelu_grad(x, grad, kind)),
+            Self::Attention(heads, options) => {
+                let statistics = statistics.expect("attention leaves statistics");
+                let grad = B::float_reshape(grad, statistics[0].shape());
+                only(B::attention_packed_grad(x, statistics, grad, heads, options))
+            }
+        };
+        let mut found = [x, w, b].into_iter();
+        needed.map(|needed| found.next().flatten().filter(|_| needed))
+    }
+}
+
+fn only<B: LocalKernels>(x: FloatTensor<B>) -> NormGrads<B> {
+    NormGrads { x: Some(x), w: None, b: None }
+}
+
+/// `[s, b, heads, d]` as `[s, b, heads d]`.
+pub(super) fn side_by_side<B: LocalKernels>(out: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = out.shape();
+    B::float_reshape(out, Shape::from([shape[0], shape[1], shape[2] * shape[3]]))
+}

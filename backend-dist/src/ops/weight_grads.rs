@@ -1,0 +1,86 @@
+//! Weight gradients later than the gradients of inputs: the backward pass of a zero-bubble pipeline schedule in two parts
+//! (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+
+use std::cell::RefCell;
+use std::fmt;
+
+use burn::backend::autodiff::grads::Gradients as AutodiffGradients;
+use burn::tensor::Gradients;
+
+use super::tape;
+
+type Job = Box<dyn FnOnce(&mut AutodiffGradients) + Send>;
+
+thread_local! {
+    /// What the backward pass on this thread puts off, if it does.
+    static QUEUE: RefCell<Option<Vec<Job>>> = const { RefCell::new(None) };
+}
+
+/// Runs `backward` without the weight gradients of [`linear`](super::linear) and [`linear_with`](super::linear_with), and
+/// returns them as work to be done. All other gradients are complete in the result of `backward`.
+///
+/// The deferred work holds each layer's input and output gradient. Weights that are not leaves of the graph are not
+/// deferred, since others wait for their gradients.
+pub fn deferred<T>(backward: impl FnOnce() -> T) -> (T, Deferred) {
+    let outer = QUEUE.replace(Some(Vec::new()));
+    let restore = Restore(outer);
+    let result = backward();
+    let jobs = QUEUE.take().unwrap_or_default();
+    drop(restore);
+    (result, Deferred { jobs })
+}
+
+/// Puts the queue of the surrounding call back, also when `backward` panics.
+struct Restore(Option<Vec<Job>>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        QUEUE.set(self.0.take());
+    }
+}
+
+/// Weight gradients that are still to be computed.
+#[must_use = "weights get no gradient unless this is run"]
+pub struct Deferred {
+    jobs: Vec<Job>,
+}
+
+impl Deferred {
+    /// The weight gradients, in a container of their own. A weight that is used several times has their sum.
+    ///
+    /// Ranks that cut the sequence exchange their inputs again here: all ranks of the group must run it at the same
+    /// place in the order of their exchanges.
+    pub fn run(self) -> Gradients {
+        tape::collect(move |grads| self.jobs.into_iter().for_each(|job| job(grads)))
+    }
+
+    /// Number of weight gradients.
+    pub fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Whether nothing was deferred.
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+}
+
+impl fmt::Debug for Deferred {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Deferred({} weight gradients)", self.jobs.len())
+    }
+}
+
+/// Runs `job` within [`deferred`] later, else now.
+pub(super) fn run_or_defer(grads: &mut AutodiffGradients, job: impl FnOnce(&mut AutodiffGradients) + Send + 'static) {
+    let now = QUEUE.with_borrow_mut(|queue| match queue {
+        Some(jobs) => {
+            jobs.push(Box::new(job));
+            None
+        }
+        None => Some(job),
+    });
+    if let Some(job) = now {
+        job(grads);
+    }
+}

@@ -1,0 +1,181 @@
+//! A linear layer with its prologue is the separate operations, bit for bit, whatever is kept, recomputed or deferred.
+
+use crate::compare::{leaf, numbers, values};
+use backend_dist::comm::Group;
+use backend_dist::launch::launch;
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::ops::conjugate::{copy_to_tensor_parallel, gather_from_sequence_parallel};
+use backend_dist::ops::{
+    AttentionOptions, Entry, GeluKind, PackedHeads, Prologue, attention_packed, gelu, layer_norm, linear, linear_with,
+    pull_back, rms_norm, swiglu, weight_grads,
+};
+use burn::tensor::{DType, Device, Tensor};
+
+const SEQ: usize = 6;
+const BATCH: usize = 2;
+const HEADS: PackedHeads = PackedHeads { heads: 4, kv_heads: 2 };
+const OPTIONS: AttentionOptions = AttentionOptions { scale: 0.7, causal: true, window: None };
+const OUT: usize = 5;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    None,
+    Rms,
+    Layer,
+    SwiGlu,
+    Gelu,
+    Attention,
+}
+
+impl Kind {
+    /// Elements of each position of the input, features that enter the product.
+    fn sizes(self) -> (usize, usize) {
+        match self {
+            Self::SwiGlu => (14, 7),
+            Self::Attention => (24, 12),
+            _ => (8, 8),
+        }
+    }
+
+    fn apart(self, x: Tensor<3>, [a, b]: [Tensor<1>; 2]) -> Tensor<3> {
+        match self {
+            Self::None => x,
+            Self::Rms => rms_norm(x, a, 0.1),
+            Self::Layer => layer_norm(x, a, b, 0.1),
+            Self::SwiGlu => swiglu(x),
+            Self::Gelu => gelu(x, GeluKind::Tanh),
+            Self::Attention => {
+                let y = attention_packed(x.reshape([SEQ, BATCH, 8, 3]), HEADS, OPTIONS);
+                y.reshape([SEQ, BATCH, 12])
+            }
+        }
+    }
+
+    fn together(self, x: Tensor<3>, [a, b]: [Tensor<1>; 2], w: Tensor<2>, entry: Entry, again: bool) -> Tensor<3> {
+        let prologue = match self {
+            Self::None => Prologue::None,
+            Self::Rms => Prologue::RmsNorm { weight: a, eps: 0.1 },
+            Self::Layer => Prologue::LayerNorm { weight: a, bias: b, eps: 0.1 },
+            Self::SwiGlu => Prologue::SwiGlu,
+            Self::Gelu => Prologue::Gelu(GeluKind::Tanh),
+            Self::Attention => {
+                let prologue = Prologue::Attention(HEADS, OPTIONS);
+                return linear_with(x.reshape([SEQ, BATCH, 8, 3]), prologue, w, entry, again);
+            }
+        };
+        linear_with(x, prologue, w, entry, again)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Apart,
+    Together,
+    Again,
+    AgainDeferred,
+}
+
+type Found = (Vec<f64>, Vec<Option<Vec<f64>>>);
+
+/// Output and the gradients of x, both parameters and the weight.
+fn run(kind: Kind, way: Way, entry: &Entry, tracked: [bool; 4], rank: usize, dtype: DType) -> Found {
+    let (per_position, inner) = kind.sizes();
+    let width = if matches!(kind, Kind::Rms | Kind::Layer) { inner } else { 1 };
+    // A copied input is the same on all ranks, and so are the parameters.
+    let seed = if matches!(entry, Entry::Copied(_)) { 0 } else { rank };
+    let leaf = |n: usize, seed: usize, i: usize| leaf(&numbers(n, seed), dtype, tracked[i]);
+    let leaves = [
+        leaf(SEQ * BATCH * per_position, seed, 0),
+        leaf(width, 20, 1),
+        leaf(width, 30, 2),
+        leaf(OUT * inner, 40 + rank, 3),
+    ];
+    let [x, a, b, w] = leaves.clone();
+    let (x, w) = (x.reshape([SEQ, BATCH, per_position]), w.reshape([OUT, inner]));
+    // The weight must be a leaf to be deferred, but here is a view of one.
+    let w = if way == Way::AgainDeferred { leaf_matrix(&w, tracked[3]) } else { w };
+    let matrix = w.clone();
+    let y = match way {
+        Way::Apart => {
+            let x = kind.apart(x, [a, b]);
+            let x = match entry {
+                Entry::Own => x,
+                Entry::Copied(group) => copy_to_tensor_parallel(x, group),
+                Entry::Gathered(group) => gather_from_sequence_parallel(x, group),
+            };
+            linear(x, w)
+        }
+        _ => kind.together(x, [a, b], w, entry.clone(), way != Way::Together),
+    };
+    let out = values(y.clone());
+    if !y.is_tracked() {
+        return (out, vec![None; 4]);
+    }
+    let shape = y.dims();
+    let upstream = leaf_free(&numbers(out.len(), 50 + rank), dtype).reshape(shape);
+    if way == Way::AgainDeferred {
+        let (grads, deferred) = weight_grads::deferred(|| pull_back(y, upstream));
+        assert_eq!(deferred.len(), usize::from(tracked[3]), "{kind:?} {tracked:?}");
+        assert!(matrix.grad(&grads).is_none());
+        let late = deferred.run();
+        let mut found: Vec<_> = leaves[..3].iter().map(|x| x.grad(&grads).map(values)).collect();
+        found.push(matrix.grad(&late).map(values));
+        return (out, found);
+    }
+    let grads = pull_back(y, upstream);
+    (out, leaves.iter().map(|x| x.grad(&grads).map(values)).collect())
+}
+
+fn leaf_matrix(w: &Tensor<2>, tracked: bool) -> Tensor<2> {
+    let w = w.clone().detach();
+    if tracked { w.require_grad() } else { w }
+}
+
+fn leaf_free(values: &[f64], dtype: DType) -> Tensor<1> {
+    leaf(values, dtype, false)
+}
+
+fn all_kinds(entry: &Entry, rank: usize) {
+    for kind in [Kind::None, Kind::Rms, Kind::Layer, Kind::SwiGlu, Kind::Gelu, Kind::Attention] {
+        for choice in 0..16 {
+            let tracked: [bool; 4] = std::array::from_fn(|i| choice >> i & 1 == 1);
+            for dtype in [DType::F64, DType::F32, DType::BF16] {
+                let apart = run(kind, Way::Apart, entry, tracked, rank, dtype);
+                for way in [Way::Together, Way::Again, Way::AgainDeferred] {
+                    let found = run(kind, way, entry, tracked, rank, dtype);
+                    assert!(
+                        found == apart,
+                        "{kind:?} {way:?} {entry:?} {tracked:?} {dtype:?}: {found:?} but {apart:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn on_one_rank() {
+    all_kinds(&Entry::Own, 0);
+    all_kinds(&Entry::Copied(Group::single()), 0);
+    all_kinds(&Entry::Gathered(Group::single()), 0);
+}
+
+#[test]
+fn over_two_ranks() {
+    let mesh = Mesh::new(ParallelLayout { tp: 2, ..Default::default() }).unwrap();
+    launch(&mesh, &[Device::flex()], |r| {
+        let group = r.group(Axis::Tp);
+        all_kinds(&Entry::Copied(group.clone()), r.rank);
+        all_kinds(&Entry::Gathered(group), r.rank);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+#[should_panic(expected = "linear: input has 4 features, weight [5, 8] takes 8")]
+fn a_weight_that_does_not_fit_is_refused() {
+    let x = leaf_free(&numbers(64, 0), DType::F32).reshape([4, 2, 8]);
+    let w = leaf_free(&numbers(40, 1), DType::F32).reshape([5, 8]);
+    linear_with(x, Prologue::SwiGlu, w, Entry::Own, false);
+}
