@@ -1,6 +1,7 @@
 //! Runs one closure on every rank of a mesh, a thread per rank, and turns the first failure into an error.
 
 use crate::comm::{Aborted, FailureCause, Group, RunError, World};
+use crate::memory;
 use crate::mesh::{Axis, Coords, Mesh, ParallelLayout};
 use burn::tensor::Device;
 use std::any::Any;
@@ -74,6 +75,7 @@ pub fn launch<T: Send>(
         let device = devices[rank % devices.len()].clone();
         let context = Rank { rank, coords: mesh.coords(rank), mesh: mesh.clone(), device, world: world.clone() };
         IS_RANK.with_borrow_mut(|last| *last = Some(String::new()));
+        memory::set_rank(Some(rank));
         let result = catch_unwind(AssertUnwindSafe(|| f(context)));
         match result {
             Ok(Ok(value)) => {

@@ -4,6 +4,7 @@ pub mod collective;
 pub mod comm;
 pub mod exchange;
 pub mod launch;
+pub mod memory;
 pub mod mesh;
 #[cfg(feature = "cuda")]
 mod nccl;

@@ -19,5 +19,6 @@ pub mod optim;
 pub mod prelude;
 pub mod replay;
 pub mod schedule;
+pub mod trace;
 pub mod train;
 pub mod verify;

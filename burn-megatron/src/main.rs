@@ -2,8 +2,13 @@
 
 use std::process::ExitCode;
 
+use backend_dist::memory::RankAllocator;
 use burn_megatron::cli;
 use clap::Parser;
+
+/// The log line tells the memory of CPU ranks one by one.
+#[global_allocator]
+static ALLOCATOR: RankAllocator = RankAllocator;
 
 fn main() -> ExitCode {
     match cli::run(cli::Cli::parse()) {

@@ -12,8 +12,10 @@ pub(crate) use failure::Aborted;
 pub use failure::{FailureCause, OpRecord, RunError};
 pub(crate) use world::World;
 
-use burn::backend::flex::FlexTensor;
-use burn::tensor::DType;
+use crate::memory::{self, without_rank};
+use burn::backend::flex::{FlexTensor, Layout};
+use burn::tensor::{Bytes, DType};
+use bytemuck::allocation::pod_collect_to_vec;
 use reduce::{concat, reduce};
 use std::fmt;
 use std::sync::Arc;
@@ -135,13 +137,12 @@ impl Group {
 
     pub(crate) fn all_reduce(&self, x: FlexTensor, op: ReduceOp) -> FlexTensor {
         let name = format!("all-reduce({})", op.name());
-        Arc::unwrap_or_clone(self.meet(name, describe_tensor(&x), x, |inputs| reduce(inputs, op)))
+        self.own(Arc::unwrap_or_clone(self.meet(name, describe_tensor(&x), x, |inputs| reduce(inputs, op))))
     }
 
     pub(crate) fn all_gather(&self, x: FlexTensor, dim: usize) -> FlexTensor {
-        Arc::unwrap_or_clone(
-            self.meet(format!("all-gather(dim {dim})"), describe_tensor(&x), x, |inputs| concat(&inputs, dim)),
-        )
+        let concat = |inputs: Vec<FlexTensor>| concat(&inputs, dim);
+        self.own(Arc::unwrap_or_clone(self.meet(format!("all-gather(dim {dim})"), describe_tensor(&x), x, concat)))
     }
 
     pub(crate) fn reduce_scatter(&self, x: FlexTensor, dim: usize) -> FlexTensor {
@@ -151,9 +152,11 @@ impl Group {
             length.is_multiple_of(size),
             "reduce-scatter on {self:?}: dimension {dim} has {length} elements, not a multiple of {size}"
         );
-        let inputs = self.meet(format!("reduce-scatter(dim {dim})"), describe_tensor(&x), x, |inputs| inputs);
+        let lent = self.lend(&x);
+        let inputs = self.meet(format!("reduce-scatter(dim {dim})"), describe_tensor(&x), lent, |inputs| inputs);
         let part = length / size;
-        reduce(inputs.iter().map(|x| x.narrow(dim, self.member * part, part)).collect(), ReduceOp::Sum)
+        let parts = inputs.iter().map(|x| x.narrow(dim, self.member * part, part)).collect();
+        self.own(without_rank(|| reduce(parts, ReduceOp::Sum)))
     }
 
     /// Rows `send[j]` of dimension 0 go to member `j`; the result holds the rows of member 0, 1, … for this one.
@@ -167,7 +170,7 @@ impl Group {
         let mut tail = x.layout().shape().to_vec();
         tail[0] = 0;
         let payload = format!("{:?} rows of {tail:?}", x.dtype());
-        let inputs = self.meet("all-to-all".into(), payload, (x, send.to_vec()), |inputs| inputs);
+        let inputs = self.meet("all-to-all".into(), payload, (self.lend(&x), send.to_vec()), |inputs| inputs);
         let parts: Vec<FlexTensor> = inputs
             .iter()
             .enumerate()
@@ -181,12 +184,12 @@ impl Group {
                 x.narrow(0, splits[..self.member].iter().sum(), splits[self.member])
             })
             .collect();
-        concat(&parts, 0)
+        self.own(without_rank(|| concat(&parts, 0)))
     }
 
     pub(crate) fn broadcast(&self, x: FlexTensor, root: usize) -> FlexTensor {
         let pick = |mut inputs: Vec<FlexTensor>| inputs.swap_remove(root);
-        Arc::unwrap_or_clone(self.meet(format!("broadcast from member {root}"), describe_tensor(&x), x, pick))
+        self.own(Arc::unwrap_or_clone(self.meet(format!("broadcast from member {root}"), describe_tensor(&x), x, pick)))
     }
 
     pub(crate) fn send(&self, x: FlexTensor, to: usize) {
@@ -196,7 +199,7 @@ impl Group {
 
     pub(crate) fn receive(&self, payload: String, from: usize) -> FlexTensor {
         let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("receive from member {from} of {self:?}"));
-        world.take(*id, (from, self.member), payload)
+        self.own(world.take(*id, (from, self.member), payload))
     }
 
     /// Ends the run with `cause`, as a failure of this rank.
@@ -230,9 +233,36 @@ impl Group {
     {
         match &self.world {
             None => Arc::new(combine(vec![input])),
-            Some((world, id)) => world.meet(*id, self.member, (name, payload), input, combine),
+            Some((world, id)) => {
+                world.meet(*id, self.member, (name, payload), input, |inputs| without_rank(|| combine(inputs)))
+            }
         }
     }
+
+    /// What an exchange has given this rank: while memory is counted, a copy of its own instead of a share.
+    fn own(&self, x: FlexTensor) -> FlexTensor {
+        if self.world.is_some() && memory::is_counting() { copy(&x) } else { x }
+    }
+
+    /// What this rank gives to an exchange whose members read each other's tensors: while memory is counted, a copy of
+    /// nobody's, so that what the rank holds does not depend on when its peers are done reading.
+    fn lend(&self, x: &FlexTensor) -> FlexTensor {
+        if self.world.is_some() && memory::is_counting() { without_rank(|| copy(x)) } else { x.clone() }
+    }
+}
+
+fn copy(x: &FlexTensor) -> FlexTensor {
+    let (x, width) = (x.to_contiguous(), x.dtype().size());
+    let start = x.layout().start_offset() * width;
+    let bytes = &x.bytes()[start..start + x.layout().num_elements() * width];
+    // `from_bytes_vec` would copy once more, to align what is aligned.
+    let bytes = match width {
+        8 => Bytes::from_elems(pod_collect_to_vec::<u8, u64>(bytes)),
+        4 => Bytes::from_elems(pod_collect_to_vec::<u8, u32>(bytes)),
+        2 => Bytes::from_elems(pod_collect_to_vec::<u8, u16>(bytes)),
+        _ => Bytes::from_elems(bytes.to_vec()),
+    };
+    FlexTensor::new(bytes, Layout::contiguous(x.layout().shape().clone()), x.dtype())
 }
 
 /// Element type and shape, as both ends of an exchange must agree on them.

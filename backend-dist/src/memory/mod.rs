@@ -1,0 +1,61 @@
+//! Memory of each CPU rank: how many bytes it holds and the most it has held.
+//!
+//! Ranks of one process share a heap, so the operating system knows only their sum. A program that makes
+//! [`RankAllocator`] its global allocator gets the counts per rank instead:
+//!
+//! ```
+//! #[global_allocator]
+//! static ALLOCATOR: backend_dist::memory::RankAllocator = backend_dist::memory::RankAllocator;
+//!
+//! # fn main() {
+//! use backend_dist::memory;
+//!
+//! memory::set_rank(Some(3));
+//! let before = memory::live(3);
+//! let block = vec![0u8; 1 << 20];
+//! assert_eq!(memory::live(3) - before, 1 << 20);
+//! drop(block);
+//! assert_eq!(memory::live(3), before);
+//! assert!(memory::peak(3) >= before + (1 << 20));
+//! # }
+//! ```
+//!
+//! A block belongs to the rank whose thread allocated it, whoever frees it. [`launch`](crate::launch::launch) tells each
+//! rank's thread which rank it is. Exchanges give every rank its own copy of a result while memory is counted, as ranks
+//! with memories of their own would have. What the shared compute threads allocate (packed panels of a matrix product,
+//! for example) belongs to no rank: [`unattributed`].
+//!
+//! Blocks under [`SMALLEST`] bytes are not counted. The counts are of the process: two launches at the same time that
+//! have the same rank numbers are counted together.
+
+mod allocator;
+mod counters;
+#[cfg(test)]
+mod tests;
+
+pub use allocator::{RankAllocator, SMALLEST};
+pub use counters::{
+    MAX_RANKS, OfKind, is_counting, live, live_of, peak, peak_of, reset_peak, set_rank, unattributed, without_rank,
+};
+
+/// What memory is used for, as far as the code that allocates says so ([`OfKind`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the variants are named after what they hold")]
+pub enum Kind {
+    /// Nobody has said.
+    #[default]
+    Other,
+    Weights,
+    Gradients,
+    /// Optimizer states and master weights.
+    Optimizer,
+    Activations,
+    /// Buffers of exchanges.
+    Communication,
+}
+
+impl Kind {
+    /// Every kind, in the order of the counters.
+    pub const ALL: [Kind; 6] =
+        [Kind::Other, Kind::Weights, Kind::Gradients, Kind::Optimizer, Kind::Activations, Kind::Communication];
+}

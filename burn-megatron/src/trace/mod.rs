@@ -1,0 +1,15 @@
+//! What every rank did when within a training step: recorded, analysed, and written for <https://ui.perfetto.dev>.
+//!
+//! No tensors and no threads: a rank owns its [`Recorder`] and hands its [`Span`]s over as plain numbers.
+
+mod bubble;
+mod chrome;
+mod recorder;
+#[cfg(test)]
+mod tests;
+mod what;
+
+pub use bubble::{busy, idle_share};
+pub use chrome::{Lane, write_chrome};
+pub use recorder::{Mark, Recorder, Span};
+pub use what::{Category, What};

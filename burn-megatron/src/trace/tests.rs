@@ -1,0 +1,143 @@
+//! Timelines made by hand, and recorded ones read back.
+
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::{Category, Lane, Recorder, Span, What, busy, idle_share, write_chrome};
+
+fn span(what: What, start: u64, end: u64) -> Span {
+    Span { what, chunk: None, micro_batch: None, start, end }
+}
+
+fn read_back(lanes: &[Lane]) -> Vec<Value> {
+    let mut text = Vec::new();
+    write_chrome(&mut text, lanes).unwrap();
+    let value: Value = serde_json::from_slice(&text).unwrap();
+    value["traceEvents"].as_array().unwrap().clone()
+}
+
+/// A step with a message and a recomputation inside its passes.
+fn record(origin: Instant) -> Vec<Span> {
+    let mut recorder = Recorder::new(origin);
+    let step = recorder.begin();
+    for micro_batch in 0..2 {
+        let mark = recorder.begin();
+        let inner = recorder.begin();
+        recorder.end(inner, What::GatherParameters, Some(1), None);
+        recorder.end(mark, What::Forward, Some(1), Some(micro_batch));
+        let mark = recorder.begin();
+        let inner = recorder.begin();
+        recorder.end(inner, What::Recompute, Some(1), Some(micro_batch));
+        recorder.end(mark, What::Backward, Some(1), Some(micro_batch));
+    }
+    recorder.end(step, What::Step, None, None);
+    let spans = recorder.take();
+    assert!(recorder.take().is_empty());
+    spans
+}
+
+#[test]
+fn recorded_spans_are_monotone_and_nest() {
+    let spans = record(Instant::now());
+    assert_eq!(spans.len(), 9);
+    assert!(spans.iter().all(|span| span.start <= span.end));
+    assert!(spans.is_sorted_by_key(|span| span.end), "in the order in which they ended");
+    for (index, one) in spans.iter().enumerate() {
+        for other in &spans[index + 1..] {
+            let apart = one.end <= other.start;
+            let inside = other.start <= one.start && one.end <= other.end;
+            assert!(apart || inside, "{one:?} and {other:?}");
+        }
+    }
+}
+
+#[test]
+fn a_recorder_that_is_off_notes_nothing() {
+    let mut recorder = Recorder::off();
+    let mark = recorder.begin();
+    recorder.end(mark, What::Forward, None, None);
+    assert!(!recorder.is_on() && recorder.take().is_empty());
+    // What began before it was switched on has no beginning.
+    let mut recorder = Recorder::new(Instant::now());
+    recorder.end(mark, What::Forward, None, None);
+    assert!(recorder.take().is_empty());
+}
+
+#[test]
+fn the_trace_names_ranks_and_tells_step_chunk_and_micro_batch() {
+    let origin = Instant::now();
+    let lane = |rank, process, name: &str| Lane { process, rank, name: name.into(), steps: vec![(3, record(origin))] };
+    let lanes = [lane(0, 0, "rank 0 (pp 0)"), lane(1, 0, "rank 1 (pp 1)"), lane(2, 1, "rank 2 \"quoted\"")];
+    let events = read_back(&lanes);
+    let of = |name: &str| events.iter().filter(|event| event["name"] == name).cloned().collect::<Vec<_>>();
+    assert_eq!(of("process_name").len(), 2);
+    let names: Vec<_> = of("thread_name").iter().map(|event| event["args"]["name"].clone()).collect();
+    assert_eq!(names, ["rank 0 (pp 0)", "rank 1 (pp 1)", "rank 2 \"quoted\""]);
+    let forward = &of("forward")[1];
+    assert_eq!((&forward["ph"], &forward["cat"]), (&"X".into(), &"compute".into()));
+    assert_eq!(forward["args"], serde_json::json!({ "step": 3, "chunk": 1, "micro-batch": 1 }));
+    assert_eq!(of("step")[2]["pid"], 1);
+    assert_eq!(of("step")[2]["args"], serde_json::json!({ "step": 3 }));
+}
+
+#[test]
+fn times_are_microseconds() {
+    let steps = vec![(1, vec![span(What::Send, 1_500, 2_001_750)])];
+    let events = read_back(&[Lane { process: 0, rank: 4, name: String::new(), steps }]);
+    let event = events.last().unwrap();
+    assert_eq!((event["ts"].as_f64(), event["dur"].as_f64()), (Some(1.5), Some(2000.25)));
+    assert_eq!((&event["tid"], &event["cat"]), (&4.into(), &"communication".into()));
+}
+
+#[test]
+fn only_the_innermost_span_counts() {
+    let spans = [
+        span(What::Step, 0, 100),
+        span(What::Forward, 10, 40),
+        span(What::GatherParameters, 10, 15),
+        span(What::Backward, 50, 90),
+        span(What::Recompute, 50, 70),
+        span(What::Wait, 60, 65),
+        span(What::Update, 90, 100),
+    ];
+    assert_eq!(busy(&spans), 25 + 40 - 5);
+    // The order in which spans end is the recorder's, and makes no difference.
+    let mut by_end = spans;
+    by_end.sort_by_key(|span| span.end);
+    assert_eq!(busy(&by_end), 60);
+}
+
+/// 1F1B with two stages, four micro-batches, a forward of 10 and a backward of 20: (p - 1) / (m + p - 1) of the step.
+#[test]
+fn the_bubble_of_a_pipeline_is_the_formula_s() {
+    let (forward, backward) = (|at| span(What::Forward, at, at + 10), |at| span(What::Backward, at, at + 20));
+    let first = [
+        forward(1000),
+        forward(1010),
+        span(What::Receive, 1020, 1040),
+        backward(1040),
+        forward(1060),
+        backward(1070),
+        forward(1090),
+        backward(1100),
+        span(What::Receive, 1120, 1130),
+        backward(1130),
+        span(What::Update, 1150, 1400),
+    ];
+    let last: Vec<Span> = (0..4).flat_map(|micro| [forward(1010 + micro * 30), backward(1020 + micro * 30)]).collect();
+    assert_eq!((busy(&first), busy(&last)), (120, 120));
+    let share = idle_share(&[&first, &last]).unwrap();
+    assert!((share - 1.0 / 5.0).abs() < 1e-12, "{share}");
+    assert_eq!(idle_share(&[&[], &[]]), None);
+}
+
+#[test]
+fn names_are_different_and_every_kind_is_named() {
+    for (index, what) in What::ALL.into_iter().enumerate() {
+        assert!(What::ALL[..index].iter().all(|other| other.name() != what.name()), "{what}");
+        assert_eq!(what as usize, index, "ALL lists every variant in order");
+    }
+    assert_eq!(What::Recompute.category(), Category::Compute);
+    assert_eq!(What::PartialSums.category().name(), "communication");
+}
