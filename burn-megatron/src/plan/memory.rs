@@ -208,6 +208,12 @@ impl Lives {
     }
 }
 
+/// Bytes that a unit keeps from its forward to its backward pass.
+#[cfg(test)]
+pub(super) fn kept(unit: &Unit) -> u64 {
+    UnitMemory::new(unit, 1).kept
+}
+
 /// Memory of every pipeline rank.
 pub fn memory(job: &Job, schedule: &Schedule) -> Vec<RankMemory> {
     let placement = schedule.placement();

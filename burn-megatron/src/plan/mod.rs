@@ -8,6 +8,8 @@ mod operations;
 mod report;
 mod search;
 mod state;
+#[cfg(test)]
+mod tests;
 mod time;
 mod traffic;
 
@@ -22,7 +24,7 @@ pub use state::{Moments, States};
 pub use time::{StepTime, step_time};
 pub use traffic::{Traffic, traffic};
 
-use crate::schedule::{Schedule, ScheduleError, ScheduleSpec};
+use crate::schedule::{Costs, Schedule, ScheduleError, ScheduleSpec};
 use crate::schedule::stages::{Stage, StageLayout};
 use gpus::Hardware;
 use operations::Unit;
@@ -105,6 +107,8 @@ pub struct Plan {
     pub memory: Vec<RankMemory>,
     /// What one rank of each pipeline stage sends.
     pub traffic: Vec<Traffic>,
+    /// How long the passes of each stage take, in nanoseconds.
+    pub costs: Costs,
     /// How long the step takes.
     pub time: StepTime,
 }
@@ -117,8 +121,9 @@ impl Plan {
     pub fn new(job: Job, hardware: &Hardware) -> Result<Self, ScheduleError> {
         let schedule = Schedule::new(job.schedule)?;
         let (memory, traffic) = (memory(&job, &schedule), traffic(&job, &schedule));
+        let costs = time::costs(&job, hardware);
         let time = step_time(&job, &schedule, hardware).expect("schedules that are made do not deadlock");
-        Ok(Self { job, schedule, memory, traffic, time })
+        Ok(Self { job, schedule, memory, traffic, costs, time })
     }
 
     /// The pipeline rank that needs most memory.

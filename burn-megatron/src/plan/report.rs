@@ -20,6 +20,8 @@ pub struct Report<'a> {
     pub name: &'a str,
     /// Show every pipeline rank, not only the fullest.
     pub all_ranks: bool,
+    /// GPUs that other layouts were looked for on.
+    pub gpus: usize,
     /// Other layouts.
     pub found: Option<&'a Found>,
 }
@@ -174,9 +176,14 @@ impl Report<'_> {
             writeln!(f, "nearest that fits\n{}", line(nearest))?;
         }
         if found.best.is_empty() {
-            return writeln!(f, "none of {} legal layouts fits", found.legal);
+            return writeln!(f, "none of {} legal layouts on {} x {} fits", found.legal, self.gpus, self.name);
         }
-        writeln!(f, "fastest of {} legal layouts, the best of each TP x PP", found.legal)?;
+        writeln!(
+            f,
+            "fastest of {} legal layouts on {} x {}, the best of each TP x PP: step, memory, what costs most beside \
+             arithmetic",
+            found.legal, self.gpus, self.name
+        )?;
         found.best.iter().try_for_each(|candidate| writeln!(f, "{}", line(candidate)))
     }
 }

@@ -158,6 +158,28 @@ impl Clock<'_> {
         if self.hardware.overlap { (exchange - pass).max(0.0) } else { exchange }
     }
 
+    /// What the exchanges of ZeRO 2 and 3 add to the forward and backward passes of each stage.
+    fn exposed(&self, stages: &[StageTime]) -> Vec<[f64; 2]> {
+        let stage = |stage: &StageTime| {
+            let [forward, input, weight] = stage.passes.map(|pass| pass.total());
+            let (sent, returned) = (self.replicas(stage.copies.forward), self.replicas(stage.copies.backward));
+            [self.beside(sent, forward), self.beside(returned, input + weight)]
+        };
+        stages.iter().map(stage).collect()
+    }
+
+    fn costs(&self, stages: &[StageTime], exposed: &[[f64; 2]]) -> Costs {
+        let ticks = |seconds: f64| (seconds * TICKS).round() as Ticks;
+        let pass = |index: usize| -> Vec<Ticks> {
+            let seconds = |(stage, exposed): (&StageTime, &[f64; 2])| {
+                stage.passes[index].total() + exposed.get(index).copied().unwrap_or(0.0)
+            };
+            stages.iter().zip(exposed).map(|stage| ticks(seconds(stage)).max(1)).collect()
+        };
+        let (forward, backward_input, backward_weight) = (pass(0), pass(1), pass(2));
+        Costs { forward, backward_input, backward_weight, transfer: ticks(self.boundary()) }
+    }
+
     fn boundary(&self) -> f64 {
         let (layout, share) = (&self.job.layout, self.job.share());
         if layout.pp == 1 {
@@ -208,6 +230,13 @@ pub fn rough_time(job: &Job, hardware: &Hardware) -> f64 {
 /// Resolution of the simulation.
 const TICKS: f64 = 1e9;
 
+/// Nanoseconds of the passes of each stage.
+pub fn costs(job: &Job, hardware: &Hardware) -> Costs {
+    let clock = Clock { job, hardware };
+    let stages = clock.stages();
+    clock.costs(&stages, &clock.exposed(&stages))
+}
+
 /// Simulates a step.
 ///
 /// # Errors
@@ -216,29 +245,8 @@ pub fn step_time(job: &Job, schedule: &Schedule, hardware: &Hardware) -> Result<
     let clock = Clock { job, hardware };
     let stages = clock.stages();
     let placement = schedule.placement();
-    // Exchanges of ZeRO 2 and 3 belong to each pass; what the pass hides costs nothing.
-    let exposed: Vec<[f64; 2]> = (stages.iter())
-        .map(|stage| {
-            let [forward, input, weight] = stage.passes.map(|pass| pass.total());
-            let (sent, returned) = (clock.replicas(stage.copies.forward), clock.replicas(stage.copies.backward));
-            [clock.beside(sent, forward), clock.beside(returned, input + weight)]
-        })
-        .collect();
-    let ticks = |seconds: f64| (seconds * TICKS).round() as Ticks;
-    let pass = |index: usize, extra: usize| -> Vec<Ticks> {
-        let seconds = stages.iter().zip(&exposed);
-        seconds
-            .map(|(stage, exposed)| {
-                ticks(stage.passes[index].total() + if extra < 2 { exposed[extra] } else { 0.0 }).max(1)
-            })
-            .collect()
-    };
-    let costs = Costs {
-        forward: pass(0, 0),
-        backward_input: pass(1, 1),
-        backward_weight: pass(2, 2),
-        transfer: ticks(clock.boundary()),
-    };
+    let exposed = clock.exposed(&stages);
+    let costs = clock.costs(&stages, &exposed);
     let timeline = simulate(schedule, &costs, Link::Overlapped)?;
     let makespan = timeline.makespan() as f64 / TICKS;
     let busiest = (0..placement.ranks()).max_by_key(|&rank| timeline.busy(rank)).unwrap_or(0);
