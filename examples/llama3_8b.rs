@@ -84,7 +84,7 @@ fn recipe(args: &Args) -> EngineConfig {
             decay: Span::Steps(steps),
             form: LrDecay::Cosine,
         },
-        optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() },
+        optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into(),
         clip: Some(1.0),
         loss: LossMean::PerToken,
         seed: 1234,

@@ -58,7 +58,7 @@ fn recipe(steps: usize, data_parallel: usize) -> EngineConfig {
             decay: Span::Steps(steps),
             form: LrDecay::Cosine,
         },
-        optimizer: AdamWConfig { beta2: 0.99, weight_decay: 0.1, ..AdamWConfig::default() },
+        optimizer: AdamWConfig { beta2: 0.99, weight_decay: 0.1, ..AdamWConfig::default() }.into(),
         clip: Some(1.0),
         loss: LossMean::PerToken,
         seed: 1337,

@@ -12,4 +12,4 @@ pub use crate::learner::{
     CheckpointOptions, Description, MegatronStrategy, Pretraining, Resume, global_weights, loss_over,
 };
 pub use crate::lr::{LrConfig, LrDecay, Span};
-pub use crate::optim::AdamWConfig;
+pub use crate::optim::{AdamWConfig, OptimizerConfig};

@@ -2,7 +2,7 @@
 
 use crate::batch::{BatchError, BatchPlan};
 use crate::lr::LrConfig;
-use crate::optim::AdamWConfig;
+use crate::optim::OptimizerConfig;
 use serde::{Deserialize, Serialize};
 
 /// What the gradient is the gradient of.
@@ -29,7 +29,7 @@ pub struct EngineConfig {
     pub lr: LrConfig,
     /// AdamW.
     #[serde(default)]
-    pub optimizer: AdamWConfig,
+    pub optimizer: OptimizerConfig,
     /// Largest global gradient norm; larger ones are scaled down to it. `None` does not clip.
     #[serde(default)]
     pub clip: Option<f64>,

@@ -6,12 +6,13 @@ use super::report::LossSum;
 use super::{EngineConfig, EngineError, EvalReport, LossMean, StepReport, TokenBatch};
 use crate::batch::BatchPlan;
 use crate::lr::LrSchedule;
-use crate::optim::{Optimizer, clip_factor};
+use crate::optim::{BucketSpec, Optimizer, StepInfo, clip_factor};
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
 use backend_dist::shard::{Registry, stable_hash};
-use burn::tensor::Tensor;
+use burn::module::{ModuleVisitor, Param};
+use burn::tensor::{DType, Tensor};
 use models::CausalLm;
 use models::layers::DropoutKey;
 pub use state::Position;
@@ -44,7 +45,13 @@ impl<M: CausalLm> RankEngine<M> {
     pub fn new(rank: &Rank, model: M, config: EngineConfig) -> Result<Self, EngineError> {
         let plan = config.plan(rank.mesh.layout().dp)?;
         let schedule = config.lr.schedule(config.global_batch)?;
-        let optimizer = Optimizer::new(&model, model.registry(), config.optimizer)?;
+        let params = model.registry().iter().cloned().collect();
+        let buckets = vec![BucketSpec { key: 0, params, hidden: true }];
+        let (replicas, neighbours) = (rank.group(Axis::DpCp), |size| rank.subgroup(Axis::Tp, size));
+        let mut optimizer =
+            Optimizer::new(&config.optimizer, 0, buckets, replicas, neighbours, &rank.device, dtype_of(&model));
+        optimizer.check(&model, &[0])?;
+        let model = optimizer.shard(0, model);
         Ok(Self {
             model: Some(model),
             optimizer,
@@ -82,7 +89,7 @@ impl<M: CausalLm> RankEngine<M> {
 
     /// This rank's gradients of the last step, per counted token and before clipping, flat in the registry's order.
     pub fn gradients(&self) -> Vec<f64> {
-        self.optimizer.gradients(self.grad_scale)
+        self.optimizer.gradients(0, self.grad_scale)
     }
 
     /// One optimizer step on the global batch; this rank computes its own rows.
@@ -116,7 +123,8 @@ impl<M: CausalLm> RankEngine<M> {
             sum = LossSum { loss: sum.loss + part.loss, tokens: sum.tokens + part.tokens };
         }
 
-        self.optimizer.reduce(&self.replicas, |ranks| self.rank.subgroup(Axis::Tp, ranks));
+        self.optimizer.reduce(0);
+        self.optimizer.sum_partial();
         let sum = sum.total(&self.replicas);
         self.grad_scale = match self.config.loss {
             LossMean::PerToken => 1.0 / sum.tokens.max(1) as f64,
@@ -130,7 +138,9 @@ impl<M: CausalLm> RankEngine<M> {
         let clip_factor = clip_factor(self.config.clip, grad_norm);
         let lr = self.schedule.at(self.consumed);
         let model = self.model.take().expect("the model is in place between steps");
-        self.model = Some(self.optimizer.step(model, lr, self.grad_scale * clip_factor));
+        self.optimizer.begin_step();
+        let info = StepInfo { lr, grad_scale: self.grad_scale * clip_factor };
+        self.model = Some(self.optimizer.step(0, model, &info));
 
         let step = self.step;
         self.step += 1;
@@ -169,9 +179,10 @@ impl<M: CausalLm> RankEngine<M> {
             Some(weights) => losses * weights,
             None => losses,
         };
-        let grads = root.backward();
+        let mut grads = root.backward();
         let Self { model, optimizer, .. } = self;
-        optimizer.accumulate(model.as_ref().expect("the model is in place between steps"), grads, index == 0);
+        optimizer.accumulate(0, model.as_ref().expect("the model is in place between steps"), &mut grads);
+        optimizer.complete(0);
         Ok(sum)
     }
 
@@ -193,6 +204,20 @@ impl<M: CausalLm> RankEngine<M> {
         let sum = sum.total(&self.replicas);
         Ok(EvalReport { loss: sum.mean(), tokens: sum.tokens })
     }
+}
+
+/// Element type of the parameters.
+fn dtype_of<M: CausalLm>(model: &M) -> DType {
+    struct Type(DType);
+
+    impl ModuleVisitor for Type {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0 = param.val().dtype();
+        }
+    }
+    let mut dtype = Type(DType::F32);
+    model.visit(&mut dtype);
+    dtype.0
 }
 
 /// Sum over the counted tokens in double precision, on the host.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::lr::{LrConfig, LrDecay, Span};
-use crate::optim::AdamWConfig;
+use crate::optim::OptimizerConfig;
 use backend_dist::comm::RunError;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Mesh, ParallelLayout};
@@ -119,7 +119,7 @@ fn config(micro_batch: usize, loss: LossMean) -> EngineConfig {
             form: LrDecay::Linear,
             ..LrConfig::constant(0.3)
         },
-        optimizer: AdamWConfig::default(),
+        optimizer: OptimizerConfig::default(),
         clip: Some(0.1),
         loss,
         seed: 0,

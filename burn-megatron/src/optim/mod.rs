@@ -1,21 +1,36 @@
-//! The optimizer: AdamW with Megatron's rules, gradient buffers, and the global-norm clip.
+//! The optimizer: main gradients, their sums over ranks, ZeRO, and the update rules, with Megatron's defaults.
+//!
+//! [`Optimizer`] works on buckets of parameters. `layout` says what lies where in a bucket, `flat` holds and moves the
+//! numbers, `grads` sums them up, `rule` and `muon` change them, `saving` cuts them for checkpoints.
 
 mod adamw;
+mod bucket;
 mod clip;
-mod device;
-mod host;
+mod config;
+mod flat;
+mod grads;
+mod layout;
+mod lion;
+mod modules;
+mod muon;
 mod optimizer;
-mod plan;
+mod pieces;
 mod real;
-mod store;
+mod rule;
+mod saving;
+mod scaler;
+mod sgd;
 #[cfg(test)]
 mod tests;
 
-pub use adamw::{AdamWConfig, Coefficients, update};
+pub use adamw::AdamWConfig;
 pub use clip::clip_factor;
-pub use device::DeviceStore;
-pub use host::HostStore;
-pub use optimizer::{OptimError, Optimizer};
-pub use plan::{BucketPlan, Slot};
-pub use real::Real;
-pub use store::{GradStore, State};
+pub use config::OptimizerConfig;
+pub use layout::BucketSpec;
+pub use lion::LionConfig;
+pub use muon::{MuonConfig, MuonScale};
+pub use optimizer::{Memory, OptimError, Optimizer, StepInfo};
+pub use pieces::{Piece, pieces};
+pub use saving::ReadBox;
+pub use scaler::{LossScale, LossScaler, LossScalerConfig};
+pub use sgd::SgdConfig;

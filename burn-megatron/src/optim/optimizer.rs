@@ -1,18 +1,21 @@
-//! AdamW over a module's parameters: takes gradients out of a backward pass, reduces them, and rebuilds the parameters.
+//! The optimizer of one rank: gradients in, sums over ranks, one step, new parameters out.
 
-use super::adamw::{AdamWConfig, Coefficients};
-use super::plan::BucketPlan;
-use super::store::{GradStore, State, store_for};
+use super::bucket::{Bucket, MatrixSteps};
+use super::config::OptimizerConfig;
+use super::flat::Flat;
+use super::layout::{BucketSpec, Layout};
+use super::modules::visit_gradients;
+use super::muon::{MuonConfig, gather, local, newton_schulz};
+use backend_dist::collective::{all_gather, all_reduce};
 use backend_dist::comm::{Group, ReduceOp};
-use backend_dist::shard::Registry;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{DType, Gradients, Tensor};
-use std::borrow::Cow;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{DType, Device, Gradients, Tensor};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// A module and a registry that do not describe the same parameters.
+/// A module and buckets that do not describe the same parameters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptimError {
-    /// The module holds a float parameter that the registry does not know.
+    /// The module holds a float parameter that no bucket knows.
     #[error(
         "parameter {id:#x} of shape {shape:?} is in the module but not in the registry: build it with `ParamBuilder`"
     )]
@@ -44,45 +47,298 @@ pub enum OptimError {
     },
 }
 
-/// The optimizer of one rank.
+/// What is the same for all parameters of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepInfo {
+    /// The learning rate.
+    pub lr: f64,
+    /// Multiplies the gradient sums: division by tokens and loss scale, and clipping, in one factor.
+    pub grad_scale: f64,
+}
+
+/// Bytes that an optimizer holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Main gradients now.
+    pub grads: u64,
+    /// The most that main gradients have taken since the start.
+    pub grads_peak: u64,
+    /// Moments.
+    pub states: u64,
+    /// Weights: wide copies of narrow ones, and shards of ZeRO 3.
+    pub values: u64,
+}
+
+/// The optimizer of one rank, over all its model chunks. Parameters come in buckets, each given by its index in the list
+/// that [`Optimizer::new`] got. All ranks that share a bucket call the same methods in the same order.
+///
+/// A step is: for every micro-batch [`accumulate`](Self::accumulate) and [`complete`](Self::complete), then
+/// [`reduce`](Self::reduce), [`sum_partial`](Self::sum_partial), sums of tied weights, [`norm`](Self::norm), and either
+/// [`begin_step`](Self::begin_step) and [`step`](Self::step) for every bucket, or [`skip`](Self::skip). That is the order
+/// of Megatron's `finalize_model_grads.py`.
+///
+/// Under ZeRO (Rajbhandari et al.: <https://arxiv.org/abs/1910.02054>) of stage 1 a replica holds moments for its shard of
+/// a bucket and updates that, from 2 on it also keeps only its shard of the gradients, under 3 only that of the weights.
 pub struct Optimizer {
-    plan: BucketPlan,
-    store: Box<dyn GradStore>,
-    config: AdamWConfig,
+    pub(super) config: OptimizerConfig,
+    pub(super) buckets: Vec<Bucket>,
+    pub(super) replicas: Group,
+    zero: u8,
+    /// Blocks of neighbouring tensor parallel ranks, by size.
+    neighbours: BTreeMap<usize, Group>,
     updates: u64,
+    grads_peak: u64,
 }
 
 impl Optimizer {
-    /// Buffers and states for the parameters of `model`.
+    /// Zeroed moments for weights of type `dtype`. `replicas` hold the same weights and see other tokens; `neighbours`
+    /// gives the rank's block of so many ranks of its tensor parallel group, for sums of gradients that are partial there
+    /// and for matrices that Muon needs whole. `device` is without autodiff. Over one replica every ZeRO stage is 0.
+    pub fn new(
+        config: &OptimizerConfig,
+        zero: u8,
+        buckets: Vec<BucketSpec>,
+        replicas: Group,
+        neighbours: impl Fn(usize) -> Group,
+        device: &Device,
+        dtype: DType,
+    ) -> Self {
+        let zero = if replicas.size() == 1 { 0 } else { zero };
+        let bucket = |spec| Bucket::new(spec, config, zero, &replicas, device, dtype);
+        let buckets: Vec<Bucket> = buckets.into_iter().map(bucket).collect();
+        let muon = config.muon().is_some();
+        let units = buckets.iter().flat_map(|bucket| &bucket.layout.units);
+        let sizes = units.flat_map(|unit| {
+            let cut = unit.section.split.filter(|_| muon && unit.matrix);
+            [unit.partial, cut.map(|split| split.parts * unit.section.copies)]
+        });
+        let sizes: BTreeSet<usize> = sizes.flatten().collect();
+        let neighbours = sizes.into_iter().map(|size| (size, neighbours(size))).collect();
+        Self { config: *config, buckets, replicas, zero, neighbours, updates: 0, grads_peak: 0 }
+    }
+
+    /// Checks that every float parameter of `model` is in exactly one of these buckets, and every one of theirs in `model`.
     ///
     /// # Errors
-    /// Where `model` and `registry` disagree.
-    ///
-    /// # Panics
-    /// If the model has no parameters.
-    pub fn new<M: Module>(model: &M, registry: &Registry, config: AdamWConfig) -> Result<Self, OptimError> {
-        let plan = BucketPlan::new(registry);
-        let mut check = Check { plan: &plan, times: vec![0; plan.slots.len()], sample: None, error: None };
+    /// Names the first parameter that is not.
+    pub fn check<M: Module>(&self, model: &M, buckets: &[usize]) -> Result<(), OptimError> {
+        let layouts: Vec<&Layout> = buckets.iter().map(|&bucket| &self.buckets[bucket].layout).collect();
+        let times = layouts.iter().map(|layout| vec![0; layout.slots.len()]).collect();
+        let mut check = Check { layouts, times, error: None };
         model.visit(&mut check);
-        let Check { times, sample, error, .. } = check;
-        if let Some(error) = error {
+        if let Some(error) = check.error {
             return Err(error);
         }
-        if let Some((slot, times)) = plan.slots.iter().zip(times).find(|(_, times)| *times != 1) {
-            return Err(OptimError::Times { name: slot.name.clone(), times });
+        let slots = check.layouts.iter().flat_map(|layout| &layout.slots);
+        match slots.zip(check.times.into_iter().flatten()).find(|(_, times)| *times != 1) {
+            Some((slot, times)) => Err(OptimError::Times { name: slot.name.clone(), times }),
+            None => Ok(()),
         }
-        let store = store_for(&sample.expect("a model has parameters"), &plan);
-        Ok(Self { plan, store, config, updates: 0 })
     }
 
-    /// Where each parameter lies in the flat buffer.
-    pub fn plan(&self) -> &BucketPlan {
-        &self.plan
+    /// Takes the weights over, once before anything else: wide copies of narrow weights; under ZeRO 3 this rank's shard,
+    /// and the module's parameters are emptied.
+    pub fn shard<M: Module>(&mut self, bucket: usize, model: M) -> M {
+        let bucket = &mut self.buckets[bucket];
+        if bucket.keeps_values() {
+            bucket.values = Some(bucket.extract(&model));
+        }
+        if self.zero == 3 { bucket.release(model) } else { model }
     }
 
-    /// The constants of AdamW.
-    pub fn config(&self) -> &AdamWConfig {
-        &self.config
+    /// Under ZeRO 3 puts whole parameters into the module, from all replicas' shards; else nothing.
+    pub fn gather<M: Module>(&mut self, bucket: usize, model: M) -> M {
+        if self.zero != 3 {
+            return model;
+        }
+        let bucket = &self.buckets[bucket];
+        let values = bucket.values.as_ref().expect("`shard` has taken the weights over");
+        bucket.fill(model, &bucket.gather(values.part(0..values.len()), &self.replicas))
+    }
+
+    /// Under ZeRO 3 empties the parameters, to shape `[0; D]`; else nothing.
+    pub fn release<M: Module>(&mut self, bucket: usize, model: M) -> M {
+        if self.zero == 3 { self.buckets[bucket].release(model) } else { model }
+    }
+
+    /// Takes the gradients of the bucket's parameters out of `grads` and adds them to the main gradients, any number of
+    /// times. The first of a parameter after [`step`](Self::step) or [`skip`](Self::skip) replaces what was there; no
+    /// gradient is zero.
+    pub fn accumulate<M: Module>(&mut self, bucket: usize, model: &M, grads: &mut Gradients) {
+        let Bucket { layout, grads: sums, .. } = &mut self.buckets[bucket];
+        visit_gradients(model, layout, grads, |slot, grad| sums.add(layout, slot, grad));
+        self.note_memory();
+    }
+
+    /// [`accumulate`](Self::accumulate) for one flat gradient from elsewhere, by Burn's parameter id.
+    ///
+    /// # Panics
+    /// If the bucket has no such parameter.
+    pub fn add(&mut self, bucket: usize, param: u64, grad: Tensor<1>) {
+        let Bucket { layout, grads, .. } = &mut self.buckets[bucket];
+        let slot = layout.slot(param).unwrap_or_else(|| panic!("no parameter {param:#x} in bucket {bucket}"));
+        grads.add(layout, slot, grad);
+        self.note_memory();
+    }
+
+    /// Ends the bucket's contributions of one micro-batch. ZeRO 2 and 3 sum them over the replicas, keep their shard and
+    /// free the rest.
+    pub fn complete(&mut self, bucket: usize) {
+        let Bucket { layout, grads, .. } = &mut self.buckets[bucket];
+        grads.complete(layout, &self.replicas);
+    }
+
+    /// Ends the bucket's micro-batches of one step. ZeRO 0 and 1 sum over the replicas.
+    pub fn reduce(&mut self, bucket: usize) {
+        let Bucket { layout, grads, .. } = &mut self.buckets[bucket];
+        grads.reduce(layout, &self.replicas);
+        self.note_memory();
+    }
+
+    /// Sums what is partial over tensor parallel neighbours (norms under sequence parallelism, key/value heads that
+    /// several ranks share): one collective for all buckets and each size of a block.
+    pub fn sum_partial(&mut self) {
+        for (&size, group) in &self.neighbours {
+            let mut places = Vec::new();
+            for (index, bucket) in self.buckets.iter().enumerate() {
+                let partial = bucket.parts.iter().filter(|part| bucket.layout.units[part.unit].partial == Some(size));
+                places.extend(partial.map(|part| (index, part.at..part.at + part.range.len())));
+            }
+            if places.is_empty() || group.size() == 1 {
+                continue;
+            }
+            let part = |(bucket, range): &(usize, _)| self.buckets[*bucket].grads.sum().part(Clone::clone(range));
+            let summed = all_reduce(Tensor::cat(places.iter().map(part).collect(), 0), ReduceOp::Sum, group);
+            let mut start = 0;
+            for (bucket, range) in places {
+                let part = summed.clone().slice([start..start + range.len()]);
+                self.buckets[bucket].grads.sum_mut().put(range.start, part);
+                start += range.len();
+            }
+        }
+    }
+
+    /// Sums the bucket's gradients over the ranks that hold copies of its weights: first and last stage of a tied
+    /// embedding. After [`reduce`](Self::reduce).
+    pub fn sum_tied(&mut self, bucket: usize, group: &Group) {
+        self.buckets[bucket].grads.sum_mut().all_reduce(group);
+    }
+
+    /// [`sum_tied`](Self::sum_tied) for two buckets of this rank with the same parameters.
+    pub fn sum_tied_here(&mut self, a: usize, b: usize) {
+        let len = self.buckets[b].grads.sum().len();
+        let other = self.buckets[b].grads.sum().part(0..len);
+        self.buckets[a].grads.sum_mut().add(0, other);
+        let sum = self.buckets[a].grads.sum().part(0..len);
+        self.buckets[b].grads.sum_mut().put(0, sum);
+    }
+
+    /// Norm of the gradients of the whole model times `scale`, every element counted once; the same bits on all ranks,
+    /// and NaN or infinite on all if it is on one. `model_parallel` are the ranks that together hold the model.
+    ///
+    /// Squares are summed by bucket, shard and rank, and these sums in the order of [`BucketSpec::key`], so that neither
+    /// the pipeline nor ZeRO changes a bit of it.
+    pub fn norm(&self, scale: f64, model_parallel: &Group) -> f64 {
+        let mut squares = Vec::new();
+        for bucket in &self.buckets {
+            let Bucket { layout, region, grads, spec, .. } = bucket;
+            let shards =
+                if self.zero == 0 { 0..layout.replicas() } else { self.replicas.rank()..self.replicas.rank() + 1 };
+            let parts = shards.map(|shard| {
+                let parts = layout.parts(&layout.shard(shard)).into_iter();
+                let owned = parts.filter(|part| layout.units[part.unit].section.is_owned());
+                let here = |range: std::ops::Range<usize>| range.start - region.start..range.end - region.start;
+                (shard, owned.map(|part| here(part.range)).collect::<Vec<_>>())
+            });
+            let parts: Vec<_> = parts.collect();
+            let ranges: Vec<_> = parts.iter().flat_map(|(_, ranges)| ranges.clone()).collect();
+            let mut sums = grads.sum().squares(&ranges).into_iter();
+            for (shard, ranges) in parts {
+                squares.push((spec.key, shard, sums.by_ref().take(ranges.len()).sum::<f64>()));
+            }
+        }
+        if self.zero > 0 {
+            squares = self.replicas.all_gather_host(squares).concat();
+        }
+        let ranks = model_parallel.all_gather_host(squares).into_iter().enumerate();
+        let all = ranks.flat_map(|(rank, of)| of.into_iter().map(move |(key, shard, sum)| ((key, shard, rank), sum)));
+        // Under one key and shard of a rank there may be a tied copy's zero; in any order that adds nothing.
+        let mut all: Vec<_> = all.collect();
+        all.sort_by_key(|(place, _)| *place);
+        all.into_iter().map(|(_, sum)| sum).sum::<f64>().sqrt() * scale
+    }
+
+    /// The rank's gradients of a bucket times `scale`, flat in the order of its parameters, from all replicas where they
+    /// are sharded. The sums of the last step stay until the next [`accumulate`](Self::accumulate).
+    pub fn gradients(&self, bucket: usize, scale: f64) -> Vec<f64> {
+        let Bucket { layout, grads, .. } = &self.buckets[bucket];
+        let all = if self.zero == 0 {
+            grads.sum().values(0..layout.filled())
+        } else {
+            let part = grads.sum().part(0..grads.sum().len());
+            Flat::new(all_gather(part, 0, &self.replicas)).values(0..layout.filled())
+        };
+        all.into_iter().map(|g| g * scale).collect()
+    }
+
+    /// Starts update number [`updates`](Self::updates)` + 1`.
+    pub fn begin_step(&mut self) {
+        self.updates += 1;
+    }
+
+    /// Updates the bucket's parameters; each bucket once after [`begin_step`](Self::begin_step). On CPU ranks under ZeRO 0
+    /// parameters are changed in place unless somebody else holds their storage. Under ZeRO 3 the module is left as it is.
+    pub fn step<M: Module>(&mut self, bucket: usize, model: M, info: &StepInfo) -> M {
+        let rule = self.config.rule(info.lr, self.updates, info.grad_scale);
+        let matrices = self.config.muon().copied().map(|muon| self.matrix_steps(bucket, &muon, info));
+        self.buckets[bucket].step(model, &rule, &matrices.unwrap_or_default(), &self.replicas)
+    }
+
+    /// Muon's steps. The momentum of the bucket is gathered over the replicas, and each orthogonalises the matrices that
+    /// its region touches, whole: gathered over the tensor parallel ranks, so that all layouts agree.
+    fn matrix_steps(&mut self, bucket: usize, muon: &MuonConfig, info: &StepInfo) -> MatrixSteps {
+        let Bucket { layout, parts, grads, first, region, .. } = &mut self.buckets[bucket];
+        if !layout.units.iter().any(|unit| unit.matrix) {
+            return MatrixSteps::default();
+        }
+        let sum = grads.sum();
+        let mut mixed = Vec::new();
+        for part in parts.iter() {
+            let range = part.at..part.at + part.range.len();
+            let grad = sum.part(range.clone());
+            if layout.units[part.unit].matrix {
+                let momentum = first.as_mut().expect("matrices have a momentum");
+                let grad = grad.mul_scalar(info.grad_scale * (1.0 - muon.momentum));
+                let mean = momentum.part(range).mul_scalar(muon.momentum) + grad.clone();
+                momentum.put(part.at, mean.clone());
+                mixed.push(if muon.nesterov { mean.mul_scalar(muon.momentum) + grad } else { mean });
+            } else {
+                mixed.push(grad.zeros_like());
+            }
+        }
+        let filled: usize = parts.iter().map(|part| part.range.len()).sum();
+        mixed.push(Tensor::zeros([region.len() - filled], (&sum.device(), sum.dtype())));
+        let mixed = Tensor::cat(mixed, 0);
+        let mixed = if self.zero == 0 { mixed } else { all_gather(mixed, 0, &self.replicas) };
+
+        let step = |part: &super::layout::Part| {
+            let unit = &layout.units[part.unit];
+            let section = &unit.section;
+            let (&[rows, columns], true) = (&section.local_shape()[..], unit.matrix) else { return None };
+            let mine = mixed.clone().slice([unit.range.clone()]).reshape([rows, columns]);
+            let single = Group::single();
+            let ranks = section.split.map_or(&single, |split| &self.neighbours[&(split.parts * section.copies)]);
+            let step = local(newton_schulz(gather(mine, section, ranks), muon.ns_steps), section);
+            let factor = info.lr * muon.step_factor(section.global_shape[0], section.global_shape[1]);
+            let inside = part.range.start - unit.range.start..part.range.end - unit.range.start;
+            Some(step.flatten::<1>(0, 1).slice([inside]).mul_scalar(factor))
+        };
+        MatrixSteps { steps: parts.iter().map(step).collect(), keep: 1.0 - info.lr * muon.weight_decay }
+    }
+
+    /// Ends a step that is not done: the main gradients are forgotten.
+    pub fn skip(&mut self) {
+        self.buckets.iter_mut().for_each(|bucket| bucket.grads.forget());
     }
 
     /// Updates done so far.
@@ -90,120 +346,56 @@ impl Optimizer {
         self.updates
     }
 
-    /// What is kept of the parameter in slot `slot` of the plan: element type and bytes; see [`GradStore::state`].
-    pub fn state(&self, state: State, slot: usize) -> Option<(DType, Cow<'_, [u8]>)> {
-        self.store.state(state, self.plan.slots[slot].range.clone())
-    }
-
-    /// Replaces what is kept of the parameter in slot `slot` of the plan.
-    ///
-    /// # Panics
-    /// If there are not as many values as elements.
-    pub fn set_state(&mut self, state: State, slot: usize, values: Vec<f64>) {
-        let range = self.plan.slots[slot].range.clone();
-        assert_eq!(values.len(), range.len(), "{}: values of {state:?}", self.plan.slots[slot].name);
-        self.store.set_state(state, range, values);
-    }
-
     /// Goes on counting updates from here.
     pub fn set_updates(&mut self, updates: u64) {
         self.updates = updates;
     }
 
-    /// Takes the gradients of one backward pass out of `grads` and adds them to the main gradients; `first` starts a
-    /// new sum.
-    pub fn accumulate<M: Module>(&mut self, model: &M, mut grads: Gradients, first: bool) {
-        model.visit(&mut Accumulate { plan: &self.plan, store: self.store.as_mut(), grads: &mut grads, first });
+    /// What a bucket was made from.
+    pub fn spec(&self, bucket: usize) -> &BucketSpec {
+        &self.buckets[bucket].spec
     }
 
-    /// Completes the gradient sums in Megatron's order (megatron/core/distributed/finalize_model_grads.py): over the
-    /// ranks that hold the same weights, then what is partial over `tensor_parallel` neighbours (norms under sequence
-    /// parallelism, key/value heads that several ranks share). `neighbours` gives the rank's block of so many ranks of
-    /// its tensor parallel group.
-    pub fn reduce(&mut self, replicas: &Group, neighbours: impl Fn(usize) -> Group) {
-        self.store.all_reduce(replicas);
-        for (ranks, ranges) in &self.plan.partial {
-            self.store.all_reduce_ranges(ranges, &neighbours(*ranks));
+    /// The kind of optimizer and its constants.
+    pub fn config(&self) -> &OptimizerConfig {
+        &self.config
+    }
+
+    /// Bytes of all buffers.
+    pub fn memory(&self) -> Memory {
+        let mut memory = Memory { grads_peak: self.grads_peak, ..Memory::default() };
+        for bucket in &self.buckets {
+            let bytes = |flat: &Option<Flat>| flat.as_ref().map_or(0, Flat::bytes);
+            memory.grads += bucket.grads.bytes();
+            memory.states += bytes(&bucket.first) + bytes(&bucket.second);
+            memory.values += bytes(&bucket.values);
         }
+        memory
     }
 
-    /// Global norm of the main gradients times `scale`, every element of the model counted once. `model_parallel` are
-    /// the ranks that together hold the model.
-    pub fn norm(&self, scale: f64, model_parallel: &Group) -> f64 {
-        let squares = self.store.sum_of_squares(&self.plan.owned);
-        model_parallel.all_reduce_scalar(squares, ReduceOp::Sum).sqrt() * scale
-    }
-
-    /// The main gradients times `scale`, flat, by [`Optimizer::plan`].
-    pub fn gradients(&self, scale: f64) -> Vec<f64> {
-        self.store.gradients().into_iter().map(|g| g * scale).collect()
-    }
-
-    /// One update of all parameters with the main gradients times `grad_scale`. On CPU ranks parameters are changed in
-    /// place unless somebody else holds their storage.
-    pub fn step<M: Module>(&mut self, model: M, lr: f64, grad_scale: f64) -> M {
-        self.updates += 1;
-        let coefficients = self.config.coefficients(lr, self.updates, grad_scale);
-        model.map(&mut Update { plan: &self.plan, store: self.store.as_mut(), coefficients: &coefficients })
+    fn note_memory(&mut self) {
+        let grads = self.buckets.iter().map(|bucket| bucket.grads.bytes()).sum();
+        self.grads_peak = self.grads_peak.max(grads);
     }
 }
 
 struct Check<'a> {
-    plan: &'a BucketPlan,
-    times: Vec<usize>,
-    sample: Option<Tensor<1>>,
+    layouts: Vec<&'a Layout>,
+    /// By bucket and slot.
+    times: Vec<Vec<usize>>,
     error: Option<OptimError>,
 }
 
 impl ModuleVisitor for Check<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let (id, shape) = (param.id.val(), param.lazy_shape().to_vec());
-        match self.plan.index(id).map(|index| (index, &self.plan.slots[index])) {
+        let mut places = self.layouts.iter().enumerate().filter_map(|(at, layout)| Some((at, layout.slot(id)?)));
+        match places.next().map(|(at, slot)| (at, slot, &self.layouts[at].slots[slot])) {
             None => self.error = Some(OptimError::Unregistered { id, shape }),
-            Some((_, slot)) if slot.range.len() != shape.iter().product::<usize>() => {
+            Some((_, _, slot)) if slot.range.len() != shape.iter().product::<usize>() => {
                 self.error = Some(OptimError::Length { name: slot.name.clone(), shape, registered: slot.range.len() });
             }
-            Some((index, _)) => self.times[index] += 1,
+            Some((at, slot, _)) => self.times[at][slot] += 1,
         }
-        self.sample.get_or_insert_with(|| flat(param.val()));
-    }
-}
-
-/// The values in one dimension, without autodiff; shares the storage.
-fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
-    tensor.inner().flatten(0, D - 1)
-}
-
-struct Accumulate<'a> {
-    plan: &'a BucketPlan,
-    store: &'a mut dyn GradStore,
-    grads: &'a mut Gradients,
-    first: bool,
-}
-
-impl ModuleVisitor for Accumulate<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let slot = &self.plan.slots[self.plan.index(param.id.val()).expect("parameters keep their ids")];
-        let grad = param.val().grad_remove(self.grads).map(flat);
-        self.store.accumulate(slot.range.clone(), grad, self.first);
-    }
-}
-
-struct Update<'a> {
-    plan: &'a BucketPlan,
-    store: &'a mut dyn GradStore,
-    coefficients: &'a Coefficients,
-}
-
-impl ModuleMapper for Update<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, tensor, mapper) = param.consume();
-        let slot = &self.plan.slots[self.plan.index(id.val()).expect("parameters keep their ids")];
-        let (shape, tracked) = (tensor.dims(), tensor.is_autodiff());
-        let decays = slot.weight_decay || self.coefficients.config.decay_vectors;
-        let updated = self.store.update(slot.range.clone(), flat(tensor), decays, self.coefficients);
-        let updated: Tensor<D> = updated.reshape(shape);
-        let leaf = if tracked { Tensor::from_inner(updated).require_grad() } else { updated };
-        Param::from_mapped_value(id, leaf, mapper)
     }
 }

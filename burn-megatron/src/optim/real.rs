@@ -13,7 +13,7 @@ pub trait Real:
     + Sub<Output = Self>
     + Mul<Output = Self>
     + Div<Output = Self>
-    + PartialEq
+    + PartialOrd
 {
     /// The square root.
     fn sqrt(self) -> Self;

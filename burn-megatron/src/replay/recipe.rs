@@ -56,7 +56,8 @@ pub(super) fn engine(training: &OracleTraining) -> Result<EngineConfig, RecipeEr
             eps: number_after(text, "eps", 0)?,
             weight_decay: number_after(text, "weight decay", 0)?,
             decay_vectors: true,
-        },
+        }
+        .into(),
         clip: Some(number_after(text, "clip", 0)?),
         loss: Default::default(),
         seed: 0,
@@ -105,7 +106,7 @@ mod tests {
         let config = engine(&training).unwrap();
         assert_eq!(
             config.optimizer,
-            AdamWConfig { weight_decay: 0.1, decay_vectors: true, beta2: 0.95, ..AdamWConfig::default() }
+            AdamWConfig { weight_decay: 0.1, decay_vectors: true, beta2: 0.95, ..AdamWConfig::default() }.into()
         );
         assert_eq!((config.lr, config.clip), (LrConfig::constant(0.01), Some(1.0)));
         assert_eq!(number_after("RMSNorm eps 1e-05", "eps", 0), Ok(1e-5));

@@ -58,7 +58,7 @@ impl Settings {
                 decay: Span::Steps(self.steps as u64 + 2),
                 form: LrDecay::Cosine,
             },
-            optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() },
+            optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into(),
             clip: Some(0.5),
             loss: LossMean::PerToken,
             seed: self.seed,

@@ -42,7 +42,7 @@ fn engine() -> EngineConfig {
         decay: Span::Steps(12),
         form: LrDecay::Cosine,
     };
-    let optimizer = AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() };
+    let optimizer = AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into();
     EngineConfig { micro_batch: 2, global_batch: 8, lr, optimizer, clip: Some(1.0), loss: LossMean::PerToken, seed: 1 }
 }
 

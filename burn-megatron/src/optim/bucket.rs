@@ -1,0 +1,203 @@
+//! One bucket of a rank: its gradients, moments and values, and how one step changes them.
+
+use super::config::OptimizerConfig;
+use super::flat::{Flat, own, wide};
+use super::grads::Grads;
+use super::layout::{BucketSpec, Layout, Part, overlap};
+use super::modules::{map, visit};
+use super::rule::Rule;
+use backend_dist::collective::all_gather;
+use backend_dist::comm::Group;
+use burn::module::Module;
+use burn::tensor::{DType, Device, Tensor};
+use std::ops::Range;
+
+pub(super) struct Bucket {
+    pub spec: BucketSpec,
+    pub layout: Layout,
+    /// What this rank updates: everything under ZeRO 0, else its shard. All buffers but the gradients have its length
+    /// and order.
+    pub region: Range<usize>,
+    pub parts: Vec<Part>,
+    pub grads: Grads,
+    /// Wide values, where they are not in the module: of narrow weights, and under ZeRO 3.
+    pub values: Option<Flat>,
+    pub first: Option<Flat>,
+    pub second: Option<Flat>,
+    /// Start of each part in `second`, which only has the parts that need it.
+    pub second_at: Vec<Option<usize>>,
+    pub zero: u8,
+    /// Type of the weights in the module.
+    pub dtype: DType,
+}
+
+impl Bucket {
+    pub fn new(
+        spec: BucketSpec,
+        config: &OptimizerConfig,
+        zero: u8,
+        replicas: &Group,
+        device: &Device,
+        dtype: DType,
+    ) -> Self {
+        let layout = Layout::new(&spec, replicas.size());
+        let region = if zero == 0 { 0..layout.len } else { layout.shard(replicas.rank()) };
+        let parts = layout.parts(&region);
+        let (of_matrices, of_others) = config.moments();
+        let moments = |part: &Part| if layout.units[part.unit].matrix { of_matrices } else { of_others };
+        let mut second_len = 0;
+        let mut second = |part: &Part| {
+            (moments(part) > 1).then(|| {
+                second_len += part.range.len();
+                second_len - part.range.len()
+            })
+        };
+        let second_at: Vec<Option<usize>> = parts.iter().map(&mut second).collect();
+        let buffer = |len: usize| (len > 0).then(|| Flat::zeros(len, device, wide(dtype)));
+        let grads = Grads::new(&layout, zero, device, wide(dtype));
+        let has_first = parts.iter().any(|part| moments(part) > 0);
+        let first = buffer(if has_first { region.len() } else { 0 });
+        let second = buffer(second_len);
+        Self { spec, layout, region, parts, grads, values: None, first, second, second_at, zero, dtype }
+    }
+
+    /// Whether the values are kept here.
+    pub fn keeps_values(&self) -> bool {
+        self.zero == 3 || wide(self.dtype) != self.dtype
+    }
+
+    /// The region's values out of a module, in the wide type; padding is zero.
+    pub fn extract<M: Module>(&self, model: &M) -> Flat {
+        let mut values: Option<Flat> = None;
+        visit(model, &self.layout, |slot, param| {
+            let at = self.layout.slots[slot].range.start;
+            let range = overlap(&self.layout.slots[slot].range, &self.region);
+            let values =
+                values.get_or_insert_with(|| Flat::zeros(self.region.len(), &param.device(), wide(self.dtype)));
+            if !range.is_empty() {
+                values.put(range.start - self.region.start, param.slice([range.start - at..range.end - at]));
+            }
+        });
+        values.expect("the module holds the bucket's parameters")
+    }
+
+    /// The whole bucket in the weights' type, from each replica's values of its region.
+    pub fn gather(&self, values: Tensor<1>, replicas: &Group) -> Tensor<1> {
+        let values = values.cast(self.dtype);
+        if self.zero == 0 { values } else { all_gather(values, 0, replicas) }
+    }
+
+    /// Whole parameters into the module.
+    pub fn fill<M: Module>(&self, model: M, all: &Tensor<1>) -> M {
+        map(model, &self.layout, |slot, old| refill(old, all.clone().slice([self.layout.slots[slot].range.clone()])))
+    }
+
+    /// Empties the module's parameters.
+    pub fn release<M: Module>(&self, model: M) -> M {
+        map(model, &self.layout, |_, param| Tensor::empty([0], (&param.device(), param.dtype())))
+    }
+
+    /// One step. `matrices` are the orthogonalised steps of the parts that are not updated by `rule`.
+    pub fn step<M: Module>(&mut self, model: M, rule: &Rule, matrices: &MatrixSteps, replicas: &Group) -> M {
+        let model = if self.zero == 0 && !self.keeps_values() {
+            let mut update = Update {
+                first: self.first.as_mut(),
+                second: self.second.as_mut(),
+                rule,
+                matrices,
+                sum: self.grads.sum(),
+            };
+            map(model, &self.layout, |slot, values| {
+                let (start, mut values) = (self.layout.slots[slot].range.start, Flat::new(values));
+                for (index, part) in self.parts.iter().enumerate() {
+                    if self.layout.units[part.unit].slot == slot {
+                        let at = part.range.start - start;
+                        update.part(&self.layout, part, index, self.second_at[index], &mut values, at);
+                    }
+                }
+                values.into_tensor()
+            })
+        } else {
+            let mut values = self.values.take().unwrap_or_else(|| self.extract(&model));
+            let mut update = Update {
+                first: self.first.as_mut(),
+                second: self.second.as_mut(),
+                rule,
+                matrices,
+                sum: self.grads.sum(),
+            };
+            for (index, part) in self.parts.iter().enumerate() {
+                update.part(&self.layout, part, index, self.second_at[index], &mut values, part.at);
+            }
+            if self.keeps_values() {
+                self.values = Some(values);
+                let values = self.values.as_ref().expect("they were just put there");
+                match self.zero {
+                    3 => model,
+                    _ => self.fill(model, &self.gather(values.part(0..values.len()), replicas)),
+                }
+            } else {
+                self.fill(model, &self.gather(values.into_tensor(), replicas))
+            }
+        };
+        self.grads.forget();
+        model
+    }
+}
+
+/// Steps of matrices that Muon has orthogonalised: what to subtract, and the share of the matrix to keep; by part.
+#[derive(Default)]
+pub(super) struct MatrixSteps {
+    pub steps: Vec<Option<Tensor<1>>>,
+    pub keep: f64,
+}
+
+struct Update<'a> {
+    first: Option<&'a mut Flat>,
+    second: Option<&'a mut Flat>,
+    sum: &'a Flat,
+    rule: &'a Rule,
+    matrices: &'a MatrixSteps,
+}
+
+impl Update<'_> {
+    /// Updates one part, whose values begin at `at`.
+    fn part(
+        &mut self,
+        layout: &Layout,
+        part: &Part,
+        index: usize,
+        second_at: Option<usize>,
+        values: &mut Flat,
+        at: usize,
+    ) {
+        let unit = &layout.units[part.unit];
+        let len = part.range.len();
+        if let Some(step) = self.matrices.steps.get(index).cloned().flatten() {
+            let old = values.part(at..at + len);
+            let kept = if unit.decays { old.mul_scalar(self.matrices.keep) } else { old };
+            values.put(at, kept - step);
+            return;
+        }
+        let here = part.at..part.at + len;
+        let first = self.first.as_deref_mut().map(|flat| (flat, here.clone()));
+        let second = self.second.as_deref_mut().zip(second_at).map(|(flat, at)| (flat, at..at + len));
+        let decays = unit.decays || self.rule.decays_vectors();
+        self.rule.update((values, at..at + len), (self.sum, here), first, second, decays);
+    }
+}
+
+/// `new` in the storage of `old` where that is possible, else in storage of its own.
+fn refill(old: Tensor<1>, new: Tensor<1>) -> Tensor<1> {
+    let same = old.dtype() == new.dtype() && old.dims() == new.dims() && wide(new.dtype()) == new.dtype();
+    if !same {
+        return own(new);
+    }
+    let mut old = Flat::new(old);
+    if old.is_on_host() {
+        old.put(0, new);
+        old.into_tensor()
+    } else {
+        new
+    }
+}

@@ -1,0 +1,259 @@
+//! Flat arrays of a rank: gradients, moments, shards of weights. In place in host memory on CPU ranks, tensor operations
+//! elsewhere.
+
+use super::real::Real;
+use backend_dist::collective::{all_reduce, reduce_scatter};
+use backend_dist::comm::{Group, ReduceOp};
+use burn::backend::Flex;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use std::ops::Range;
+
+/// A one-dimensional array in the type that sums are kept in: `f64` for `f64` weights, else `f32`.
+///
+/// On the host, writes happen in place unless somebody else holds the storage, which is copied then.
+pub(super) struct Flat {
+    /// Always there between calls; taken out so that a write finds it unshared.
+    tensor: Option<Tensor<1>>,
+    dtype: DType,
+    len: usize,
+    /// Storage is host memory.
+    host: bool,
+}
+
+/// Runs an expression with `$float` as the host type of `$dtype`.
+macro_rules! with_float {
+    ($dtype:expr, $float:ident => $body:expr) => {
+        match $dtype {
+            burn::tensor::DType::F64 => {
+                type $float = f64;
+                $body
+            }
+            _ => {
+                type $float = f32;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_float;
+
+/// The type in which gradients and states of weights of type `param` are kept.
+pub(super) fn wide(param: DType) -> DType {
+    if param == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+impl Flat {
+    pub fn zeros(len: usize, device: &Device, dtype: DType) -> Self {
+        Self::new(Tensor::zeros([len], (device, dtype)))
+    }
+
+    /// Takes over a tensor of type `f32` or `f64`.
+    pub fn new(tensor: Tensor<1>) -> Self {
+        let (dtype, len) = (tensor.dtype(), tensor.dims()[0]);
+        match tensor.clone().try_into_primitive::<Flex>() {
+            Err(_) => Self { tensor: Some(tensor), dtype, len, host: false },
+            Ok(host) => {
+                drop(tensor);
+                // Writes take the whole storage, which a view has only a part of.
+                let whole = host.bytes().len() == len * dtype.size() && host.is_contiguous();
+                let host = if whole { host } else { FlexTensor::from_data(host.into_data()) };
+                Self { tensor: Some(Tensor::from_primitive::<Flex>(host)), dtype, len, host: true }
+            }
+        }
+    }
+
+    /// The same with tensor operations only, which are for devices.
+    #[cfg(test)]
+    pub fn off_host(mut self) -> Self {
+        self.host = false;
+        self
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn bytes(&self) -> u64 {
+        (self.len * self.dtype.size()) as u64
+    }
+
+    pub fn is_on_host(&self) -> bool {
+        self.host
+    }
+
+    pub fn device(&self) -> Device {
+        self.tensor().device()
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn tensor(&self) -> &Tensor<1> {
+        self.tensor.as_ref().expect("the tensor is in place between calls")
+    }
+
+    pub fn into_tensor(self) -> Tensor<1> {
+        self.tensor.expect("the tensor is in place between calls")
+    }
+
+    /// Whether somebody else holds the same storage, as members of a group do after a reduction on the host.
+    pub fn is_shared(&mut self) -> bool {
+        if !self.host {
+            return false;
+        }
+        let host = self.take_host();
+        let shared = !host.is_unique();
+        self.put_host(host);
+        shared
+    }
+
+    /// For reading on the host.
+    pub fn view(&self) -> View {
+        View(self.tensor().clone().try_into_primitive::<Flex>().expect("the array is in host memory"))
+    }
+
+    /// Takes the storage out to write to it on the host.
+    pub fn take_host(&mut self) -> FlexTensor {
+        let tensor = self.tensor.take().expect("the tensor is in place between calls");
+        tensor.try_into_primitive::<Flex>().expect("the array is in host memory")
+    }
+
+    /// Puts back what [`Flat::take_host`] has taken.
+    pub fn put_host(&mut self, host: FlexTensor) {
+        self.tensor = Some(Tensor::from_primitive::<Flex>(host));
+    }
+
+    /// A copy or a view of some elements, to be used up before the next write.
+    pub fn part(&self, range: Range<usize>) -> Tensor<1> {
+        self.tensor().clone().slice([range])
+    }
+
+    /// Replaces elements from `at` on.
+    pub fn put(&mut self, at: usize, values: Tensor<1>) {
+        let (values, range) = self.fitting(at, values);
+        if self.host {
+            self.write(range, values, false);
+        } else {
+            let tensor = self.tensor.take().expect("the tensor is in place between calls");
+            self.tensor = Some(tensor.slice_assign([range], values));
+        }
+    }
+
+    /// Adds to elements from `at` on.
+    pub fn add(&mut self, at: usize, values: Tensor<1>) {
+        let (values, range) = self.fitting(at, values);
+        if self.host {
+            self.write(range, values, true);
+        } else {
+            let sum = self.part(range.clone()) + values;
+            let tensor = self.tensor.take().expect("the tensor is in place between calls");
+            self.tensor = Some(tensor.slice_assign([range], sum));
+        }
+    }
+
+    fn fitting(&self, at: usize, values: Tensor<1>) -> (Tensor<1>, Range<usize>) {
+        let range = at..at + values.dims()[0];
+        (values.cast(self.dtype), range)
+    }
+
+    fn write(&mut self, range: Range<usize>, values: Tensor<1>, add: bool) {
+        let values = Flat::new(values).view();
+        let mut host = self.take_host();
+        with_float!(self.dtype, Float => {
+            let (target, values) = (&mut Float::write(&mut host)[range], values.read::<Float>());
+            if add {
+                target.iter_mut().zip(values).for_each(|(target, value)| *target += value);
+            } else {
+                target.copy_from_slice(values);
+            }
+        });
+        self.put_host(host);
+    }
+
+    /// Sets elements to zero.
+    pub fn clear(&mut self, range: Range<usize>) {
+        if !range.is_empty() {
+            self.put(range.start, Tensor::zeros([range.len()], (&self.tensor().device(), self.dtype)));
+        }
+    }
+
+    /// Sums all elements over the group.
+    pub fn all_reduce(&mut self, group: &Group) {
+        if group.size() > 1 {
+            let tensor = self.tensor.take().expect("the tensor is in place between calls");
+            *self = Self::new(all_reduce(tensor, ReduceOp::Sum, group));
+        }
+    }
+
+    /// This rank's part of the sum over the group.
+    pub fn reduce_scatter(self, group: &Group) -> Self {
+        if group.size() == 1 { self } else { Self::new(reduce_scatter(self.into_tensor(), 0, group)) }
+    }
+
+    /// Sum of squares of each of these ranges; on the host in double precision.
+    pub fn squares(&self, ranges: &[Range<usize>]) -> Vec<f64> {
+        if self.host {
+            let view = self.view();
+            let square =
+                |range: &Range<usize>| with_float!(self.dtype, Float => squares::<Float>(&view.read()[range.clone()]));
+            return ranges.iter().map(square).collect();
+        }
+        if ranges.is_empty() {
+            return Vec::new();
+        }
+        // One transfer for all of them.
+        let square = |range: &Range<usize>| {
+            let part = self.part(range.clone());
+            (part.clone() * part).sum()
+        };
+        let sums: Vec<Tensor<1>> = ranges.iter().map(square).collect();
+        Tensor::cat(sums, 0).into_data().iter::<f64>().collect()
+    }
+
+    /// Some elements as the host's widest type.
+    pub fn values(&self, range: Range<usize>) -> Vec<f64> {
+        self.part(range).into_data().iter::<f64>().collect()
+    }
+
+    /// Replaces elements from `at` on.
+    pub fn put_values(&mut self, at: usize, values: Vec<f64>) {
+        let len = values.len();
+        let tensor = Tensor::from_data(TensorData::new(values, [len]), (&self.tensor().device(), self.dtype));
+        self.put(at, tensor);
+    }
+}
+
+/// A host array for reading. While it lives, writes to the array copy the storage.
+pub(super) struct View(FlexTensor);
+
+impl View {
+    pub fn read<E: Real>(&self) -> &[E] {
+        E::read(&self.0).expect("flat arrays are contiguous and of the type they are read as")
+    }
+}
+
+/// A tensor with storage of its own, so that it does not keep a larger one alive.
+pub(super) fn own(tensor: Tensor<1>) -> Tensor<1> {
+    match tensor.clone().try_into_primitive::<Flex>() {
+        Err(_) => tensor,
+        Ok(host) => {
+            drop(tensor);
+            Tensor::from_primitive::<Flex>(FlexTensor::from_data(host.into_data()))
+        }
+    }
+}
+
+/// Sum of squares in double precision; eight running sums, so that the additions do not wait for each other.
+fn squares<E: Real>(values: &[E]) -> f64 {
+    let mut sums = [0.0f64; 8];
+    let chunks = values.chunks_exact(8);
+    let tail: f64 = chunks.remainder().iter().map(|x| x.wide() * x.wide()).sum();
+    for chunk in chunks {
+        for (sum, x) in sums.iter_mut().zip(chunk) {
+            *sum += x.wide() * x.wide();
+        }
+    }
+    sums.iter().sum::<f64>() + tail
+}

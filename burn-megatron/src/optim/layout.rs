@@ -1,0 +1,160 @@
+//! Where each parameter of a bucket lies in its flat buffers, and which part is whose.
+
+use backend_dist::shard::{ParamSpec, Section};
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// One run of parameters: what is reduced, gathered and cut over the replicas as one.
+#[derive(Clone, Debug)]
+pub struct BucketSpec {
+    /// Place of the bucket in the model, the same in every layout: the order in which norms are summed.
+    pub key: usize,
+    /// The parameters, in the same order on all ranks that hold slices of them.
+    pub params: Vec<ParamSpec>,
+    /// The matrices belong to hidden layers, so Muon orthogonalises their updates; false for embeddings and output.
+    pub hidden: bool,
+}
+
+/// One parameter in the flat buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub name: String,
+    /// Its elements in the flat buffer.
+    pub range: Range<usize>,
+    /// Local shape.
+    pub shape: Vec<usize>,
+}
+
+/// One section of a parameter in the flat buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unit {
+    pub slot: usize,
+    pub section: Section,
+    /// Its elements in the flat buffer.
+    pub range: Range<usize>,
+    /// Weight decay applies.
+    pub decays: bool,
+    /// The gradient is partial over so many neighbouring tensor parallel ranks.
+    pub partial: Option<usize>,
+    /// Muon orthogonalises it.
+    pub matrix: bool,
+}
+
+/// The flat buffer of a bucket: parameters one after the other, then padding up to a multiple of the replicas.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    pub slots: Vec<Slot>,
+    pub units: Vec<Unit>,
+    /// Elements with padding.
+    pub len: usize,
+    replicas: usize,
+    by_id: HashMap<u64, usize>,
+}
+
+/// What a rank keeps of a unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub unit: usize,
+    /// Elements in the bucket.
+    pub range: Range<usize>,
+    /// First of them in the buffers of the rank's region.
+    pub at: usize,
+}
+
+impl Layout {
+    pub fn new(bucket: &BucketSpec, replicas: usize) -> Self {
+        let (mut slots, mut units, mut start) = (Vec::new(), Vec::new(), 0);
+        for (slot, spec) in bucket.params.iter().enumerate() {
+            let sums = spec.gradient_sums();
+            for (section, elements) in spec.sections.iter().zip(spec.elements()) {
+                let partial = sums.iter().find(|sum| sum.elements == elements).map(|sum| sum.ranks);
+                let matrix = bucket.hidden && section.global_shape.len() == 2;
+                let range = start + elements.start..start + elements.end;
+                units.push(Unit { slot, section: section.clone(), range, decays: spec.weight_decay, partial, matrix });
+            }
+            let range = start..start + spec.local_len();
+            start = range.end;
+            slots.push(Slot { name: spec.name().into(), range, shape: spec.local_shape() });
+        }
+        let by_id = bucket.params.iter().enumerate().map(|(slot, spec)| (spec.id, slot)).collect();
+        Self { slots, units, len: start.next_multiple_of(replicas), replicas, by_id }
+    }
+
+    /// The parameter with this id, if it is in the bucket.
+    pub fn slot(&self, id: u64) -> Option<usize> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// Elements without padding.
+    pub fn filled(&self) -> usize {
+        self.slots.last().map_or(0, |slot| slot.range.end)
+    }
+
+    /// The part of one replica, of equal length for all.
+    pub fn shard(&self, replica: usize) -> Range<usize> {
+        let len = self.len / self.replicas;
+        replica * len..(replica + 1) * len
+    }
+
+    /// Number of replicas that share the bucket.
+    pub fn replicas(&self) -> usize {
+        self.replicas
+    }
+
+    /// What `region` has of each unit.
+    pub fn parts(&self, region: &Range<usize>) -> Vec<Part> {
+        let part = |(unit, range): (usize, &Range<usize>)| {
+            let range = overlap(range, region);
+            Part { unit, at: range.start - region.start, range }
+        };
+        let parts = self.units.iter().map(|unit| &unit.range).enumerate();
+        parts.filter(|(_, range)| !overlap(range, region).is_empty()).map(part).collect()
+    }
+}
+
+/// What two ranges have in common; empty, and inside neither, where that is nothing.
+pub(super) fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    a.start.max(b.start)..a.end.min(b.end).max(a.start.max(b.start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use backend_dist::shard::Place;
+
+    fn spec(rank: usize) -> BucketSpec {
+        let at = Place { rank, size: 4 };
+        let qkv = vec![Section::split("q", &[8, 3], 0, 4, at), Section::split("k", &[2, 3], 0, 2, at)];
+        let norm = vec![Section::replicated("norm", &[3], at)];
+        BucketSpec { key: 1, params: vec![ParamSpec::new(qkv, false), ParamSpec::new(norm, true)], hidden: true }
+    }
+
+    #[test]
+    fn norms_and_shared_heads_are_counted_once_and_summed_where_partial() {
+        let layout = |rank| Layout::new(&spec(rank), 1);
+        let first = layout(0);
+        assert_eq!((first.len, first.filled()), (12, 12));
+        assert_eq!(first.slots.iter().map(|slot| slot.range.clone()).collect::<Vec<_>>(), [0..9, 9..12]);
+        let units = |layout: &Layout| -> Vec<_> {
+            layout.units.iter().map(|u| (u.range.clone(), u.decays, u.partial, u.matrix)).collect()
+        };
+        let expected = [(0..6, true, None, true), (6..9, true, Some(2), true), (9..12, false, Some(4), false)];
+        assert_eq!(units(&first), expected);
+        let owned = |rank| -> usize {
+            layout(rank).units.iter().filter(|unit| unit.section.is_owned()).map(|unit| unit.range.len()).sum()
+        };
+        assert_eq!((0..4).map(owned).sum::<usize>(), 8 * 3 + 2 * 3 + 3);
+    }
+
+    #[test]
+    fn shards_are_equal_and_parts_cover_everything_but_padding() {
+        let layout = Layout::new(&spec(0), 5);
+        assert_eq!((layout.len, layout.filled()), (15, 12));
+        let parts = |replica| layout.parts(&layout.shard(replica));
+        assert_eq!(parts(1), [Part { unit: 0, range: 3..6, at: 0 }]);
+        assert_eq!(parts(4), []);
+        let covered: Vec<usize> = (0..5).flat_map(parts).flat_map(|part| part.range).collect();
+        assert_eq!(covered, (0..12).collect::<Vec<_>>());
+        assert_eq!(layout.parts(&(4..11)).iter().map(|part| part.at).collect::<Vec<_>>(), [0, 2, 5]);
+    }
+}

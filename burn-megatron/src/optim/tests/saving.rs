@@ -1,0 +1,133 @@
+//! Checkpoints between layouts.
+
+use super::*;
+use crate::checkpoint::{Kind, Slice};
+use std::convert::Infallible;
+use std::ops::Range;
+
+type Saved = BTreeMap<(Kind, String), HostTensor>;
+
+/// Global tensors from the slices of all ranks; every element is in exactly one of them.
+fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
+    let mut saved = Saved::new();
+    for slice in slices {
+        let values: Vec<f64> = match slice.dtype {
+            safetensors::Dtype::F64 => bytemuck::pod_collect_to_vec(&slice.data),
+            safetensors::Dtype::F32 => {
+                bytemuck::pod_collect_to_vec::<u8, f32>(&slice.data).into_iter().map(f64::from).collect()
+            }
+            safetensors::Dtype::BF16 => {
+                slice.data.chunks(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f64()).collect()
+            }
+            other => panic!("{other}"),
+        };
+        let shape = slice.global_shape;
+        let tensor = saved
+            .entry((slice.kind, slice.name))
+            .or_insert_with(|| HostTensor { data: vec![f64::NAN; shape.iter().product()], shape: shape.clone() });
+        let mut places = vec![0];
+        for (range, size) in slice.ranges.iter().zip(&shape) {
+            places = places.iter().flat_map(|start| range.clone().map(move |index| start * size + index)).collect();
+        }
+        assert_eq!(places.len(), values.len());
+        for (place, value) in places.into_iter().zip(values) {
+            assert!(tensor.data[place].is_nan(), "element {place} is saved twice");
+            tensor.data[place] = value;
+        }
+    }
+    assert!(saved.values().all(|tensor| tensor.data.iter().all(|value| !value.is_nan())), "every element is saved");
+    saved
+}
+
+fn save(worker: &Worker) -> Vec<Slice> {
+    (0..2).flat_map(|bucket| worker.optimizer.snapshot(bucket, &worker.net)).collect()
+}
+
+/// Saved after two steps by one layout, read by another, the third step ends with the bits of an uninterrupted run; and what
+/// the other layout saves is what it has read.
+#[test]
+fn any_layout_goes_on_where_any_other_stopped() {
+    let case = |tp, dp, zero| Case { tp, dp, zero };
+    let pairs = [
+        (Case::SINGLE, case(2, 3, 3)),
+        (case(2, 2, 1), Case::SINGLE),
+        (case(1, 3, 2), case(2, 2, 0)),
+        (case(2, 2, 3), case(1, 4, 1)),
+        (case(2, 2, 0), case(1, 2, 3)),
+    ];
+    for config in kinds() {
+        for dtype in [DType::F64, DType::BF16] {
+            for (before, after) in pairs {
+                let mut parts = before.run(|rank| {
+                    let mut worker = Worker::new(rank, before, &config, dtype);
+                    (0..2).for_each(|step| drop(worker.step(step, SAMPLES, exact)));
+                    let saved = save(&worker);
+                    worker.step(2, SAMPLES, exact);
+                    Ok((saved, worker.weights()))
+                });
+                let saved = collect(parts.iter_mut().flat_map(|(saved, _)| std::mem::take(saved)));
+                assert_eq!(saved.contains_key(&(Kind::Master, "q".into())), dtype == DType::BF16);
+                let kept: Vec<_> = parts.into_iter().map(|(_, weights)| weights).collect();
+
+                let resumed = after.run(|rank| {
+                    let mut worker = Worker::new(rank, after, &config, dtype);
+                    let best = if dtype == DType::BF16 { Kind::Master } else { Kind::Weight };
+                    let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
+                        let kind = if kind == Kind::Weight { best } else { kind };
+                        Ok::<_, Infallible>(saved[&(kind, section.name.clone())].read_box(ranges))
+                    };
+                    for bucket in 0..2 {
+                        let (net, result) = worker.optimizer.restore(bucket, worker.net, true, &mut read);
+                        worker.net = net;
+                        result?;
+                        for (kind, section) in worker.optimizer.kinds(bucket) {
+                            assert!(saved.contains_key(&(kind, section.name)));
+                        }
+                    }
+                    worker.optimizer.set_updates(2);
+                    let again = save(&worker);
+                    worker.step(2, SAMPLES, exact);
+                    Ok((again, worker.weights()))
+                });
+                let (again, resumed): (Vec<_>, Vec<_>) = resumed.into_iter().unzip();
+                assert_eq!(collect(again.into_iter().flatten()), saved, "{before:?} {after:?} {config:?}");
+                assert_eq!(assemble(after, &resumed), assemble(before, &kept), "{before:?} {after:?} {config:?}");
+            }
+        }
+    }
+}
+
+/// Without shards whole sections are saved, and replicas share them.
+#[test]
+fn replicas_share_the_work() {
+    let case = Case { tp: 1, dp: 2, zero: 0 };
+    let bytes = case.run(|rank| {
+        let mut worker = Worker::new(rank, case, &OptimizerConfig::default(), DType::F64);
+        worker.step(0, SAMPLES, exact);
+        let slices = save(&worker);
+        let whole =
+            |slice: &Slice| slice.ranges.iter().zip(&slice.global_shape).all(|(range, size)| *range == (0..*size));
+        assert!(slices.iter().all(whole));
+        Ok(slices.iter().map(|slice| slice.data.len()).sum::<usize>())
+    });
+    assert!(bytes.iter().all(|bytes| *bytes > 1200), "{bytes:?}");
+}
+
+#[test]
+fn an_error_while_reading_changes_nothing() {
+    let step = |rank| {
+        let mut worker = Worker::new(rank, Case::SINGLE, &OptimizerConfig::default(), DType::F64);
+        worker.step(0, SAMPLES, exact);
+        let saved = (save(&worker), worker.weights());
+        let mut read = |kind: Kind, _: &Section, ranges: &[Range<usize>]| match kind {
+            Kind::SecondMoment => Err("no second moment"),
+            _ => Ok(vec![9.0; ranges.iter().map(ExactSizeIterator::len).product()]),
+        };
+        let (net, result) = worker.optimizer.restore(1, worker.net, true, &mut read);
+        worker.net = net;
+        assert_eq!(result, Err("no second moment"));
+        assert_eq!((save(&worker), worker.weights()), saved);
+        Ok(())
+    };
+    Case::SINGLE.run(step);
+}
