@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::foreign::{belongs, decider, defaults, owners};
 use super::keys::{KEYS, SECTIONS, find};
 use super::kind::NONE;
-use super::foreign::{belongs, decider, defaults, owners};
 use super::layer::{Entry, read_file, read_overrides};
 use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Place, Problem, did_you_mean};
