@@ -129,7 +129,9 @@ impl Kind {
                 }
             }
             Self::Paths | Self::Numbers | Self::Modules if text.starts_with('[') => written(text),
-            Self::Paths | Self::Modules => Some(text.split(',').map(|path| path.trim().to_string()).collect::<Vec<_>>().into()),
+            Self::Paths | Self::Modules => {
+                Some(text.split(',').map(|path| path.trim().to_string()).collect::<Vec<_>>().into())
+            }
             Self::Numbers => written(&format!("[{text}]")),
         }
     }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::foreign::{belongs, decider, defaults, owners};
 use super::keys::{KEYS, SECTIONS, find};
 use super::kind::NONE;
-use super::foreign::{belongs, decider, defaults, owners};
 use super::layer::{Entry, read_file, read_overrides};
 use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Place, Problem, did_you_mean};
@@ -160,7 +160,8 @@ impl Values {
             if *place != Place::CommandLine && given.get(decider) == Some(&Place::CommandLine) {
                 continue;
             }
-            let what = format!("{path} = {value} has no meaning with {decider} = {decided}; {} has it", owners(path));
+            let what =
+                format!("{path} = {value} has no meaning with {decider} = {decided}; only with {}", owners(path));
             self.problems.push(Problem { place: place.clone(), what });
         }
         let kind = self.text("optimizer.kind").unwrap_or_default();

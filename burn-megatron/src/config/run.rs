@@ -197,7 +197,7 @@ impl RunConfig {
             micro_batch: training.micro_batch,
             global_batch: training.global_batch,
             lr: self.lr.clone(),
-            optimizer: self.optimizer.into(),
+            optimizer: self.optimizer,
             clip: training.clip,
             loss: training.loss,
             seed: training.seed,

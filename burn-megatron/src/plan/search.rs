@@ -56,8 +56,7 @@ pub fn search(wish: &Wish) -> Found {
     let candidates = candidates(wish);
     let mut schedules = Schedules::default();
     let mut found = Found { legal: candidates.len(), ..Found::default() };
-    let mut rough: Vec<(f64, &Job)> =
-        candidates.iter().map(|job| (rough_time(job, wish.hardware), job)).collect();
+    let mut rough: Vec<(f64, &Job)> = candidates.iter().map(|job| (rough_time(job, wish.hardware), job)).collect();
     rough.sort_by(|a, b| a.0.total_cmp(&b.0));
     let fits = |memory: &RankMemory| memory.peak() <= wish.hardware.memory;
     let mut simulated = 0;
@@ -82,8 +81,7 @@ pub fn search(wish: &Wish) -> Found {
     });
     found.best.truncate(SHOWN);
 
-    let mut by_distance: Vec<(u64, &Job)> =
-        candidates.iter().map(|job| (distance(job, wish.job), job)).collect();
+    let mut by_distance: Vec<(u64, &Job)> = candidates.iter().map(|job| (distance(job, wish.job), job)).collect();
     by_distance.sort_by_key(|(distance, _)| *distance);
     found.nearest = by_distance.into_iter().find_map(|(_, job)| {
         let memory = schedules.memory_if_fits(job, wish.hardware.memory).filter(fits)?;

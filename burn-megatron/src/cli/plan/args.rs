@@ -90,7 +90,8 @@ impl StageArgs {
     pub(super) fn layout(&self, spec: &ScheduleSpec) -> Result<Option<StageLayout>> {
         let Some(layers) = self.layers else {
             let given = self.keys().into_iter().find(|(_, value)| value.is_some());
-            return given.map_or(Ok(None), |(key, _)| Err(anyhow!("--{key} says how --layers are divided; give it too")));
+            return given
+                .map_or(Ok(None), |(key, _)| Err(anyhow!("--{key} says how --layers are divided; give it too")));
         };
         if let Some(text) = &self.pipeline_layout {
             let expected = Expected {
