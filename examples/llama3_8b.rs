@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use burn::module::Module;
 use burn::tensor::FloatDType;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::prelude::*;
@@ -73,21 +72,19 @@ fn model(vocab_size: usize) -> LlamaConfig {
 /// The optimizer and the schedule of Llama 3: AdamW, a warm-up and a cosine, clipping at 1.
 fn recipe(args: &Args) -> EngineConfig {
     let steps = args.steps as u64;
+    let lr = LrConfig {
+        max: args.lr,
+        min: args.lr / 10.0,
+        init: 0.0,
+        warmup: Span::Steps(steps / 20),
+        decay: Span::Steps(steps),
+        form: LrDecay::Cosine,
+    };
     EngineConfig {
-        micro_batch: args.micro_batch,
-        global_batch: args.global_batch,
-        lr: LrConfig {
-            max: args.lr,
-            min: args.lr / 10.0,
-            init: 0.0,
-            warmup: Span::Steps(steps / 20),
-            decay: Span::Steps(steps),
-            form: LrDecay::Cosine,
-        },
         optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into(),
         clip: Some(1.0),
-        loss: LossMean::PerToken,
         seed: 1234,
+        ..EngineConfig::new(args.micro_batch, args.global_batch, lr)
     }
 }
 
@@ -133,8 +130,9 @@ fn train(args: Args) -> Result<()> {
         config: serde_json::to_value(&recipe)?,
     };
     let data = (text.train.clone(), text.valid.clone());
-    let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, move |rank| {
-        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 1234))?)
+    let sizes = config.clone();
+    let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, config.dims(), move |rank, part| {
+        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 1234).with_part(part))?)
     })
     .directory(&args.out)
     .checkpoints(checkpoints)
@@ -142,9 +140,11 @@ fn train(args: Args) -> Result<()> {
     .describe(description)
     .finish(move |rank, engine| {
         let loss = loss_over(engine, &held_out)?.loss;
+        let params = ParamBuilder::new(rank, FloatDType::F32, 1234).without_autodiff();
+        let model = engine.fill(Llama::build(&sizes, params)?);
         // The replicas hold the same model: one of them writes.
         let written = match rank.coords.dp {
-            0 => generate(rank, &engine.model().valid(), &prompt, &writing, |_| ControlFlow::Continue(()))?.tokens,
+            0 => generate(rank, &model, &prompt, &writing, |_| ControlFlow::Continue(()))?.tokens,
             _ => Vec::new(),
         };
         Ok((loss, [prompt.clone(), written].concat()))

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use burn::module::Module;
 use burn::tensor::FloatDType;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::console::format::duration;
@@ -47,21 +46,19 @@ const BATCH: usize = 12;
 
 fn recipe(steps: usize, data_parallel: usize) -> EngineConfig {
     let steps = steps as u64;
+    let lr = LrConfig {
+        max: 1e-3,
+        min: 1e-4,
+        init: 0.0,
+        warmup: Span::Steps(100.min(steps / 2)),
+        decay: Span::Steps(steps),
+        form: LrDecay::Cosine,
+    };
     EngineConfig {
-        micro_batch: (BATCH / data_parallel).max(1),
-        global_batch: BATCH,
-        lr: LrConfig {
-            max: 1e-3,
-            min: 1e-4,
-            init: 0.0,
-            warmup: Span::Steps(100.min(steps / 2)),
-            decay: Span::Steps(steps),
-            form: LrDecay::Cosine,
-        },
         optimizer: AdamWConfig { beta2: 0.99, weight_decay: 0.1, ..AdamWConfig::default() }.into(),
         clip: Some(1.0),
-        loss: LossMean::PerToken,
         seed: 1337,
+        ..EngineConfig::new((BATCH / data_parallel).max(1), BATCH, lr)
     }
 }
 
@@ -106,15 +103,18 @@ fn train(args: Args) -> Result<()> {
     let data = (Arc::new(windows) as _, Arc::new(RandomWindows::new(valid, CONTEXT, 20 * BATCH, 1338)) as _);
     let prompt = vec![ids[0]];
     let writing = GenerateOptions { window: Some(CONTEXT), ..GenerateOptions::new(300, Sampling::default()) };
-    let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, move |rank| {
-        Ok(Gpt::build(&config, ParamBuilder::new(rank, FloatDType::F32, args.seed))?)
+    let sizes = config.clone();
+    let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, config.dims(), move |rank, part| {
+        Ok(Gpt::build(&config, ParamBuilder::new(rank, FloatDType::F32, args.seed).with_part(part))?)
     })
     .directory(&args.out)
     .evaluate(250, 20)
     .finish(move |rank, engine| {
         let loss = loss_over(engine, &(held_out.clone() as _))?.loss;
+        let params = ParamBuilder::new(rank, FloatDType::F32, args.seed).without_autodiff();
+        let model = engine.fill(Gpt::build(&sizes, params)?);
         let written = match rank.coords.dp {
-            0 => generate(rank, &engine.model().valid(), &prompt, &writing, |_| ControlFlow::Continue(()))?.tokens,
+            0 => generate(rank, &model, &prompt, &writing, |_| ControlFlow::Continue(()))?.tokens,
             _ => Vec::new(),
         };
         Ok((loss, written))

@@ -54,8 +54,23 @@ pub fn broadcast_int<const D: usize>(x: Tensor<D, Int>, root: usize, group: &Gro
     exchange_int(x, Exchange::Broadcast(root), group)
 }
 
+/// Links neighbours in the ring of the group's members, so that [`send`] and [`recv`] between them stay on the GPUs if
+/// every member has its own. Without it, and between others, the host carries the data. All members must call it.
+pub fn connect(group: &Group, device: &Device) {
+    #[cfg(feature = "cuda")]
+    crate::nccl::pairs::connect(group, device);
+    #[cfg(not(feature = "cuda"))]
+    let _ = (group, device);
+}
+
 /// Sends `x` to member `to`, which must call [`recv`] with its shape and type. Does not wait.
 pub fn send<const D: usize>(x: Tensor<D>, to: usize, group: &Group) {
+    #[cfg(feature = "cuda")]
+    if let Some((pair, link)) = crate::nccl::pairs::link(group, group.rank(), to)
+        && let Ok(x) = x.clone().without_autodiff().try_into_primitive::<burn::backend::Cube>()
+    {
+        return crate::nccl::pairs::send(x, &pair, link);
+    }
     let host = match x.clone().try_into_primitive::<Flex>() {
         Ok(primitive) => primitive,
         Err(_) => FlexTensor::from_data(x.into_data()),
@@ -65,6 +80,14 @@ pub fn send<const D: usize>(x: Tensor<D>, to: usize, group: &Group) {
 
 /// Receives the oldest tensor that member `from` has sent.
 pub fn recv<const D: usize>(shape: [usize; D], dtype: DType, device: &Device, from: usize, group: &Group) -> Tensor<D> {
+    #[cfg(feature = "cuda")]
+    if let Some((pair, link)) = crate::nccl::pairs::link(group, from, group.rank())
+        && let Some(anchor) = crate::nccl::pairs::anchor(device)
+    {
+        let x = crate::nccl::pairs::receive(&anchor, shape.into(), dtype, &pair, link);
+        let x = Tensor::from_primitive::<burn::backend::Cube>(x);
+        return if device.is_autodiff() { x.autodiff() } else { x };
+    }
     let host = group.receive(describe(dtype, &shape), from);
     Tensor::from_data(host.into_data(), (device, dtype))
 }

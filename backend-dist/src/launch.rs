@@ -54,6 +54,16 @@ impl Rank {
     }
 }
 
+impl Rank {
+    /// This rank's handle on the pair of the first and the last rank of its group along `axis`, if it is one of them.
+    pub fn ends(&self, axis: Axis) -> Option<Group> {
+        let ranks = self.mesh.group_of(axis, self.rank);
+        let ends = [*ranks.first()?, *ranks.last()?];
+        let is_pair = ends[0] != ends[1] && ends.contains(&self.rank);
+        is_pair.then(|| Group::new(&self.world, &format!("{axis} ends"), &ends, self.rank))
+    }
+}
+
 /// Runs `f` once per rank of `mesh`, each on its own thread, and returns the results in rank order.
 ///
 /// Rank `r` owns `devices[r % devices.len()]`; CPU ranks share one device value.
@@ -192,8 +202,8 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// The coordinates that tell ranks of this mesh apart, for example `tp 1, dp 0`.
-fn place(mesh: &Mesh, rank: usize) -> String {
+/// The coordinates that tell ranks of this mesh apart, for example `tp 1, dp 0`; empty for a single rank.
+pub fn place(mesh: &Mesh, rank: usize) -> String {
     let (layout, at) = (mesh.layout(), mesh.coords(rank));
     [("pp", layout.pp, at.pp), ("dp", layout.dp, at.dp), ("cp", layout.cp, at.cp), ("tp", layout.tp, at.tp)]
         .iter()

@@ -3,6 +3,8 @@
 //! Every group has its own communicator and its own stream. An operation waits (on the device, by events) for what the
 //! compute stream has queued and lets the compute stream wait for it; the host never waits.
 
+pub(crate) mod pairs;
+
 use crate::comm::{FailureCause, Group, ReduceOp};
 use crate::exchange::Exchange;
 use burn::backend::Cube;
@@ -62,34 +64,69 @@ impl Communicator {
         + Send
         + 'static,
     ) {
-        let device = DeviceHandle::<CudaServer>::new(source.client.service_id().device);
-        let (source, target, stream_id) = (source.handle.clone(), target.handle.clone(), StreamId::current());
+        self.submit(group, [source, target], move |[from, to], compute| {
+            // SAFETY: streams, events and the communicator live as long as the process; both buffers are held until
+            // the work is queued, and CubeCL reuses memory in the order of the compute stream, which waits for it.
+            unsafe {
+                self.follow(compute)?;
+                operation(from, to, self.comm as _, self.stream as _).map_err(|error| format!("{error:?}"))?;
+                self.lead(compute)
+            }
+        });
+    }
+
+    /// Runs `work(buffers, compute stream)` on CubeCL's thread; an error ends the run.
+    fn submit<const N: usize>(
+        self,
+        group: &Group,
+        tensors: [&CubeTensor; N],
+        work: impl FnOnce([*mut c_void; N], cuda_sys::CUstream) -> Result<(), String> + Send + 'static,
+    ) {
+        let device = DeviceHandle::<CudaServer>::new(tensors[0].client.service_id().device);
+        let (handles, stream_id) = (tensors.map(|tensor| tensor.handle.clone()), StreamId::current());
         let group = group.clone();
         device.submit(move |server: &mut CudaServer| {
             let queue = || -> Result<(), String> {
-                let source = server.get_resource(source.binding(), stream_id).map_err(|error| format!("{error:?}"))?;
-                let target = server.get_resource(target.binding(), stream_id).map_err(|error| format!("{error:?}"))?;
+                let mut resources = Vec::with_capacity(N);
+                for handle in handles {
+                    let resource = server.get_resource(handle.binding(), stream_id);
+                    resources.push(resource.map_err(|error| format!("{error:?}"))?);
+                }
                 let compute =
                     server.write_streams().try_stream_mut(&stream_id).ok_or("the compute stream is gone")?.sys;
-                let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-                // SAFETY: streams, events and the communicator live as long as the process; both buffers are held until
-                // the work is queued, and CubeCL reuses memory in the order of the compute stream, which waits for it.
-                unsafe {
-                    cuda::event::record(self.inputs_ready as _, compute).map_err(|error| error.to_string())?;
-                    cuda::stream::wait_event(self.stream as _, self.inputs_ready as _, wait)
-                        .map_err(|error| error.to_string())?;
-                    let (from, to) = (source.resource().ptr as *const c_void, target.resource().ptr as *mut c_void);
-                    operation(from, to, self.comm as _, self.stream as _).map_err(|error| format!("{error:?}"))?;
-                    cuda::event::record(self.done as _, self.stream as _).map_err(|error| error.to_string())?;
-                    cuda::stream::wait_event(compute, self.done as _, wait).map_err(|error| error.to_string())?;
-                }
-                Ok(())
+                work(std::array::from_fn(|i| resources[i].resource().ptr as *mut c_void), compute)
             };
             if let Err(message) = queue() {
                 group.fail(FailureCause::Error(format!("NCCL on {group:?}: {message}")));
             }
         });
         device.flush_queue();
+    }
+
+    /// Lets the communicator's stream wait for what `compute` has queued.
+    ///
+    /// # Safety
+    /// `compute` must be a stream of the communicator's device.
+    unsafe fn follow(self, compute: cuda_sys::CUstream) -> Result<(), String> {
+        let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: the events and the stream live as long as the process.
+        unsafe {
+            cuda::event::record(self.inputs_ready as _, compute).map_err(|error| error.to_string())?;
+            cuda::stream::wait_event(self.stream as _, self.inputs_ready as _, wait).map_err(|error| error.to_string())
+        }
+    }
+
+    /// Lets `compute` wait for what the communicator's stream has queued.
+    ///
+    /// # Safety
+    /// As [`follow`](Self::follow).
+    unsafe fn lead(self, compute: cuda_sys::CUstream) -> Result<(), String> {
+        let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: as above.
+        unsafe {
+            cuda::event::record(self.done as _, self.stream as _).map_err(|error| error.to_string())?;
+            cuda::stream::wait_event(compute, self.done as _, wait).map_err(|error| error.to_string())
+        }
     }
 }
 

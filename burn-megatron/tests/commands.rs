@@ -72,6 +72,7 @@ fn inspect_shows_a_checkpoint_and_finds_damage() {
         data: serde_json::Value::Null,
         schedule: serde_json::Value::Null,
         rng: serde_json::Value::Null,
+        loss_scale: serde_json::Value::Null,
     };
     let half = |rank: usize| Slice {
         kind: Kind::Weight,

@@ -167,6 +167,7 @@ fn save(folder: &HfFolder, root: &Path, tokenizer: Option<PathBuf>) {
         data: json!(null),
         schedule: json!(null),
         rng: json!(null),
+        loss_scale: json!(null),
     };
     saver.submit(0, slices.collect(), &state).unwrap();
     saver.wait().unwrap();

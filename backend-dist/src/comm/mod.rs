@@ -226,6 +226,21 @@ impl Group {
         link
     }
 
+    /// The device communicator of [`device_link`](Self::device_link), if it was made.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn existing_link(&self) -> Option<crate::nccl::Communicator> {
+        let (world, id) = self.world.as_ref()?;
+        world.links.lock().expect("no panic under this lock").get(&(*id, self.member)).copied().flatten()
+    }
+
+    /// The group of the two members `from` and `to`, in this order; one of them must be this rank.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn pair(&self, from: usize, to: usize) -> Self {
+        let (world, _) = self.world.as_ref().unwrap_or_else(|| panic!("{self:?} has no pair {from}, {to}"));
+        let ranks = [self.ranks[from], self.ranks[to]];
+        Self::new(world, &format!("{}/{from}>{to}", self.name), &ranks, self.ranks[self.member])
+    }
+
     fn meet<I, O>(&self, name: String, payload: String, input: I, combine: impl FnOnce(Vec<I>) -> O) -> Arc<O>
     where
         I: Send + Sync + 'static,

@@ -10,6 +10,7 @@ use super::{
 
 /// What is done to the input of [`linear_with`](super::linear_with) before the matrix product.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "made for one call and taken apart by it")]
 pub enum Prologue {
     /// Nothing.
     None,

@@ -42,7 +42,7 @@ impl Tape {
     /// If `grad` does not have the shape of the output.
     pub fn pull_back<const D: usize>(self, grad: Tensor<D>) -> Gradients {
         assert_eq!(grad.dims().as_slice(), self.shape, "the gradient does not have the output's shape");
-        <Dispatch as TapeOps>::op_set(grad.into_dispatch(), self.seed);
+        self.seed.set(<Dispatch as TapeOps>::op_start(grad.into_dispatch()));
         self.root.backward()
     }
 }
@@ -59,7 +59,7 @@ pub fn pull_back<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Gradients {
 pub(super) fn collect(fill: impl FnOnce(&mut AutodiffGradients) + Send + 'static) -> Gradients {
     let device = burn::tensor::Device::flex().autodiff();
     let tape = Tape::of(Tensor::<1>::zeros([1], &device).require_grad());
-    tape.seed.set(move |grads, _| fill(grads));
+    tape.seed.set(Box::new(move |grads, _| fill(grads)));
     tape.root.backward()
 }
 
@@ -70,8 +70,8 @@ type Start = Box<dyn FnOnce(&mut AutodiffGradients, NodeId) + Send>;
 struct Seed(Arc<Mutex<Option<Start>>>);
 
 impl Seed {
-    fn set(&self, start: impl FnOnce(&mut AutodiffGradients, NodeId) + Send + 'static) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(start));
+    fn set(&self, start: Start) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(start);
     }
 
     fn take(&self) -> Option<Start> {
@@ -90,8 +90,8 @@ trait TapeOps: Backend {
     /// One element, whose backward pass starts `seed` at `y`.
     fn op_root(y: FloatTensor<Self>, seed: Seed) -> FloatTensor<Self>;
 
-    /// Lets `seed` register `grad`.
-    fn op_set(grad: FloatTensor<Self>, seed: Seed) -> ();
+    /// Registers `grad`.
+    fn op_start(grad: FloatTensor<Self>) -> Start;
 }
 
 macro_rules! tape_ops {
@@ -101,8 +101,8 @@ macro_rules! tape_ops {
                 unreachable!("only tracked tensors have a tape")
             }
 
-            fn op_set(grad: FloatTensor<Self>, seed: Seed) {
-                seed.set(move |grads, node| grads.register::<Self>(node, grad));
+            fn op_start(grad: FloatTensor<Self>) -> Start {
+                Box::new(move |grads, node| grads.register::<Self>(node, grad))
             }
         }
     };
@@ -137,7 +137,7 @@ impl<B: Backend + TapeOps, C: CheckpointStrategy> TapeOps for Autodiff<B, C> {
         }
     }
 
-    fn op_set(grad: FloatTensor<Self>, seed: Seed) {
-        B::op_set(grad.into_primitive(), seed);
+    fn op_start(grad: FloatTensor<Self>) -> Start {
+        B::op_start(grad.into_primitive())
     }
 }

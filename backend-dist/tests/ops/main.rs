@@ -5,5 +5,6 @@ mod compare;
 mod cross_entropy;
 mod finite;
 mod fused;
+mod half;
 mod pointwise;
 mod tape;

@@ -30,6 +30,9 @@ pub struct RunState {
     pub schedule: Value,
     /// Keys of random numbers.
     pub rng: Value,
+    /// Loss scale of an `f16` run; null for other types.
+    #[serde(default)]
+    pub loss_scale: Value,
 }
 
 impl RunState {
@@ -46,6 +49,7 @@ impl RunState {
             ("data", self.data == other.data),
             ("schedule", self.schedule == other.schedule),
             ("rng", self.rng == other.rng),
+            ("loss_scale", self.loss_scale == other.loss_scale),
         ];
         fields.into_iter().find(|(_, equal)| !equal).map(|(field, _)| field)
     }

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig};
 
 use super::device::Place;
-use crate::engine::runnable;
+use crate::engine::{runnable, together};
 use crate::verify::{Candidate, Row, Settings, TOLERANCE, candidates, verify};
 
 /// The model families that can be verified.
@@ -66,8 +66,10 @@ pub struct Args {
     /// Most ranks (threads) of a layout
     #[arg(long, value_name = "N", default_value_t = 4)]
     ranks: usize,
-    /// A layout to try, for example "TP2 SP DP2 x2" (x2: two micro-batches); may be given several times. Without it:
-    /// every TP x SP x DP x micro-batches that model and ranks allow
+    /// A layout to try; may be given several times. For example "TP2 SP DP2 ZeRO1 x2" (x2: two micro-batches) or
+    /// "PP2 VPP2 DP2 x4 interleaved Et|t|t|tL uniform1" (schedule, Megatron's layout string, recomputation: selective,
+    /// uniformN or blockN). Without it: every TP x SP x PP x VPP x DP x ZeRO x schedule x micro-batches that model and
+    /// ranks allow, with all ways to recompute in turn
     #[arg(long = "layout", value_name = "LAYOUT")]
     layouts: Vec<String>,
     /// Largest relative difference that passes
@@ -152,12 +154,16 @@ fn layouts(args: &Args, config: &impl ModelConfig) -> anyhow::Result<Vec<Candida
     let dims = config.dims();
     if args.layouts.is_empty() {
         dims.check(&Default::default(), args.seq_length)?;
-        return Ok(candidates(args.ranks, args.global_batch, |layout| dims.check(layout, args.seq_length).is_ok()));
+        return Ok(candidates(args.ranks, args.global_batch, dims.layers, |layout| {
+            dims.check(layout, args.seq_length).is_ok()
+        }));
     }
     let parse = |text: &String| -> anyhow::Result<Candidate> {
         let candidate: Candidate = text.parse().with_context(|| format!("--layout \"{text}\""))?;
         runnable(&candidate.layout)?;
         dims.check(&candidate.layout, args.seq_length)?;
+        let (schedule, _) = candidate.pipeline.resolve(&candidate.layout, dims.layers, candidate.accumulation)?;
+        together(&candidate.layout, schedule.kind)?;
         let parts = candidate.layout.dp * candidate.accumulation;
         if !args.global_batch.is_multiple_of(parts) {
             bail!(

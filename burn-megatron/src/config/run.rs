@@ -194,13 +194,14 @@ impl RunConfig {
     pub fn engine(&self) -> EngineConfig {
         let training = &self.training;
         EngineConfig {
-            micro_batch: training.micro_batch,
-            global_batch: training.global_batch,
-            lr: self.lr.clone(),
             optimizer: self.optimizer,
+            pipeline: self.pipeline.clone(),
+            recompute: self.recompute.clone(),
+            loss_scale: self.loss_scale,
             clip: training.clip,
             loss: training.loss,
             seed: training.seed,
+            ..EngineConfig::new(training.micro_batch, training.global_batch, self.lr.clone())
         }
     }
 

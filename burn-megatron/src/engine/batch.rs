@@ -47,11 +47,18 @@ impl TokenBatch {
         self.mask.as_ref().map_or(self.tokens.len(), |mask| mask.iter().filter(|counts| **counts).count())
     }
 
-    /// Inputs and labels `[rows, seq]` on a device.
-    pub fn to_device(&self, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
-        let shape = [self.rows, self.seq];
-        let upload = |ids: &Vec<i64>| Tensor::from_data(TensorData::new(ids.clone(), shape), (device, DType::I64));
-        (upload(&self.tokens), upload(&self.labels))
+    /// Inputs `[rows, seq]` on a device.
+    pub fn tokens_on(&self, device: &Device) -> Tensor<2, Int> {
+        self.upload(&self.tokens, device)
+    }
+
+    /// Labels `[rows, seq]` on a device.
+    pub fn labels_on(&self, device: &Device) -> Tensor<2, Int> {
+        self.upload(&self.labels, device)
+    }
+
+    fn upload(&self, ids: &[i64], device: &Device) -> Tensor<2, Int> {
+        Tensor::from_data(TensorData::new(ids.to_vec(), [self.rows, self.seq]), (device, DType::I64))
     }
 
     /// Sum, in double precision, of the losses that count. `losses` are row by row.
@@ -62,15 +69,11 @@ impl TokenBatch {
         }
     }
 
-    /// The mask as factors `[rows, seq]`, each `factor` or 0; `None` where all factors would be 1.
-    pub fn weights(&self, factor: f64, device: &Device, dtype: DType) -> Option<Tensor<2>> {
-        let shape = [self.rows, self.seq];
-        if self.mask.is_none() && factor == 1.0 {
-            return None;
-        }
+    /// The mask as factors `[rows, seq]`, each `factor` or 0.
+    pub fn weights(&self, factor: f64, device: &Device, dtype: DType) -> Tensor<2> {
         let weight = |index: usize| if self.mask.as_ref().is_none_or(|mask| mask[index]) { factor } else { 0.0 };
         let values: Vec<f64> = (0..self.tokens.len()).map(weight).collect();
-        Some(Tensor::from_data(TensorData::new(values, shape), (device, dtype)))
+        Tensor::from_data(TensorData::new(values, [self.rows, self.seq]), (device, dtype))
     }
 }
 
@@ -90,8 +93,8 @@ mod tests {
         let last = batch.slice(1..2);
         assert_eq!((last.tokens.as_slice(), last.mask.clone()), ([4, 5].as_slice(), Some(vec![false, true])));
         assert_eq!((batch.counted(), batch.masked_sum([1.0, 2.0, 4.0, 8.0].into_iter())), (2, 9.0));
-        let weights = batch.weights(0.5, &Device::flex(), DType::F64).unwrap().into_data();
-        assert_eq!(weights.iter::<f64>().collect::<Vec<_>>(), [0.5, 0.0, 0.0, 0.5]);
-        assert!(TokenBatch { mask: None, ..batch }.weights(1.0, &Device::flex(), DType::F64).is_none());
+        let weights = |batch: &TokenBatch, factor| batch.weights(factor, &Device::flex(), DType::F64).into_data();
+        assert_eq!(weights(&batch, 0.5).iter::<f64>().collect::<Vec<_>>(), [0.5, 0.0, 0.0, 0.5]);
+        assert_eq!(weights(&TokenBatch { mask: None, ..batch }, 1.0).iter::<f64>().sum::<f64>(), 4.0);
     }
 }

@@ -2,7 +2,9 @@
 
 use crate::batch::{BatchError, BatchPlan};
 use crate::lr::LrConfig;
-use crate::optim::OptimizerConfig;
+use crate::optim::{LossScalerConfig, OptimizerConfig};
+use crate::schedule::PipelineConfig;
+use models::Recompute;
 use serde::{Deserialize, Serialize};
 
 /// What the gradient is the gradient of.
@@ -17,7 +19,7 @@ pub enum LossMean {
     PerMicroBatch,
 }
 
-/// Batch, optimizer and schedule of a run.
+/// Batch, optimizer and schedules of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct EngineConfig {
@@ -27,7 +29,7 @@ pub struct EngineConfig {
     pub global_batch: usize,
     /// Learning rate.
     pub lr: LrConfig,
-    /// AdamW.
+    /// What turns gradients into updates.
     #[serde(default)]
     pub optimizer: OptimizerConfig,
     /// Largest global gradient norm; larger ones are scaled down to it. `None` does not clip.
@@ -36,12 +38,38 @@ pub struct EngineConfig {
     /// What the gradient is the gradient of. The reported loss is always the mean over counted tokens.
     #[serde(default)]
     pub loss: LossMean,
+    /// Order of the passes, and which layers are where.
+    #[serde(default)]
+    pub pipeline: PipelineConfig,
+    /// What is computed again in the backward pass. [`ParamBuilder::with_recompute`](models::ParamBuilder::with_recompute)
+    /// must hear of it too.
+    #[serde(default)]
+    pub recompute: Recompute,
+    /// Of `f16` parameters.
+    #[serde(default)]
+    pub loss_scale: LossScalerConfig,
     /// Seed of dropout. Masks depend on it, the step and the place in the global batch, not on the layout.
     #[serde(default)]
     pub seed: u64,
 }
 
 impl EngineConfig {
+    /// AdamW without clipping, the mean over tokens, no recomputation, the schedule that follows from the sizes.
+    pub fn new(micro_batch: usize, global_batch: usize, lr: LrConfig) -> Self {
+        Self {
+            micro_batch,
+            global_batch,
+            lr,
+            optimizer: OptimizerConfig::default(),
+            clip: None,
+            loss: LossMean::default(),
+            pipeline: PipelineConfig::default(),
+            recompute: Recompute::default(),
+            loss_scale: LossScalerConfig::default(),
+            seed: 0,
+        }
+    }
+
     /// How the global batch is cut over `data_parallel` ranks.
     ///
     /// # Errors

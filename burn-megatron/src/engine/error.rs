@@ -1,9 +1,12 @@
 //! Why a step could not be done.
 
+use super::NotRunnable;
 use crate::batch::BatchError;
 use crate::lr::LrError;
 use crate::optim::OptimError;
+use crate::schedule::PipelineError;
 use backend_dist::mesh::Coords;
+use std::sync::Arc;
 
 /// Errors of the engine. After one, parameters and optimizer states are those of the last finished step.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -51,4 +54,13 @@ pub enum EngineError {
     /// Module and registry disagree.
     #[error(transparent)]
     Optimizer(#[from] OptimError),
+    /// Layers and schedule do not fit the layout.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    /// The layout does not run.
+    #[error(transparent)]
+    Layout(#[from] NotRunnable),
+    /// A stage of the model cannot be built.
+    #[error("the model cannot be built: {0}")]
+    Model(Arc<str>),
 }

@@ -1,17 +1,20 @@
-//! One rank's training step: micro-batches, gradient sums, clipping, the optimizer.
+//! One rank's training step: the passes of its stages as the schedule orders them, gradient sums, clipping, the optimizer.
 
 mod batch;
+mod chunk;
 mod config;
 mod error;
 mod layout;
+mod mail;
 mod rank_engine;
 mod report;
+mod segments;
 #[cfg(test)]
 mod tests;
 
 pub use batch::TokenBatch;
 pub use config::{EngineConfig, LossMean};
 pub use error::EngineError;
-pub use layout::{NotRunnable, runnable};
+pub use layout::{NotRunnable, runnable, together};
 pub use rank_engine::{Position, RankEngine};
 pub use report::{EvalReport, StepReport};

@@ -1,29 +1,36 @@
-//! The training step of one rank.
+//! The training step of one rank: walks through its list of the schedule, then everything that needs all gradients.
 
+mod build;
+mod evaluate;
 mod state;
 
+use super::chunk::{Chunk, Output, Pass};
+use super::mail::Mail;
 use super::report::LossSum;
-use super::{EngineConfig, EngineError, EvalReport, LossMean, StepReport, TokenBatch};
+use super::{EngineConfig, EngineError, LossMean, StepReport, TokenBatch};
 use crate::batch::BatchPlan;
 use crate::lr::LrSchedule;
-use crate::optim::{BucketSpec, Optimizer, StepInfo, clip_factor};
+use crate::optim::{LossScaler, Optimizer, StepInfo, clip_factor};
+use crate::schedule::{Action, Schedule, Work};
+use crate::trace::{Recorder, Span, What};
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
-use backend_dist::mesh::Axis;
-use backend_dist::shard::{Registry, stable_hash};
-use burn::module::{ModuleVisitor, Param};
-use burn::tensor::{DType, Tensor};
+use backend_dist::shard::{ParamSpec, Unit, stable_hash};
+use burn::tensor::DType;
 use models::CausalLm;
 use models::layers::DropoutKey;
 pub use state::Position;
 use std::time::Instant;
 
-/// A rank's model, gradients, optimizer and groups. All ranks of the mesh call the same methods in the same order.
+/// A rank's stages of the model, gradients, optimizer and groups. All ranks of the mesh call the same methods in the
+/// same order.
 pub struct RankEngine<M> {
-    /// Always there between calls; a step takes it apart and puts it together again.
-    model: Option<M>,
+    /// In the order of the layers.
+    chunks: Vec<Chunk<M>>,
     optimizer: Optimizer,
-    schedule: LrSchedule,
+    pipeline: Schedule,
+    lr: LrSchedule,
+    scaler: Option<LossScaler>,
     config: EngineConfig,
     plan: BatchPlan,
     rank: Rank,
@@ -31,50 +38,24 @@ pub struct RankEngine<M> {
     replicas: Group,
     /// Ranks that together hold the model.
     model_parallel: Group,
+    stages: Group,
+    /// First and last stage, which share the weight of tied embeddings.
+    ends: Option<Group>,
+    dtype: DType,
+    hidden: usize,
+    /// Of the whole model.
+    elements: usize,
+    recorder: Recorder,
+    peak_in_flight: usize,
     step: u64,
     consumed: u64,
     grad_scale: f64,
 }
 
 impl<M: CausalLm> RankEngine<M> {
-    /// An engine before its first step.
-    ///
-    /// # Errors
-    /// Where batch sizes do not divide, the learning rate contradicts itself, or `model` holds other parameters than its
-    /// registry says.
-    pub fn new(rank: &Rank, model: M, config: EngineConfig) -> Result<Self, EngineError> {
-        let plan = config.plan(rank.mesh.layout().dp)?;
-        let schedule = config.lr.schedule(config.global_batch)?;
-        let params = model.registry().iter().cloned().collect();
-        let buckets = vec![BucketSpec { key: 0, params, hidden: true }];
-        let (replicas, neighbours) = (rank.group(Axis::DpCp), |size| rank.subgroup(Axis::Tp, size));
-        let mut optimizer =
-            Optimizer::new(&config.optimizer, 0, buckets, replicas, neighbours, &rank.device, dtype_of(&model));
-        optimizer.check(&model, &[0])?;
-        let model = optimizer.shard(0, model);
-        Ok(Self {
-            model: Some(model),
-            optimizer,
-            schedule,
-            config,
-            plan,
-            replicas: rank.group(Axis::DpCp),
-            model_parallel: rank.group(Axis::TpPp),
-            rank: rank.clone(),
-            step: 0,
-            consumed: 0,
-            grad_scale: 1.0,
-        })
-    }
-
-    /// The model with the parameters of the last finished step.
-    pub fn model(&self) -> &M {
-        self.model.as_ref().expect("the model is in place between steps")
-    }
-
-    /// What this rank holds of which global tensor.
-    pub fn registry(&self) -> &Registry {
-        self.model().registry()
+    /// The stages of the model that this rank holds, in the order of the layers; under ZeRO 3 without their weights.
+    pub fn stages(&self) -> impl Iterator<Item = &M> {
+        self.chunks.iter().map(Chunk::model)
     }
 
     /// How the global batch is cut.
@@ -82,14 +63,51 @@ impl<M: CausalLm> RankEngine<M> {
         &self.plan
     }
 
+    /// What every pipeline rank does in a step.
+    pub fn schedule(&self) -> &Schedule {
+        &self.pipeline
+    }
+
     /// Finished optimizer steps.
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// This rank's gradients of the last step, per counted token and before clipping, flat in the registry's order.
-    pub fn gradients(&self) -> Vec<f64> {
-        self.optimizer.gradients(0, self.grad_scale)
+    /// The optimizer and its buffers.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// The most micro-batches whose activations this rank has kept at once in the last step, over all its stages.
+    pub fn peak_in_flight(&self) -> usize {
+        self.peak_in_flight
+    }
+
+    /// Notes what this rank does when.
+    pub fn set_recorder(&mut self, recorder: Recorder) {
+        self.recorder = recorder;
+    }
+
+    /// What has been noted since the last call.
+    pub fn take_spans(&mut self) -> Vec<Span> {
+        self.recorder.take()
+    }
+
+    /// This rank's gradients of the last step, per counted token and before clipping. All ranks call it together.
+    pub fn gradients(&self) -> Vec<(ParamSpec, Vec<f64>)> {
+        let buckets = self.chunks.iter().flat_map(|chunk| &chunk.buckets);
+        let split = |bucket: &usize| {
+            let values = self.optimizer.gradients(*bucket, self.grad_scale);
+            let mut rest = values.as_slice();
+            let params = &self.optimizer.spec(*bucket).params;
+            let part = |spec: &ParamSpec| {
+                let (own, tail) = rest.split_at(spec.local_len());
+                rest = tail;
+                (spec.clone(), own.to_vec())
+            };
+            params.iter().map(part).collect::<Vec<_>>()
+        };
+        buckets.flat_map(|(_, bucket)| split(bucket)).collect()
     }
 
     /// One optimizer step on the global batch; this rank computes its own rows.
@@ -117,111 +135,188 @@ impl<M: CausalLm> RankEngine<M> {
         if rows != expected || micro_batches.len() != self.plan.accumulation {
             return Err(EngineError::Rows { rows, expected });
         }
-        let mut sum = LossSum::default();
-        for (index, micro_batch) in micro_batches.iter().enumerate() {
-            let part = self.forward_backward(index, micro_batch)?;
-            sum = LossSum { loss: sum.loss + part.loss, tokens: sum.tokens + part.tokens };
-        }
-
-        self.optimizer.reduce(0);
-        self.optimizer.sum_partial();
-        let sum = sum.total(&self.replicas);
+        let sum = self.passes(micro_batches)?;
+        let (loss, tokens) = (sum.mean(), sum.tokens);
+        let loss_scale = self.scaler.as_ref().map(LossScaler::scale);
         self.grad_scale = match self.config.loss {
-            LossMean::PerToken => 1.0 / sum.tokens.max(1) as f64,
+            LossMean::PerToken => 1.0 / tokens.max(1) as f64,
             LossMean::PerMicroBatch => 1.0,
-        };
-        let loss = sum.mean();
+        } / loss_scale.unwrap_or(1.0);
+        let mark = self.recorder.begin();
         let grad_norm = self.optimizer.norm(self.grad_scale, &self.model_parallel);
-        if !grad_norm.is_finite() {
+        self.recorder.end(mark, What::Norm, None, None);
+        let skipped = !grad_norm.is_finite();
+        if let Some(scaler) = &mut self.scaler {
+            scaler.update(skipped);
+        } else if skipped {
             return Err(EngineError::NonFiniteGradient { norm: grad_norm, loss, step: self.step + 1 });
         }
         let clip_factor = clip_factor(self.config.clip, grad_norm);
-        let lr = self.schedule.at(self.consumed);
-        let model = self.model.take().expect("the model is in place between steps");
-        self.optimizer.begin_step();
-        let info = StepInfo { lr, grad_scale: self.grad_scale * clip_factor };
-        self.model = Some(self.optimizer.step(0, model, &info));
+        // Steps that were skipped do not count (megatron/training/training.py, `train_step`).
+        let left_out = (self.step - self.optimizer.updates()) * self.plan.global() as u64;
+        let lr = self.lr.at(self.consumed - left_out);
+        match skipped {
+            true => self.optimizer.skip(),
+            false => self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor }),
+        }
 
         let step = self.step;
         self.step += 1;
         self.consumed += self.plan.global() as u64;
-        let (tokens, consumed) = (sum.tokens, self.consumed);
-        let seconds = start.elapsed().as_secs_f64();
-        Ok(StepReport { step, loss, grad_norm, clip_factor, lr, tokens, consumed, seconds })
+        let (consumed, seconds) = (self.consumed, start.elapsed().as_secs_f64());
+        Ok(StepReport { step, loss, grad_norm, clip_factor, lr, tokens, consumed, loss_scale, skipped, seconds })
     }
 
-    /// Loss of one micro-batch, its gradient added to the main gradients.
-    fn forward_backward(&mut self, index: usize, batch: &TokenBatch) -> Result<LossSum, EngineError> {
-        let device = self.rank.device.clone().autodiff();
-        let (tokens, labels) = batch.to_device(&device);
-        let first_sample = self.plan.rows(index, self.rank.coords.dp).start;
-        let seed = stable_hash(&format!("dropout {} step {}", self.config.seed, self.step));
-        let losses = self.model().training_losses(tokens, labels, Some(&DropoutKey { seed, first_sample }));
-        let sum = loss_sum(&losses, batch);
-        if !sum.loss.is_finite() {
-            let Rank { rank, coords, .. } = self.rank;
-            return Err(EngineError::NonFiniteLoss {
-                loss: sum.mean(),
-                step: self.step + 1,
-                micro_batch: index,
-                rank,
-                coords,
-            });
-        }
-        // The root is a matrix: backward starts from ones, which makes it the sum.
-        let factor = match self.config.loss {
-            LossMean::PerToken => 1.0,
-            LossMean::PerMicroBatch => {
-                1.0 / (sum.tokens.max(1) * (self.plan.accumulation * self.replicas.size()) as u64) as f64
-            }
-        };
-        let root = match batch.weights(factor, &self.rank.device, losses.dtype()) {
-            Some(weights) => losses * weights,
-            None => losses,
-        };
-        let mut grads = root.backward();
-        let Self { model, optimizer, .. } = self;
-        optimizer.accumulate(0, model.as_ref().expect("the model is in place between steps"), &mut grads);
-        optimizer.complete(0);
-        Ok(sum)
-    }
-
-    /// Mean loss over the rows of a held-out batch, without gradients. The rows may be any multiple of micro-batch
-    /// times data-parallel ranks.
-    ///
-    /// # Errors
-    /// If the rows do not divide.
-    pub fn eval_step(&self, batch: &TokenBatch) -> Result<EvalReport, EngineError> {
-        let plan = BatchPlan::from_global(batch.rows, self.plan.micro, self.plan.data_parallel)?;
-        let model = self.model().valid();
+    /// All passes of the schedule and all sums of gradients; the sum of the losses of the global batch.
+    fn passes(&mut self, micro_batches: &[TokenBatch]) -> Result<LossSum, EngineError> {
+        let rows = micro_batches[0].rows;
+        let mut mail = self.mail(rows, micro_batches[0].seq);
         let mut sum = LossSum::default();
-        for micro in 0..plan.accumulation {
-            let rows = batch.slice(plan.rows(micro, self.rank.coords.dp));
-            let (tokens, labels) = rows.to_device(&self.rank.device);
-            let part = loss_sum(&model.token_losses(tokens, labels), &rows);
-            sum = LossSum { loss: sum.loss + part.loss, tokens: sum.tokens + part.tokens };
+        self.peak_in_flight = 0;
+        // Taken out and put back: the passes below need the rest of the engine.
+        let list = std::mem::take(&mut self.pipeline.ranks[self.stages.rank()]);
+        for action in &list {
+            match action {
+                Action::Compute(work) => {
+                    let loss = self.compute(*work, &micro_batches[work.micro_batch], &mut mail)?;
+                    sum = [sum, loss].into_iter().sum();
+                    let in_flight = self.chunks.iter().map(Chunk::in_flight).sum();
+                    self.peak_in_flight = self.peak_in_flight.max(in_flight);
+                }
+                Action::Send(transfer) => {
+                    let mark = self.recorder.begin();
+                    mail.send(transfer);
+                    self.recorder.end(mark, What::Send, Some(transfer.chunk), Some(transfer.micro_batch));
+                }
+                Action::Recv(transfer) => mail.expect(*transfer),
+                Action::ReduceGrads { chunk } => self.reduce(*chunk),
+                Action::Step => {}
+            }
         }
-        let sum = sum.total(&self.replicas);
-        Ok(EvalReport { loss: sum.mean(), tokens: sum.tokens })
+        self.pipeline.ranks[self.stages.rank()] = list;
+        debug_assert!(mail.is_empty(), "the schedule leaves nothing behind");
+        self.sum_over_model_parallel();
+        Ok(self.over_all(sum, micro_batches))
     }
-}
 
-/// Element type of the parameters.
-fn dtype_of<M: CausalLm>(model: &M) -> DType {
-    struct Type(DType);
+    /// Loss and tokens of the global batch; only the last stage has a loss, and every stage counts tokens.
+    fn over_all(&self, sum: LossSum, own: &[TokenBatch]) -> LossSum {
+        let tokens = own.iter().map(|batch| batch.counted() as u64).sum();
+        let sum = LossSum { tokens, ..sum }.total(&self.replicas);
+        let loss = self.stages.all_gather_host(sum.loss).into_iter().sum();
+        LossSum { loss, tokens: sum.tokens }
+    }
 
-    impl ModuleVisitor for Type {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0 = param.val().dtype();
+    fn mail(&self, rows: usize, seq: usize) -> Mail {
+        let layout = self.rank.mesh.layout();
+        let seq = if layout.sequence_parallel() { seq / layout.tp } else { seq };
+        Mail::new(self.stages.clone(), self.rank.device.clone(), [seq, rows, self.hidden], self.dtype)
+    }
+
+    /// One pass; the loss of a forward pass of the last stage.
+    fn compute(&mut self, work: Work, batch: &TokenBatch, mail: &mut Mail) -> Result<LossSum, EngineError> {
+        use crate::schedule::Pass as Kind;
+
+        let input = self.pipeline.input(self.stages.rank(), work).map(|input| {
+            let mark = self.recorder.begin();
+            let tensor = mail.take(input);
+            if input.transfer().is_some() {
+                self.recorder.end(mark, What::Receive, Some(work.chunk), Some(work.micro_batch));
+            }
+            tensor
+        });
+        let (mark, what) = match work.pass {
+            Kind::Forward => (self.recorder.begin(), What::Forward),
+            Kind::Backward => (self.recorder.begin(), What::Backward),
+            Kind::BackwardInput => (self.recorder.begin(), What::BackwardInput),
+            Kind::BackwardWeight => (self.recorder.begin(), What::BackwardWeight),
+        };
+        let mut pass = Pass {
+            dropout: Some(DropoutKey {
+                seed: stable_hash(&format!("dropout {} step {}", self.config.seed, self.step)),
+                first_sample: self.plan.rows(work.micro_batch, self.rank.coords.dp).start,
+            }),
+            keep: true,
+            loss_grad: self.loss_grad(batch),
+            loss_type: if self.dtype == DType::F64 { DType::F64 } else { DType::F32 },
+            place: (work.chunk, work.micro_batch),
+            optimizer: &mut self.optimizer,
+            recorder: &mut self.recorder,
+            device: &self.rank.device,
+            batch,
+        };
+        let chunk = &mut self.chunks[work.chunk];
+        let mut loss = LossSum::default();
+        match work.pass {
+            Kind::Forward => match chunk.forward(&mut pass, input) {
+                Output::Activation(activation) => mail.put(work, activation),
+                Output::Loss(sum) => loss = sum,
+            },
+            Kind::Backward | Kind::BackwardInput => {
+                if let Some(grad) = chunk.backward(&mut pass, input, work.pass == Kind::BackwardInput) {
+                    mail.put(work, grad);
+                }
+            }
+            Kind::BackwardWeight => chunk.weight_gradients(&mut pass),
+        }
+        self.recorder.end(mark, what, Some(work.chunk), Some(work.micro_batch));
+        match loss.loss.is_finite() {
+            true => Ok(loss),
+            false => Err(EngineError::NonFiniteLoss {
+                loss: loss.mean(),
+                step: self.step + 1,
+                micro_batch: work.micro_batch,
+                rank: self.rank.rank,
+                coords: self.rank.coords,
+            }),
         }
     }
-    let mut dtype = Type(DType::F32);
-    model.visit(&mut dtype);
-    dtype.0
-}
 
-/// Sum over the counted tokens in double precision, on the host.
-fn loss_sum(losses: &Tensor<2>, batch: &TokenBatch) -> LossSum {
-    let values = losses.clone().inner().into_data();
-    LossSum { loss: batch.masked_sum(values.iter::<f64>()), tokens: batch.counted() as u64 }
+    /// The gradient of each counted loss of a micro-batch in what is minimized, before the division by the tokens of the
+    /// global batch.
+    fn loss_grad(&self, batch: &TokenBatch) -> f64 {
+        let scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
+        match self.config.loss {
+            LossMean::PerToken => scale,
+            LossMean::PerMicroBatch => {
+                scale / (batch.counted().max(1) * self.plan.accumulation * self.replicas.size()) as f64
+            }
+        }
+    }
+
+    /// Sums a stage's gradients over the replicas.
+    fn reduce(&mut self, chunk: usize) {
+        let mark = self.recorder.begin();
+        for (_, bucket) in &self.chunks[chunk].buckets {
+            self.optimizer.reduce(*bucket);
+        }
+        if self.replicas.size() > 1 {
+            self.recorder.end(mark, What::ReduceGradients, Some(chunk), None);
+        }
+    }
+
+    /// What is partial over tensor-parallel ranks, then the tied embeddings
+    /// (megatron/core/distributed/finalize_model_grads.py has this order).
+    fn sum_over_model_parallel(&mut self) {
+        let mark = self.recorder.begin();
+        self.optimizer.sum_partial();
+        let tied = |chunk: &Chunk<M>| chunk.buckets.iter().find(|(unit, _)| *unit == Unit::Tied).map(|(_, b)| *b);
+        let tied: Vec<usize> = self.chunks.iter().filter_map(tied).collect();
+        match (tied.as_slice(), &self.ends) {
+            // A pipeline in a V ends on the rank where it begins.
+            ([embedding, head], _) => self.optimizer.sum_tied_here(*embedding, *head),
+            ([one], Some(ends)) => self.optimizer.sum_tied(*one, ends),
+            _ => {}
+        }
+        self.recorder.end(mark, What::PartialSums, None, None);
+    }
+
+    fn update(&mut self, info: &StepInfo) {
+        let mark = self.recorder.begin();
+        self.optimizer.begin_step();
+        for chunk in &mut self.chunks {
+            chunk.for_buckets(|bucket, model| self.optimizer.step(bucket, model, info));
+        }
+        self.recorder.end(mark, What::Update, None, None);
+    }
 }

@@ -1,5 +1,10 @@
 //! What a step says of itself.
 
+use super::TokenBatch;
+use backend_dist::comm::Group;
+use burn::tensor::Tensor;
+use std::iter::Sum;
+
 /// One finished optimizer step; equal on all ranks but for `seconds`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
@@ -17,6 +22,10 @@ pub struct StepReport {
     pub tokens: u64,
     /// Rows of the data set consumed so far, this step included.
     pub consumed: u64,
+    /// Factor on the loss that kept `f16` gradients from vanishing; `None` for other types.
+    pub loss_scale: Option<f64>,
+    /// The gradients overflowed at that scale: nothing was updated, and the scale is lower from now on.
+    pub skipped: bool,
     /// Wall time of this rank's step.
     pub seconds: f64,
 }
@@ -38,16 +47,25 @@ pub(super) struct LossSum {
 }
 
 impl LossSum {
+    /// The counted losses `[rows, seq]` of a batch.
+    pub fn of(losses: &Tensor<2>, batch: &TokenBatch) -> Self {
+        let values = losses.clone().into_data();
+        Self { loss: batch.masked_sum(values.iter::<f64>()), tokens: batch.counted() as u64 }
+    }
+
     /// The sum over the group in group order, so that all members get the same bits.
-    pub fn total(self, group: &backend_dist::comm::Group) -> Self {
-        let parts = group.all_gather_host((self.loss, self.tokens));
-        parts
-            .into_iter()
-            .fold(Self::default(), |sum, (loss, tokens)| Self { loss: sum.loss + loss, tokens: sum.tokens + tokens })
+    pub fn total(self, group: &Group) -> Self {
+        group.all_gather_host(self).into_iter().sum()
     }
 
     /// The mean; 0 where nothing counts.
     pub fn mean(self) -> f64 {
         self.loss / self.tokens.max(1) as f64
+    }
+}
+
+impl Sum for LossSum {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |sum, part| Self { loss: sum.loss + part.loss, tokens: sum.tokens + part.tokens })
     }
 }

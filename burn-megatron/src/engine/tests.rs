@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::lr::{LrConfig, LrDecay, Span};
-use crate::optim::OptimizerConfig;
 use backend_dist::comm::RunError;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Mesh, ParallelLayout};
@@ -109,21 +108,14 @@ fn batch() -> TokenBatch {
 }
 
 fn config(micro_batch: usize, loss: LossMean) -> EngineConfig {
-    EngineConfig {
-        micro_batch,
-        global_batch: 4,
-        lr: LrConfig {
-            init: 0.1,
-            warmup: Span::Steps(2),
-            decay: Span::Steps(8),
-            form: LrDecay::Linear,
-            ..LrConfig::constant(0.3)
-        },
-        optimizer: OptimizerConfig::default(),
-        clip: Some(0.1),
-        loss,
-        seed: 0,
-    }
+    let lr = LrConfig {
+        init: 0.1,
+        warmup: Span::Steps(2),
+        decay: Span::Steps(8),
+        form: LrDecay::Linear,
+        ..LrConfig::constant(0.3)
+    };
+    EngineConfig { clip: Some(0.1), loss, ..EngineConfig::new(micro_batch, 4, lr) }
 }
 
 struct Run {
@@ -135,12 +127,12 @@ struct Run {
 fn train(dp: usize, config: EngineConfig, poisoned: Option<usize>) -> Result<Vec<Run>, RunError> {
     let mesh = Mesh::new(ParallelLayout { dp, ..Default::default() }).unwrap();
     launch(&mesh, &[Device::flex()], |rank: Rank| {
-        let mut engine = RankEngine::new(&rank, bigram(poisoned), config.clone())?;
+        let mut engine = RankEngine::new(&rank, &NoConfig.dims(), |_| Ok(bigram(poisoned)), config.clone())?;
         let mut reports = Vec::new();
         for _ in 0..3 {
             reports.push(engine.train_step(&batch())?);
         }
-        Ok(Run { reports, gradients: engine.gradients(), eval: engine.eval_step(&batch())? })
+        Ok(Run { reports, gradients: engine.gradients().remove(0).1, eval: engine.eval_step(&batch())? })
     })
 }
 
@@ -180,8 +172,9 @@ fn the_mean_of_micro_batch_means_is_megatrons() {
     let model = bigram(None);
     let losses = (0..4).map(|row| {
         let rows = batch().slice(row..row + 1);
-        let (tokens, labels) = rows.to_device(&Device::flex().autodiff());
-        let weights = rows.weights(0.25 / rows.counted() as f64, &Device::flex(), DType::F64).unwrap();
+        let device = Device::flex().autodiff();
+        let (tokens, labels) = (rows.tokens_on(&device), rows.labels_on(&device));
+        let weights = rows.weights(0.25 / rows.counted() as f64, &Device::flex(), DType::F64);
         (model.token_losses(tokens, labels) * weights).sum()
     });
     let grads = losses.reduce(|a, b| a + b).unwrap().backward();
@@ -200,10 +193,12 @@ fn a_bad_loss_names_step_rank_and_micro_batch() {
 #[test]
 fn a_bad_batch_changes_nothing() {
     let rank = Rank::single(Device::flex());
-    let mut engine = RankEngine::new(&rank, bigram(None), config(4, LossMean::PerToken)).unwrap();
-    let before = engine.model().table.val().into_data();
+    let mut engine =
+        RankEngine::new(&rank, &NoConfig.dims(), |_| Ok(bigram(None)), config(4, LossMean::PerToken)).unwrap();
+    let table = |engine: &RankEngine<Bigram>| engine.stages().next().unwrap().table.val().into_data();
+    let before = table(&engine);
     let error = engine.train_step(&batch().slice(0..2)).unwrap_err();
     assert_eq!(error, EngineError::Rows { rows: 2, expected: 4 });
-    assert_eq!(engine.model().table.val().into_data(), before);
+    assert_eq!(table(&engine), before);
     assert_eq!(engine.steps(), 0);
 }

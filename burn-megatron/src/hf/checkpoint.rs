@@ -62,6 +62,7 @@ pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderErro
         data: Value::Null,
         schedule: Value::Null,
         rng: Value::Null,
+        loss_scale: Value::Null,
     };
     let options = SaverOptions { tokenizer: folder.tokenizer_path(), ..SaverOptions::default() };
     let saver = Saver::new(root, files.len(), options)?;

@@ -8,6 +8,7 @@ use super::modules::{map, visit};
 use super::rule::Rule;
 use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
+use backend_dist::memory::{Kind, OfKind};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use std::ops::Range;
@@ -55,6 +56,7 @@ impl Bucket {
         let second_at: Vec<Option<usize>> = parts.iter().map(&mut second).collect();
         let buffer = |len: usize| (len > 0).then(|| Flat::zeros(len, device, wide(dtype)));
         let grads = Grads::new(&layout, zero, device, wide(dtype));
+        let _kind = OfKind::begin(Kind::Optimizer);
         let has_first = parts.iter().any(|part| moments(part) > 0);
         let first = buffer(if has_first { region.len() } else { 0 });
         let second = buffer(second_len);
@@ -68,6 +70,7 @@ impl Bucket {
 
     /// The region's values out of a module, in the wide type; padding is zero.
     pub fn extract<M: Module>(&self, model: &M) -> Flat {
+        let _kind = OfKind::begin(if self.zero == 3 { Kind::Weights } else { Kind::Optimizer });
         let mut values: Option<Flat> = None;
         visit(model, &self.layout, |slot, param| {
             let at = self.layout.slots[slot].range.start;
@@ -89,6 +92,7 @@ impl Bucket {
 
     /// Whole parameters into the module.
     pub fn fill<M: Module>(&self, model: M, all: &Tensor<1>) -> M {
+        let _kind = OfKind::begin(Kind::Weights);
         map(model, &self.layout, |slot, old| refill(old, all.clone().slice([self.layout.slots[slot].range.clone()])))
     }
 

@@ -45,7 +45,12 @@ pub(super) fn wide(param: DType) -> DType {
 
 impl Flat {
     pub fn zeros(len: usize, device: &Device, dtype: DType) -> Self {
-        Self::new(Tensor::zeros([len], (device, dtype)))
+        if Tensor::<1>::empty([1], (device, dtype)).try_into_primitive::<Flex>().is_err() {
+            return Self::new(Tensor::zeros([len], (device, dtype)));
+        }
+        // `Tensor::zeros` holds the array twice for a moment.
+        let data = with_float!(dtype, Float => TensorData::new(vec![0 as Float; len], [len]));
+        Self::new(Tensor::from_primitive::<Flex>(FlexTensor::from_data(data)))
     }
 
     /// Takes over a tensor of type `f32` or `f64`.
@@ -159,7 +164,8 @@ impl Flat {
     }
 
     fn write(&mut self, range: Range<usize>, values: Tensor<1>, add: bool) {
-        let values = Flat::new(values).view();
+        let values = values.try_into_primitive::<Flex>().expect("values are where the array is");
+        let values = View(if values.is_contiguous() { values } else { values.to_contiguous() });
         let mut host = self.take_host();
         with_float!(self.dtype, Float => {
             let (target, values) = (&mut Float::write(&mut host)[range], values.read::<Float>());
@@ -175,7 +181,8 @@ impl Flat {
     /// Sets elements to zero.
     pub fn clear(&mut self, range: Range<usize>) {
         if !range.is_empty() {
-            self.put(range.start, Tensor::zeros([range.len()], (&self.tensor().device(), self.dtype)));
+            let zeros = Self::zeros(range.len(), &self.tensor().device(), self.dtype);
+            self.put(range.start, zeros.into_tensor());
         }
     }
 

@@ -3,6 +3,7 @@
 use super::flat::Flat;
 use super::layout::Layout;
 use backend_dist::comm::Group;
+use backend_dist::memory::{Kind, OfKind};
 use burn::tensor::{DType, Device, Tensor};
 
 /// Raw sums, in the wide type. Two buffers that are rarely there together: the whole bucket while gradients come in,
@@ -28,6 +29,7 @@ pub(super) struct Grads {
 impl Grads {
     /// Nothing yet. `dtype` is the wide type.
     pub fn new(layout: &Layout, zero: u8, device: &Device, dtype: DType) -> Self {
+        let _kind = OfKind::begin(Kind::Gradients);
         let part = (zero >= 2).then(|| Flat::zeros(layout.len / layout.replicas(), device, dtype));
         let fresh = vec![true; layout.slots.len()];
         Self { zero, device: device.clone(), dtype, whole: None, fresh, part, part_fresh: true }
@@ -54,6 +56,7 @@ impl Grads {
         // Writing to storage that peers hold too would copy what is replaced anyway.
         if self.whole.as_mut().is_none_or(|whole| anew && whole.is_shared()) {
             self.whole = None;
+            let _kind = OfKind::begin(Kind::Gradients);
             self.whole = Some(Flat::zeros(layout.len, &self.device, self.dtype));
         }
     }
@@ -77,6 +80,7 @@ impl Grads {
         }
         self.settled(layout);
         self.fresh.fill(true);
+        let _kind = OfKind::begin(Kind::Gradients);
         let sum = self.whole.take().expect("it is settled").reduce_scatter(replicas);
         match &mut self.part {
             Some(part) if !self.part_fresh => part.add(0, sum.into_tensor()),
@@ -87,6 +91,7 @@ impl Grads {
 
     /// Ends the micro-batches of a step: ZeRO 0 and 1 sum over the replicas.
     pub fn reduce(&mut self, layout: &Layout, replicas: &Group) {
+        let _kind = OfKind::begin(Kind::Gradients);
         match self.zero {
             0 => self.settled(layout).all_reduce(replicas),
             1 => {

@@ -47,9 +47,6 @@ pub(super) fn engine(training: &OracleTraining) -> Result<EngineConfig, RecipeEr
         });
     }
     Ok(EngineConfig {
-        micro_batch: training.micro_batch_size,
-        global_batch: training.global_batch_size,
-        lr: LrConfig::constant(number_after(text, "lr", 0)?),
         optimizer: AdamWConfig {
             beta1: number_after(text, "betas", 0)?,
             beta2: number_after(text, "betas", 1)?,
@@ -59,8 +56,11 @@ pub(super) fn engine(training: &OracleTraining) -> Result<EngineConfig, RecipeEr
         }
         .into(),
         clip: Some(number_after(text, "clip", 0)?),
-        loss: Default::default(),
-        seed: 0,
+        ..EngineConfig::new(
+            training.micro_batch_size,
+            training.global_batch_size,
+            LrConfig::constant(number_after(text, "lr", 0)?),
+        )
     })
 }
 

@@ -145,16 +145,17 @@ impl fmt::Display for Replay {
 /// If the recorded run or the layout cannot be run; differences are in the result.
 pub fn replay(oracle: &Oracle, layout: &ParallelLayout, dtype: FloatDType) -> Result<Replay, ReplayError> {
     let model = recipe::llama(&oracle.model)?;
-    model.dims().check(layout, oracle.model.seq_length)?;
+    let dims = model.dims();
+    dims.check(layout, oracle.model.seq_length)?;
     let engine = recipe::engine(&oracle.training)?;
     let accumulation = engine.plan(layout.dp)?.accumulation;
     let (initial, last) =
         (model.megatron_names().import(&oracle.initial)?, model.megatron_names().import(&oracle.last)?);
 
-    let candidate = Candidate { layout: layout.clone(), accumulation };
+    let candidate = Candidate { layout: layout.clone(), accumulation, ..Default::default() };
     let job = Job { engine, batches: oracle.batches.clone() };
-    let ranks = trace(&candidate, &job, &[Device::flex()], |rank| {
-        Ok(Llama::build(&model, ParamBuilder::new(rank, dtype, 0).with_source(&initial))?)
+    let ranks = trace(&candidate, &job, &[Device::flex()], &dims, |rank, part| {
+        Ok(Llama::build(&model, ParamBuilder::new(rank, dtype, 0).with_part(part).with_source(&initial))?)
     })?;
     let ours = &ranks[0];
     let step = |(index, theirs): (usize, &OracleStep)| ReplayStep {
@@ -163,7 +164,10 @@ pub fn replay(oracle: &Oracle, layout: &ParallelLayout, dtype: FloatDType) -> Re
         grad_norm: [ours.grad_norms[index], theirs.grad_norm],
     };
     let steps = oracle.steps.iter().enumerate().map(step).collect();
-    let weights = assemble(ranks.iter().take(layout.tp).flat_map(|rank| &rank.parameters)).map_err(TraceError::from)?;
+    // The first replica of every stage.
+    let stage = layout.tp * layout.dp;
+    let holders = ranks.iter().enumerate().filter(|(rank, _)| rank % stage < layout.tp);
+    let weights = assemble(holders.flat_map(|(_, rank)| &rank.parameters)).map_err(TraceError::from)?;
     Ok(Replay { steps, weights: weight_difference(&weights, &last), tolerances: Tolerances::default() })
 }
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
-use models::{CausalLm, ParamBuilder, WithModel};
+use models::{CausalLm, ModelConfig, ParamBuilder, WithModel};
 use serde_json::Value;
 
 use super::{Plan, RunData, TrainError, resume as saving};
@@ -38,8 +38,10 @@ impl WithModel for Launch<'_> {
         let (config, weights, start) = (plan.config(), plan.weights(), Instant::now());
         let (training, evaluation) = (&config.training, &config.evaluation);
         let (sizes, dtype, seed) = (sizes.clone(), FloatDType::from(training.dtype), training.seed);
-        let build = move |rank: &_| {
-            let params = ParamBuilder::new(rank, dtype, seed);
+        let (dims, engine) = (sizes.dims(), config.engine());
+        let recompute = engine.recompute.clone();
+        let build = move |rank: &_, part| {
+            let params = ParamBuilder::new(rank, dtype, seed).with_part(part).with_recompute(&recompute);
             let params = match &weights {
                 Some(weights) => params.with_source(&**weights),
                 None => params,
@@ -56,7 +58,7 @@ impl WithModel for Launch<'_> {
             keep_companions(&mut description.config, folder.companions());
         }
         let resume = plan.start.as_ref().map_or(Resume::Never, |start| Resume::From(start.path.clone()));
-        let mut run = Pretraining::new(mesh, config.engine(), training.steps, (data.train, data.valid), build)
+        let mut run = Pretraining::new(mesh, engine, training.steps, (data.train, data.valid), dims, build)
             .devices(devices)
             .directory(&config.output.directory)
             .evaluate(evaluation.every, evaluation.batches)

@@ -1,58 +1,66 @@
 //! Which layouts to try. Pure.
 
-use backend_dist::mesh::{LayoutError, ParallelLayout};
-use std::fmt;
-use std::str::FromStr;
+use super::Candidate;
+use super::candidate::{MODULES, full};
+use crate::engine::together;
+use crate::schedule::stages::StageLayout;
+use crate::schedule::{PipelineConfig, ScheduleKind};
+use backend_dist::mesh::ParallelLayout;
+use models::recompute::{Method, Recompute};
 
-/// A layout and how often a rank accumulates per step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// Sizes of the parallel axes.
-    pub layout: ParallelLayout,
-    /// Micro-batches per rank and step.
-    pub accumulation: usize,
-}
-
-impl fmt::Display for Candidate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.layout)?;
-        if self.accumulation > 1 {
-            write!(f, " x{}", self.accumulation)?;
-        }
-        Ok(())
-    }
-}
-
-/// As it is shown: `TP2 SP DP2 x2` is two micro-batches in that layout.
-impl FromStr for Candidate {
-    type Err = LayoutError;
-
-    fn from_str(text: &str) -> Result<Self, LayoutError> {
-        let (rest, last) = text.trim().rsplit_once(' ').unwrap_or(("", text.trim()));
-        match last.strip_prefix('x').and_then(|count| count.parse().ok()).filter(|count| *count > 0) {
-            Some(accumulation) if rest.is_empty() => Ok(Self { layout: ParallelLayout::default(), accumulation }),
-            Some(accumulation) => Ok(Self { layout: rest.parse()?, accumulation }),
-            None => Ok(Self { layout: text.parse()?, accumulation: 1 }),
-        }
-    }
-}
-
-/// All combinations of tensor, sequence and data parallelism on up to `ranks` ranks, each with 1 and 2 micro-batches
-/// per step, that `allowed` accepts and whose micro-batches divide `global_batch`. The reference, one device and one
-/// micro-batch, is not among them.
-pub fn candidates(ranks: usize, global_batch: usize, allowed: impl Fn(&ParallelLayout) -> bool) -> Vec<Candidate> {
+/// Every combination of tensor, sequence, pipeline and data parallelism on up to `ranks` ranks that `allowed` accepts,
+/// with every schedule, every ZeRO stage and several numbers of micro-batches per step that divide `global_batch`. The
+/// ways to recompute take turns, so that each meets everything else somewhere. `layers` are divided as evenly as
+/// possible. The reference, one device and one micro-batch, is not among them.
+pub fn candidates(
+    ranks: usize,
+    global_batch: usize,
+    layers: usize,
+    allowed: impl Fn(&ParallelLayout) -> bool,
+) -> Vec<Candidate> {
+    let recompute = [
+        Recompute::default(),
+        Recompute::selective(&MODULES),
+        full(Method::Uniform, 1),
+        full(Method::Block, 1),
+        full(Method::Uniform, 2),
+    ];
     let mut list = Vec::new();
-    for tp in 1..=ranks {
-        for sp in [false, true] {
-            for dp in 1..=ranks / tp {
-                let layout = ParallelLayout { tp, sp, dp, ..Default::default() };
-                if (sp && tp == 1) || !allowed(&layout) {
+    for layout in sizes(ranks).into_iter().filter(|layout| allowed(layout)) {
+        for pipeline in pipelines(&layout, layers) {
+            for accumulation in [1, 2, 4, 8] {
+                let splits = pipeline.schedule.is_some_and(ScheduleKind::splits_backward);
+                let reference = layout.world_size() * accumulation == 1;
+                let fits = global_batch.is_multiple_of(layout.dp * accumulation)
+                    && pipeline.resolve(&layout, layers, accumulation).is_ok()
+                    // A pipeline with fewer micro-batches than stages says little; more of them nothing new.
+                    && (layout.pp == 1 && accumulation <= 2 || (layout.pp..=2 * layout.pp).contains(&accumulation));
+                if !fits || reference {
                     continue;
                 }
-                for accumulation in [1, 2] {
-                    let reference = tp * dp * accumulation == 1;
-                    if !reference && global_batch.is_multiple_of(dp * accumulation) {
-                        list.push(Candidate { layout: layout.clone(), accumulation });
+                for zero in if layout.dp > 1 { 0..=3 } else { 0..=0 } {
+                    let layout = ParallelLayout { zero, ..layout.clone() };
+                    if splits && together(&layout, ScheduleKind::ZbH1).is_err() {
+                        continue;
+                    }
+                    let recompute = recompute[list.len() % recompute.len()].clone();
+                    list.push(Candidate { layout, accumulation, pipeline: pipeline.clone(), recompute });
+                }
+            }
+        }
+    }
+    list
+}
+
+/// Sizes whose product is at most `ranks`.
+fn sizes(ranks: usize) -> Vec<ParallelLayout> {
+    let mut list = Vec::new();
+    for tp in 1..=ranks {
+        for pp in 1..=ranks / tp {
+            for dp in 1..=ranks / tp / pp {
+                for (sp, vpp) in [(false, 1), (true, 1), (false, 2), (true, 2)] {
+                    if (!sp || tp > 1) && (vpp == 1 || pp > 1) {
+                        list.push(ParallelLayout { tp, sp, pp, vpp, dp, ..Default::default() });
                     }
                 }
             }
@@ -61,43 +69,44 @@ pub fn candidates(ranks: usize, global_batch: usize, allowed: impl Fn(&ParallelL
     list
 }
 
+/// Every schedule for the layout, with its stages.
+fn pipelines(layout: &ParallelLayout, layers: usize) -> Vec<PipelineConfig> {
+    let schedules: &[ScheduleKind] = match (layout.pp, layout.vpp) {
+        (1, _) => return vec![PipelineConfig::default()],
+        (_, 1) => &[ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::ZbH1],
+        _ => &[ScheduleKind::Interleaved, ScheduleKind::ZbV],
+    };
+    let stages = layout.pp * layout.vpp;
+    let text = || StageLayout::balanced(layers, stages).to_string();
+    let uneven = !layers.is_multiple_of(stages);
+    let with = |schedule: &ScheduleKind| PipelineConfig {
+        schedule: Some(*schedule),
+        layout: uneven.then(text),
+        ..Default::default()
+    };
+    schedules.iter().map(with).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn words_are_read_as_they_are_shown() {
-        for text in ["TP2 SP DP2 x2", "TP1 x2", "DP4", "TP4 SP"] {
-            assert_eq!(text.parse::<Candidate>().unwrap().to_string(), text);
-        }
-        assert_eq!("x3".parse::<Candidate>().unwrap().accumulation, 3);
-        assert!("TP2 x0".parse::<Candidate>().is_err() && "TP2 y2".parse::<Candidate>().is_err());
-    }
-
-    #[test]
     fn every_combination_that_fits() {
-        let names: Vec<String> = candidates(4, 8, |layout| layout.tp != 3).iter().map(ToString::to_string).collect();
-        assert_eq!(
-            names,
-            [
-                "TP1 x2",
-                "DP2",
-                "DP2 x2",
-                "DP4",
-                "DP4 x2",
-                "TP2",
-                "TP2 x2",
-                "TP2 DP2",
-                "TP2 DP2 x2",
-                "TP2 SP",
-                "TP2 SP x2",
-                "TP2 SP DP2",
-                "TP2 SP DP2 x2",
-                "TP4",
-                "TP4 x2",
-                "TP4 SP",
-                "TP4 SP x2"
-            ]
-        );
+        let names = |ranks, layers| -> Vec<String> {
+            candidates(ranks, 8, layers, |layout| layout.tp != 3).iter().map(ToString::to_string).collect()
+        };
+        let two = names(2, 3);
+        for name in ["TP1 x2", "DP2 selective", "TP2 SP x2", "DP2 ZeRO3 x2"] {
+            assert!(two.iter().any(|two| two.starts_with(name)), "{name} is not in {two:?}");
+        }
+        for words in ["PP2 x2 gpipe Ett|tL", "PP2 VPP2 x4 interleaved Et|(t|)*2L", "PP2 VPP2 x2 zb-v Et|(t|)*2L"] {
+            assert!(two.iter().any(|two| two.starts_with(words)), "{words} is not in {two:?}");
+        }
+        let four = names(4, 4);
+        let has = |words: &[&str]| four.iter().any(|name| words.iter().all(|word| name.contains(word)));
+        assert!(has(&["TP2 SP PP2", "zb-h1"]) && has(&["PP2", "DP2 ZeRO3", "1f1b"]) && has(&["PP4", "uniform2"]));
+        assert!(!has(&["ZeRO3", "zb-"]) && !has(&["TP3"]));
+        assert!(!four.contains(&"TP1".to_string()));
     }
 }

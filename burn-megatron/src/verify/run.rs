@@ -1,15 +1,14 @@
 //! Trains one device and every candidate on the same random batches, and compares.
 
 use super::{Candidate, Job, Reference, Row, TraceError, compare, trace};
-use crate::engine::{EngineConfig, LossMean, TokenBatch};
+use crate::engine::{EngineConfig, TokenBatch};
 use crate::lr::{LrConfig, LrDecay, Span};
 use crate::optim::AdamWConfig;
 use backend_dist::launch::Rank;
-use backend_dist::mesh::ParallelLayout;
 use backend_dist::shard::Init;
 use burn::tensor::{Device, FloatDType};
 use models::param::ParamBuilder;
-use models::{CausalLm, ModelConfig};
+use models::{CausalLm, ModelConfig, Recompute};
 
 /// Largest relative difference that rounding alone can explain in double precision on models of this size.
 pub const TOLERANCE: f64 = 1e-10;
@@ -47,21 +46,19 @@ impl Settings {
 
     /// Warm-up, decay and clipping are all in use.
     fn engine(&self) -> EngineConfig {
+        let lr = LrConfig {
+            max: 1e-3,
+            min: 1e-4,
+            init: 5e-4,
+            warmup: Span::Steps(1),
+            decay: Span::Steps(self.steps as u64 + 2),
+            form: LrDecay::Cosine,
+        };
         EngineConfig {
-            micro_batch: self.global_batch,
-            global_batch: self.global_batch,
-            lr: LrConfig {
-                max: 1e-3,
-                min: 1e-4,
-                init: 5e-4,
-                warmup: Span::Steps(1),
-                decay: Span::Steps(self.steps as u64 + 2),
-                form: LrDecay::Cosine,
-            },
             optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into(),
             clip: Some(0.5),
-            loss: LossMean::PerToken,
             seed: self.seed,
+            ..EngineConfig::new(self.global_batch, self.global_batch, lr)
         }
     }
 }
@@ -79,12 +76,20 @@ pub fn verify<M: CausalLm>(
     mut on_row: impl FnMut(&Row),
 ) -> Result<Vec<Row>, TraceError> {
     let job = settings.job(config.vocab_size());
-    let build = |rank: &Rank| Ok(M::build(config, ParamBuilder::new(rank, FloatDType::F64, settings.seed))?);
-    let single = Candidate { layout: ParallelLayout::default(), accumulation: 1 };
-    let reference = Reference::new(&trace(&single, &job, &[Device::flex()], build)?[0])?;
+    let dims = config.dims();
+    let build = |recompute: &Recompute| {
+        let recompute = recompute.clone();
+        move |rank: &Rank, part| {
+            let params = ParamBuilder::new(rank, FloatDType::F64, settings.seed);
+            Ok(M::build(config, params.with_part(part).with_recompute(&recompute))?)
+        }
+    };
+    let single = Candidate::default();
+    let one = trace(&single, &job, &[Device::flex()], &dims, build(&single.recompute))?;
+    let reference = Reference::new(&one[0])?;
     let mut rows = Vec::with_capacity(candidates.len());
     for candidate in candidates {
-        let differences = compare(&reference, &trace(candidate, &job, devices, build)?);
+        let differences = compare(&reference, &trace(candidate, &job, devices, &dims, build(&candidate.recompute))?);
         let row = Row { candidate: candidate.clone(), differences, tolerance: settings.tolerance };
         on_row(&row);
         rows.push(row);

@@ -50,7 +50,7 @@ mod tests {
     fn a_row_says_what_differs() {
         let layout = "TP2 SP DP2".parse().unwrap();
         let mut row = Row {
-            candidate: Candidate { layout, accumulation: 2 },
+            candidate: Candidate { layout, accumulation: 2, ..Default::default() },
             differences: Differences::default(),
             tolerance: 1e-10,
         };

@@ -5,11 +5,11 @@ use crate::engine::{EngineConfig, RankEngine, TokenBatch};
 use backend_dist::comm::RunError;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{LayoutError, Mesh};
-use backend_dist::shard::{HostTensor, Registry, RegistryError, Section};
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Tensor};
-use models::CausalLm;
-use std::collections::{BTreeMap, HashMap};
+use backend_dist::shard::{HostTensor, ParamSpec, Registry, RegistryError, Section};
+use burn::tensor::Device;
+use models::layout::ModelDims;
+use models::{CausalLm, Part};
+use std::collections::BTreeMap;
 
 /// What every layout trains on: one global batch per step. `engine.micro_batch` is replaced by what the layout needs.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ pub enum TraceError {
 }
 
 /// Trains in a layout, one thread per rank, and returns what each rank has seen. Rank `r` owns
-/// `devices[r % devices.len()]`; `build` makes a rank's model.
+/// `devices[r % devices.len()]`; `build` makes a stage of a model of size `dims`.
 ///
 /// # Errors
 /// If the layout is illegal or a rank fails.
@@ -65,13 +65,19 @@ pub fn trace<M: CausalLm>(
     candidate: &Candidate,
     job: &Job,
     devices: &[Device],
-    build: impl Fn(&Rank) -> Result<M, BoxError> + Sync,
+    dims: &ModelDims,
+    build: impl Fn(&Rank, Part) -> Result<M, BoxError> + Sync,
 ) -> Result<Vec<RankTrace>, TraceError> {
     let mesh = Mesh::new(candidate.layout.clone())?;
     let ranks_rows = job.engine.global_batch / candidate.layout.dp;
-    let config = EngineConfig { micro_batch: (ranks_rows / candidate.accumulation).max(1), ..job.engine.clone() };
+    let config = EngineConfig {
+        micro_batch: (ranks_rows / candidate.accumulation).max(1),
+        pipeline: candidate.pipeline.clone(),
+        recompute: candidate.recompute.clone(),
+        ..job.engine.clone()
+    };
     let traces = launch(&mesh, devices, |rank| {
-        let mut engine = RankEngine::new(&rank, build(&rank)?, config.clone())?;
+        let mut engine = RankEngine::new(&rank, dims, |part| build(&rank, part), config.clone())?;
         let steps = job.batches.len();
         let mut trace = RankTrace {
             losses: Vec::with_capacity(steps),
@@ -83,40 +89,26 @@ pub fn trace<M: CausalLm>(
             let report = engine.train_step(batch)?;
             trace.losses.push(report.loss);
             trace.grad_norms.push(report.grad_norm);
-            trace.gradients.push(sections(engine.registry(), &engine.gradients()));
+            trace.gradients.push(sections(&engine.gradients()));
         }
-        trace.parameters = parameters(engine.model(), engine.registry());
+        trace.parameters = parameters(&mut engine);
         Ok(trace)
     })?;
     Ok(traces)
 }
 
-/// The sections of a rank with their parts of its flat values.
-fn sections(registry: &Registry, flat: &[f64]) -> Vec<LocalTensor> {
-    let mut rest = flat;
-    let mut list = Vec::new();
-    for section in registry.sections() {
-        let (values, tail) = rest.split_at(section.local_len());
-        list.push(LocalTensor { section: section.clone(), values: values.to_vec() });
-        rest = tail;
-    }
-    list
+/// The sections of some parameters with their parts of the values.
+fn sections(params: &[(ParamSpec, Vec<f64>)]) -> Vec<LocalTensor> {
+    let of = |(spec, values): &(ParamSpec, Vec<f64>)| {
+        let sections = spec.sections_of(values);
+        sections.map(|(section, values)| LocalTensor { section: section.clone(), values: values.to_vec() }).collect()
+    };
+    params.iter().flat_map::<Vec<_>, _>(of).collect()
 }
 
-/// The sections of a rank with the values of its parameters.
-pub fn parameters<M: Module>(model: &M, registry: &Registry) -> Vec<LocalTensor> {
-    struct Values(HashMap<u64, Vec<f64>>);
-
-    impl ModuleVisitor for Values {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0.insert(param.id.val(), param.val().inner().into_data().iter::<f64>().collect());
-        }
-    }
-
-    let mut values = Values(HashMap::new());
-    model.visit(&mut values);
-    let flat: Vec<f64> = registry.iter().flat_map(|spec| values.0.remove(&spec.id).unwrap_or_default()).collect();
-    sections(registry, &flat)
+/// The sections that a rank holds with the values of its parameters. All ranks call it together.
+pub fn parameters<M: CausalLm>(engine: &mut RankEngine<M>) -> Vec<LocalTensor> {
+    sections(&engine.parameters())
 }
 
 /// Global tensors from the slices of the ranks that together hold the model once.

@@ -63,13 +63,15 @@ impl Batch {
 
 /// A model with noise for weights on a synthetic batch.
 pub fn run<M: CausalLm>(config: &M::Config, layout: &str, dropout: Option<DropoutKey>) -> Outcome {
-    run_on::<M>(config, layout, &Noise, &Batch::synthetic(config.vocab_size()), dropout, |params| params)
+    let batch = Batch::synthetic(config.vocab_size());
+    run_on::<M>(config, layout, FloatDType::F64, &Noise, &batch, dropout, |params| params)
 }
 
-/// Losses, logits and finished gradients, in `f64`.
+/// Losses, logits and finished gradients of a model of type `dtype`.
 pub fn run_on<M: CausalLm>(
     config: &M::Config,
     layout: &str,
+    dtype: FloatDType,
     source: &dyn WeightSource,
     batch: &Batch,
     dropout: Option<DropoutKey>,
@@ -77,7 +79,7 @@ pub fn run_on<M: CausalLm>(
 ) -> Outcome {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let ranks = launch(&mesh, &[Device::flex()], |rank: Rank| {
-        let model = M::build(config, how(ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(source)))?;
+        let model = M::build(config, how(ParamBuilder::new(&rank, dtype, 0).with_source(source)))?;
         let device = rank.device.clone().autodiff();
         let (tokens, labels) = (batch.ids(&batch.tokens, &device), batch.ids(&batch.labels, &device));
         let logits = host(model.logits(tokens.clone()));

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use backend_dist::shard::HostTensor;
+use burn::tensor::FloatDType;
 use models::{CausalLm, FamilyConfig, ModelConfig, WithModel};
 use safetensors::{Dtype, SafeTensors};
 
@@ -57,7 +58,8 @@ impl WithModel for Transformers<'_> {
             weights: (0..SAMPLES * SEQ).map(weight).collect(),
         };
         for layout in ["TP1", "TP2", "TP4", "TP4 SP"] {
-            let outcome = run_on::<M>(config, layout, &weights, &batch, None, |params| params.with_fp32_norms());
+            let dtype = FloatDType::F64;
+            let outcome = run_on::<M>(config, layout, dtype, &weights, &batch, None, |params| params.with_fp32_norms());
             let loss: f64 = outcome.losses.iter().zip(&batch.weights).map(|(loss, weight)| loss * weight).sum();
             assert_close(&format!("{layout}: loss"), &[loss], &oracle["loss"].data, LOSS);
             let end = |sample: usize| (sample + 1) * SEQ * VOCAB;

@@ -1,8 +1,10 @@
 //! Every layout gives the losses, logits and gradients of one rank, to rounding in `f64`.
 
 mod cache;
+mod half;
 mod harness;
 mod hf;
+mod recompute;
 
 use harness::{Outcome, assert_close, assert_within, initial_weights, largest, run};
 use models::layers::{DropoutKey, Llama3Scaling};

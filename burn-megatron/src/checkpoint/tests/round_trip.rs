@@ -20,6 +20,7 @@ pub(super) fn state(step: u64) -> RunState {
         data: json!(null),
         schedule: json!({}),
         rng: json!([1, 2]),
+        loss_scale: json!(null),
     }
 }
 

@@ -1,11 +1,14 @@
-//! The engine's state as slices of global tensors: what a checkpoint holds, in any layout.
+//! The engine's state as slices of global tensors: what a checkpoint holds, in any layout; and the weights of the whole
+//! model.
 
 use super::RankEngine;
 use crate::checkpoint::{Checkpoint, CheckpointError, Kind, Slice};
-use backend_dist::shard::Section;
-use burn::module::{ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use crate::optim::{LossScale, LossScaler};
+use backend_dist::shard::{ParamSpec, Section};
+use burn::module::{ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Tensor, TensorData};
 use models::CausalLm;
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// How far a run has come.
@@ -25,26 +28,27 @@ impl<M: CausalLm> RankEngine<M> {
         Position { step: self.step, consumed: self.consumed, updates: self.optimizer.updates() }
     }
 
+    /// The loss scale of an `f16` run.
+    pub fn loss_scale(&self) -> Option<LossScale> {
+        self.scaler.as_ref().map(LossScaler::state)
+    }
+
     /// Bytes of the tensors of a checkpoint of the whole model.
     pub fn checkpoint_bytes(&self) -> u64 {
-        struct Widths(u64);
-
-        impl ModuleVisitor for Widths {
-            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                // Two moments, and a wide copy of parameters that are narrower.
-                let own = param.val().dtype().size() as u64;
-                self.0 = own + 2 * own.max(4) + if own < 4 { 4 } else { 0 };
-            }
-        }
-        let mut widths = Widths(0);
-        self.model().visit(&mut widths);
-        widths.0 * self.registry().global_elements() as u64
+        // Two moments, and a wide copy of parameters that are narrower.
+        let own = self.dtype.size() as u64;
+        let widths = own + 2 * own.max(4) + if own < 4 { 4 } else { 0 };
+        widths * self.elements as u64
     }
 
     /// This rank's share of weights and optimizer states: every element of the model is on exactly one rank of the
     /// world. Replicas of the same weights share the work.
     pub fn snapshot(&self) -> Vec<Slice> {
-        self.optimizer.snapshot(0, self.model())
+        let of = |chunk: &super::Chunk<M>| -> Vec<Slice> {
+            let buckets = chunk.buckets.iter();
+            buckets.flat_map(|(_, bucket)| self.optimizer.snapshot(*bucket, chunk.model())).collect()
+        };
+        self.chunks.iter().flat_map(of).collect()
     }
 
     /// Takes weights, optimizer states and position from a checkpoint that any layout has written. A checkpoint without
@@ -57,22 +61,88 @@ impl<M: CausalLm> RankEngine<M> {
         let weights = checkpoint.weights();
         // Without updates there are no moments yet.
         let moments = state.updates > 0;
-        for section in self.registry().sections() {
-            checkpoint.check(weights, &section.name, &section.global_shape)?;
+        let buckets: Vec<usize> = self.chunks.iter().flat_map(|c| &c.buckets).map(|(_, bucket)| *bucket).collect();
+        for bucket in buckets {
+            for section in self.optimizer.spec(bucket).params.iter().flat_map(|spec| &spec.sections) {
+                checkpoint.check(weights, &section.name, &section.global_shape)?;
+            }
+            for (kind, section) in self.optimizer.kinds(bucket) {
+                if moments && kind != Kind::Master {
+                    checkpoint.check(kind, &section.name, &section.global_shape)?;
+                }
+            }
         }
-        for (kind, section) in self.optimizer.kinds(0).into_iter().filter(|_| moments) {
-            checkpoint.check(kind, &section.name, &section.global_shape)?;
-        }
-        let model = self.model.take().expect("the model is in place between steps");
-        let mut read = |kind, section: &Section, ranges: &[Range<usize>]| {
-            let kind = if kind == Kind::Weight { weights } else { kind };
+        let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
+            let kind = if matches!(kind, Kind::Weight | Kind::Master) { weights } else { kind };
             checkpoint.read_f64(kind, &section.name, &section.global_shape, ranges)
         };
-        let (model, result) = self.optimizer.restore(0, model, moments, &mut read);
-        self.model = Some(model);
+        let mut result = Ok(());
+        for chunk in &mut self.chunks {
+            chunk.for_buckets(|bucket, model| {
+                let (model, restored) = self.optimizer.restore(bucket, model, moments, &mut read);
+                if let (true, Err(error)) = (result.is_ok(), restored) {
+                    result = Err(error);
+                }
+                model
+            });
+        }
         result?;
         self.optimizer.set_updates(state.updates);
         (self.step, self.consumed) = (state.step, state.consumed_samples);
+        // Weights from a run of another type have no scale.
+        if let (Some(scaler), Ok(scale)) = (&mut self.scaler, serde_json::from_value(state.loss_scale.clone())) {
+            *scaler = LossScaler::new(self.config.loss_scale).with_state(scale);
+        }
         Ok(())
+    }
+
+    /// This rank's parameters. All ranks call it together.
+    pub fn parameters(&mut self) -> Vec<(ParamSpec, Vec<f64>)> {
+        let mut all = Vec::new();
+        for chunk in &mut self.chunks {
+            chunk.for_buckets(|bucket, model| {
+                let model = self.optimizer.gather(bucket, model);
+                let mut values = Values(HashMap::new());
+                model.visit(&mut values);
+                let params = &self.optimizer.spec(bucket).params;
+                all.extend(params.iter().filter_map(|spec| Some((spec.clone(), values.0.remove(&spec.id)?))));
+                self.optimizer.release(bucket, model)
+            });
+        }
+        all
+    }
+
+    /// `whole`, a model that this rank has built of all layers, with the trained weights. For generation at the end of a
+    /// run, whatever the layout; on every rank it takes the memory of all stages. All ranks call it together.
+    ///
+    /// # Panics
+    /// If `whole` has a parameter that the trained model does not have.
+    pub fn fill(&mut self, whole: M) -> M {
+        let own: HashMap<u64, Vec<f64>> =
+            self.parameters().into_iter().map(|(spec, values)| (spec.id, values)).collect();
+        // Both copies of a tied weight are the same.
+        let all = self.stages.all_gather_host(own).into_iter().flatten().collect();
+        whole.map(&mut Fill(all))
+    }
+}
+
+struct Values(HashMap<u64, Vec<f64>>);
+
+impl ModuleVisitor for Values {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.insert(param.id.val(), param.val().inner().into_data().iter::<f64>().collect());
+    }
+}
+
+struct Fill(HashMap<u64, Vec<f64>>);
+
+impl ModuleMapper for Fill {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, tensor, mapper) = param.consume();
+        let values = self.0.remove(&id.val()).expect("the whole model has the parameters of its stages");
+        let data = TensorData::new(values, tensor.dims());
+        let filled = Tensor::from_data(data, (&tensor.device(), tensor.dtype()));
+        let filled = if tensor.is_autodiff() { filled.require_grad() } else { filled };
+        Param::from_mapped_value(id, filled, mapper)
     }
 }

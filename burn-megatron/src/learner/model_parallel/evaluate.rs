@@ -17,7 +17,10 @@ use crate::metrics::TokenLoss;
 ///
 /// # Panics
 /// If the data set is empty.
-pub fn loss_over<M: CausalLm>(engine: &RankEngine<M>, data: &Arc<dyn TokenDataset>) -> Result<TokenLoss, EngineError> {
+pub fn loss_over<M: CausalLm>(
+    engine: &mut RankEngine<M>,
+    data: &Arc<dyn TokenDataset>,
+) -> Result<TokenLoss, EngineError> {
     let plan = engine.plan();
     let rows = plan.micro * plan.data_parallel;
     let mut sum = TokenLoss { loss: 0.0, tokens: 0 };

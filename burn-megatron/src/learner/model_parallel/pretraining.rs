@@ -8,18 +8,22 @@ use backend_dist::mesh::Mesh;
 use burn::optim::SgdConfig;
 use burn::tensor::Device;
 use burn::train::{Interrupter, Learner, SupervisedTraining};
-use models::CausalLm;
+use models::layout::ModelDims;
+use models::{CausalLm, Part};
 
 use super::batches::BatchStream;
 use super::facade::Megatron;
 use super::fit::{Build, Finish, ModelParallel};
+use super::logs::LogOptions;
 use super::requests::{BySteps, Records, SaveRequest};
 use super::saving::{CheckpointOptions, Description, Resume};
 use crate::console::{LogRenderer, dashboard_possible, renderer};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::custom;
-use crate::metrics::{Checkpoints, GradNorm, LearningRate, Loss, Memory, Perplexity, Throughput};
+use crate::metrics::{
+    Checkpoints, GradNorm, LearningRate, Loss, Memory, Perplexity, Teraflops, Throughput, Utilisation,
+};
 
 /// A language model, a layout and the data, ready to train under burn-train's `SupervisedTraining`.
 ///
@@ -28,6 +32,7 @@ pub struct Pretraining<M, R = ()> {
     mesh: Mesh,
     devices: Vec<Device>,
     engine: EngineConfig,
+    dims: ModelDims,
     build: Build<M>,
     train: Arc<dyn TokenDataset>,
     valid: Arc<dyn TokenDataset>,
@@ -35,6 +40,7 @@ pub struct Pretraining<M, R = ()> {
     evaluate_every: usize,
     evaluation_batches: usize,
     directory: PathBuf,
+    logs: LogOptions,
     checkpoints: Option<CheckpointOptions>,
     resume: Resume,
     other_data: bool,
@@ -46,18 +52,21 @@ pub struct Pretraining<M, R = ()> {
 impl<M: CausalLm + 'static> Pretraining<M> {
     /// A run of `steps` optimizer steps on CPU ranks, evaluated ten times, that writes to `./runs/pretraining`.
     ///
-    /// `build` makes a rank's part of the model; it runs on the rank's own thread.
+    /// `dims` are the sizes of the model; `build` makes a stage of it, the part that it is given
+    /// ([`ParamBuilder::with_part`](models::ParamBuilder::with_part)), on the rank's own thread.
     pub fn new(
         mesh: Mesh,
         engine: EngineConfig,
         steps: usize,
         (train, valid): (Arc<dyn TokenDataset>, Arc<dyn TokenDataset>),
-        build: impl Fn(&Rank) -> Result<M, BoxError> + Send + Sync + 'static,
+        dims: ModelDims,
+        build: impl Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync + 'static,
     ) -> Self {
         Self {
             mesh,
             devices: vec![Device::flex()],
             engine,
+            dims,
             build: Arc::new(build),
             train,
             valid,
@@ -65,6 +74,7 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             evaluate_every: steps.div_ceil(10).max(1),
             evaluation_batches: 8,
             directory: PathBuf::from("runs/pretraining"),
+            logs: LogOptions::default(),
             checkpoints: None,
             resume: Resume::Never,
             other_data: false,
@@ -89,9 +99,15 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         self
     }
 
-    /// Where logs go.
+    /// Where logs go, but for those that [`logs`](Self::logs) puts elsewhere.
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.directory = directory.into();
+        self
+    }
+
+    /// What is logged, and where.
+    pub fn logs(mut self, logs: LogOptions) -> Self {
+        self.logs = logs;
         self
     }
 
@@ -126,12 +142,13 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     /// make the same calls; the value of rank 0 is kept for [`finished`](Self::finished).
     pub fn finish<S: Send + 'static>(
         self,
-        finish: impl Fn(&Rank, &RankEngine<M>) -> Result<S, BoxError> + Send + Sync + 'static,
+        finish: impl Fn(&Rank, &mut RankEngine<M>) -> Result<S, BoxError> + Send + Sync + 'static,
     ) -> Pretraining<M, S> {
         Pretraining {
             mesh: self.mesh,
             devices: self.devices,
             engine: self.engine,
+            dims: self.dims,
             build: self.build,
             train: self.train,
             valid: self.valid,
@@ -139,6 +156,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             evaluate_every: self.evaluate_every,
             evaluation_batches: self.evaluation_batches,
             directory: self.directory,
+            logs: self.logs,
             checkpoints: self.checkpoints,
             resume: self.resume,
             other_data: self.other_data,
@@ -170,10 +188,13 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             mesh: self.mesh.clone(),
             devices: self.devices.clone(),
             engine: self.engine.clone(),
+            dims: self.dims,
             build: self.build.clone(),
             finish: self.finish.clone(),
             finished: self.finished.clone(),
-            directory: self.directory.clone(),
+            logs: self.logs.clone(),
+            files: self.logs.files(&self.directory),
+            steps: self.steps,
             data: self.train.clone(),
             other_data: self.other_data,
             train: train.clone(),
@@ -194,6 +215,12 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             .with_interrupter(interrupter)
             .renderer(screen)
             .with_training_strategy(custom(strategy));
+        if let Some(flops) = self.logs.flops {
+            training = training.metric_train_numeric(Teraflops::new());
+            if flops.peak.is_some() {
+                training = training.metric_train_numeric(Utilisation::new());
+            }
+        }
         if let Some(records) = records {
             training = training
                 .metric_train(Checkpoints::new())

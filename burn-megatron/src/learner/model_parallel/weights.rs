@@ -16,13 +16,14 @@ use crate::verify::{assemble, parameters};
 /// If the slices of the ranks do not make up whole tensors.
 pub fn global_weights<M: CausalLm>(
     rank: &Rank,
-    engine: &RankEngine<M>,
+    engine: &mut RankEngine<M>,
 ) -> Result<Option<BTreeMap<String, HostTensor>>, BoxError> {
+    let own = parameters(engine);
     // The other replicas hold the same slices.
     if rank.coords.dp != 0 {
         return Ok(None);
     }
-    let slices = rank.group(Axis::TpPp).all_gather_host(parameters(engine.model(), engine.registry()));
+    let slices = rank.group(Axis::TpPp).all_gather_host(own);
     match rank.rank {
         0 => Ok(Some(assemble(slices.iter().flatten())?)),
         _ => Ok(None),

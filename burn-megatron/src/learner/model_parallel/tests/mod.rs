@@ -1,5 +1,6 @@
 //! A tiny Llama under `SupervisedTraining`: layouts agree, stops and failures end all ranks.
 
+mod logs;
 mod resume;
 
 use std::ops::ControlFlow;
@@ -9,14 +10,13 @@ use std::sync::Arc;
 use backend_dist::launch::{BoxError, Rank};
 
 use backend_dist::mesh::{Mesh, ParallelLayout};
-use burn::module::Module;
 use burn::tensor::FloatDType;
 use burn::train::LearningResult;
-use models::{CausalLm, Llama, LlamaConfig, ParamBuilder};
+use models::{CausalLm, Llama, LlamaConfig, ModelConfig, ParamBuilder};
 
 use super::*;
 use crate::data::{TokenDataset, TokensInMemory};
-use crate::engine::{EngineConfig, LossMean};
+use crate::engine::EngineConfig;
 use crate::generate::{GenerateOptions, Sampling, generate};
 use crate::lr::{LrConfig, LrDecay, Span};
 use crate::optim::AdamWConfig;
@@ -43,15 +43,20 @@ fn engine() -> EngineConfig {
         form: LrDecay::Cosine,
     };
     let optimizer = AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into();
-    EngineConfig { micro_batch: 2, global_batch: 8, lr, optimizer, clip: Some(1.0), loss: LossMean::PerToken, seed: 1 }
+    EngineConfig { optimizer, clip: Some(1.0), seed: 1, ..EngineConfig::new(2, 8, lr) }
 }
 
 fn run(layout: &str, directory: &Path) -> Pretraining<Llama> {
     let layout: ParallelLayout = layout.parse().unwrap();
     let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    Pretraining::new(Mesh::new(layout).unwrap(), engine(), 12, (data(900, 1), data(200, 2)), move |rank| {
-        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F64, 7))?)
-    })
+    Pretraining::new(
+        Mesh::new(layout).unwrap(),
+        engine(),
+        12,
+        (data(900, 1), data(200, 2)),
+        config.dims(),
+        move |rank, part| Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F64, 7).with_part(part))?),
+    )
     .evaluate(5, 2)
     .directory(directory)
 }
@@ -69,11 +74,14 @@ fn log(directory: &Path) -> Vec<serde_json::Value> {
 #[test]
 fn layouts_log_the_same_steps_and_end_with_the_same_weights_and_text() {
     let mut reference = None;
-    for layout in ["TP1", "TP2 SP DP2", "TP4", "DP4"] {
+    for layout in ["TP1", "TP2 SP DP2", "TP4", "DP4", "PP2 DP2 ZeRO1", "TP2 PP2", "DP2 ZeRO3"] {
         let folder = tempfile::tempdir().unwrap();
         let run = run(layout, folder.path()).finish(|rank, engine| {
             let options = GenerateOptions { window: Some(SEQ), ..GenerateOptions::new(10, Sampling::default()) };
-            let text = generate(rank, &engine.model().valid(), &[3, 1], &options, |_| ControlFlow::Continue(()))?;
+            let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
+            let params = ParamBuilder::new(rank, FloatDType::F64, 7).without_autodiff();
+            let model = engine.fill(Llama::build(&config, params)?);
+            let text = generate(rank, &model, &[3, 1], &options, |_| ControlFlow::Continue(()))?;
             Ok((text.tokens, global_weights(rank, engine)?))
         });
         let result = launch(&run);
@@ -113,11 +121,14 @@ fn a_rank_that_cannot_build_its_model_ends_the_run_with_its_own_error() {
     let folder = tempfile::tempdir().unwrap();
     let config = LlamaConfig::tiny();
     let mesh = Mesh::new("TP2 DP2".parse().unwrap()).unwrap();
-    let run = Pretraining::new(mesh, engine(), 4, (data(900, 1), data(200, 2)), move |rank| match rank.rank {
-        2 => Err("no memory left for this part".into()),
-        _ => Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7))?),
-    })
-    .directory(folder.path());
+    let run =
+        Pretraining::new(mesh, engine(), 4, (data(900, 1), data(200, 2)), config.dims(), move |rank, part| match rank
+            .rank
+        {
+            2 => Err("no memory left for this part".into()),
+            _ => Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part))?),
+        })
+        .directory(folder.path());
     let error = launch(&run).error.expect("the failure is the result's error").to_string();
     assert!(error.contains("rank 2") && error.contains("no memory left for this part"), "{error}");
     assert!(run.finished().is_none());

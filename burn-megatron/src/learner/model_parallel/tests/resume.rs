@@ -7,6 +7,7 @@ use backend_dist::shard::HostTensor;
 use burn::tensor::FloatDType;
 use burn::train::Interrupter;
 use burn::train::checkpoint::KeepLastNCheckpoints;
+use models::Part;
 use serde_json::Value;
 
 use super::*;
@@ -18,8 +19,8 @@ type Weights = BTreeMap<String, HostTensor>;
 /// A run of 12 steps in epochs of 5, in `folder/run`, with checkpoints in `folder/checkpoints`.
 fn run_of(layout: &str, dtype: FloatDType, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
     let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    run_with(layout, folder, every, data(900, 1), move |rank| {
-        Ok(Llama::build(&config, ParamBuilder::new(rank, dtype, 7))?)
+    run_with(layout, folder, every, data(900, 1), move |rank, part| {
+        Ok(Llama::build(&config, ParamBuilder::new(rank, dtype, 7).with_part(part))?)
     })
 }
 
@@ -28,11 +29,11 @@ fn run_with(
     folder: &Path,
     every: Option<u64>,
     data: Arc<dyn TokenDataset>,
-    build: impl Fn(&Rank) -> Result<Llama, BoxError> + Send + Sync + 'static,
+    build: impl Fn(&Rank, Part) -> Result<Llama, BoxError> + Send + Sync + 'static,
 ) -> Pretraining<Llama> {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let saver = SaverOptions { background: true, ..SaverOptions::default() };
-    Pretraining::new(mesh, engine(), 12, (data, super::data(200, 2)), build)
+    Pretraining::new(mesh, engine(), 12, (data, super::data(200, 2)), LlamaConfig::tiny().dims(), build)
         .evaluate(5, 2)
         .directory(folder.join("run"))
         .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every, saver })
@@ -115,8 +116,8 @@ fn resave(layout: &str, from: &Path, root: &Path) {
     let checkpoint = Checkpoint::open(from).unwrap();
     let saver = crate::checkpoint::Saver::new(root, mesh.world_size(), SaverOptions::default()).unwrap();
     backend_dist::launch::launch(&mesh, &[burn::tensor::Device::flex()], |rank| {
-        let model = Llama::build(&config, ParamBuilder::new(&rank, FloatDType::F64, 99))?;
-        let mut engine = crate::engine::RankEngine::new(&rank, model, engine())?;
+        let build = |part| Ok(Llama::build(&config, ParamBuilder::new(&rank, FloatDType::F64, 99).with_part(part))?);
+        let mut engine = crate::engine::RankEngine::new(&rank, &config.dims(), build, engine())?;
         engine.restore(&checkpoint)?;
         let state = crate::checkpoint::RunState { layout: mesh.layout().clone(), ..checkpoint.state().clone() };
         Ok(saver.submit(rank.rank, engine.snapshot(), &state)?)
@@ -151,7 +152,9 @@ fn a_stopped_run_has_saved_its_last_step_and_goes_on_from_there() {
     let (weights, _) = finish(run_of("DP2", FloatDType::F32, whole.path(), None), whole.path());
 
     let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    let build = move |rank: &Rank| Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7))?);
+    let build = move |rank: &Rank, part| {
+        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part))?)
+    };
     let interrupter = Interrupter::new();
     // Sample 49 is in the seventh batch of 8.
     let stopping = Arc::new(StopAt(data(900, 1), 49, interrupter.clone()));
@@ -195,7 +198,7 @@ fn other_data_another_model_and_a_missing_checkpoint_are_refused() {
     let resume = Resume::From(folder.path().join("checkpoints"));
     let other = tempfile::tempdir().unwrap();
     let build = |config: LlamaConfig| {
-        move |rank: &Rank| Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7))?)
+        move |rank: &Rank, part| Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part))?)
     };
     let refuse = |run: Pretraining<Llama>| launch(&run).error.expect("a refusal").to_string();
 

@@ -1,0 +1,341 @@
+//! A stage of the model on this rank: its passes, segment by segment.
+
+use super::TokenBatch;
+use super::report::LossSum;
+use super::segments::{Link, Segment, segments};
+use crate::optim::{BucketSpec, Optimizer};
+use crate::trace::{Recorder, What};
+use backend_dist::ops::{Tape, weight_grads};
+use backend_dist::shard::Unit;
+use burn::module::{ModuleVisitor, Param};
+use burn::tensor::{DType, Device, Gradients, Tensor};
+use models::layers::DropoutKey;
+use models::{CausalLm, Recompute};
+use std::collections::{BTreeMap, HashMap};
+
+/// A stage's model and what its passes have left for later ones.
+pub(super) struct Chunk<M> {
+    /// Always there between calls; the optimizer takes it apart and puts it together again.
+    model: Option<M>,
+    steps: Vec<Step>,
+    /// Of this stage, in the order of the model: unit and index of its bucket in the optimizer.
+    pub buckets: Vec<(Unit, usize)>,
+    /// What is cut over the replicas: from 2 on gradients are reduced after every micro-batch, with 3 parameters are
+    /// gathered for each use.
+    zero: u8,
+    /// By micro-batch, one entry per segment.
+    live: HashMap<usize, Vec<Kept>>,
+    /// By micro-batch: weight gradients that are still to be computed.
+    late: HashMap<usize, Vec<Late>>,
+}
+
+/// A segment and its parameters.
+struct Step {
+    segment: Segment,
+    /// Buckets with its parameters.
+    uses: Vec<usize>,
+    /// Those that no earlier segment uses: after the backward pass their gradients are complete.
+    completes: Vec<usize>,
+}
+
+/// What a forward pass leaves of a segment for the backward pass.
+enum Kept {
+    /// Its input and its graph.
+    Graph { leaf: Option<Tensor<3>>, tape: Tape },
+    /// Only its input.
+    Input(Option<Tensor<3>>),
+}
+
+struct Late {
+    step: usize,
+    rest: Gradients,
+    deferred: weight_grads::Deferred,
+}
+
+/// What a pass of one micro-batch works with.
+pub(super) struct Pass<'a> {
+    pub optimizer: &'a mut Optimizer,
+    pub recorder: &'a mut Recorder,
+    /// Without autodiff.
+    pub device: &'a Device,
+    pub batch: &'a TokenBatch,
+    /// Without it nothing is dropped.
+    pub dropout: Option<DropoutKey>,
+    /// A backward pass will follow.
+    pub keep: bool,
+    /// Type of the losses: the parameters' own, at least `f32`.
+    pub loss_type: DType,
+    /// What the gradient of each counted loss is.
+    pub loss_grad: f64,
+    /// Chunk and micro-batch, for the timeline.
+    pub place: (usize, usize),
+}
+
+/// What a forward pass makes.
+pub(super) enum Output {
+    /// For the next stage.
+    Activation(Tensor<3>),
+    /// Of the last stage.
+    Loss(LossSum),
+}
+
+/// The value of a segment.
+enum Value {
+    Activation(Tensor<3>),
+    Losses(Tensor<2>),
+}
+
+/// Position of a unit in a model of `layers` layers, the same in every layout.
+fn key(unit: Unit, layers: usize) -> usize {
+    match unit {
+        Unit::Tied => 0,
+        Unit::Embedding => 1,
+        Unit::Layer(layer) => 2 + layer,
+        Unit::Head => 2 + layers,
+    }
+}
+
+impl<M: CausalLm> Chunk<M> {
+    /// A stage whose buckets are appended to `buckets`; `layers` are those of the whole model.
+    pub fn new(model: M, layers: usize, recompute: &Recompute, zero: u8, buckets: &mut Vec<BucketSpec>) -> Self {
+        let mut units: BTreeMap<Unit, Vec<_>> = BTreeMap::new();
+        for spec in model.registry().iter() {
+            units.entry(spec.unit).or_default().push(spec.clone());
+        }
+        let first = buckets.len();
+        let own: Vec<_> = units.keys().copied().zip(first..).collect();
+        buckets.extend(units.into_iter().map(|(unit, params)| {
+            let hidden = matches!(unit, Unit::Layer(_));
+            BucketSpec { key: key(unit, layers), params, hidden }
+        }));
+        let mut seen: Vec<usize> = Vec::new();
+        let step = |segment: Segment| {
+            let uses: Vec<usize> =
+                own.iter().filter(|(unit, _)| segment.link.uses(*unit)).map(|(_, bucket)| *bucket).collect();
+            let completes: Vec<usize> = uses.iter().filter(|bucket| !seen.contains(bucket)).copied().collect();
+            seen.extend(&completes);
+            Step { segment, uses, completes }
+        };
+        let steps = segments(model.part(), recompute, zero == 3).into_iter().map(step).collect();
+        let (live, late) = Default::default();
+        Self { model: Some(model), steps, buckets: own, zero, live, late }
+    }
+
+    /// The model; under ZeRO 3 without its weights.
+    pub fn model(&self) -> &M {
+        self.model.as_ref().expect("the model is in place between calls")
+    }
+
+    /// Hands the model to `change` for each of its buckets.
+    pub fn for_buckets(&mut self, mut change: impl FnMut(usize, M) -> M) {
+        for (_, bucket) in &self.buckets {
+            let model = self.model.take().expect("the model is in place between calls");
+            self.model = Some(change(*bucket, model));
+        }
+    }
+
+    /// Micro-batches whose activations are kept.
+    pub fn in_flight(&self) -> usize {
+        self.live.len() + self.late.len()
+    }
+
+    /// The forward pass; `input` is missing on the first stage.
+    pub fn forward(&mut self, pass: &mut Pass, input: Option<Tensor<3>>) -> Output {
+        let (mut x, mut kept, mut loss) = (input, Vec::with_capacity(self.steps.len()), None);
+        for index in 0..self.steps.len() {
+            self.gather(index, pass);
+            let segment = &self.steps[index].segment;
+            let value = match pass.keep && !segment.recompute {
+                true => {
+                    let leaf = x.take().map(leaf);
+                    let (value, tape) = run(self.model(), &segment.link, leaf.clone(), pass, true).split();
+                    kept.push(Kept::Graph { leaf, tape });
+                    value
+                }
+                false => {
+                    let input = x.take();
+                    let value = run(&self.model().valid(), &segment.link, input.clone(), pass, false);
+                    if pass.keep {
+                        kept.push(Kept::Input(input));
+                    }
+                    value
+                }
+            };
+            match value {
+                Value::Activation(activation) => x = Some(activation),
+                Value::Losses(losses) => loss = Some(LossSum::of(&losses, pass.batch)),
+            }
+            self.release(index, pass);
+        }
+        if pass.keep {
+            self.live.insert(pass.place.1, kept);
+        }
+        match (loss, x) {
+            (Some(loss), _) => Output::Loss(loss),
+            (None, Some(x)) => Output::Activation(x),
+            (None, None) => unreachable!("a stage without a head passes its input on"),
+        }
+    }
+
+    /// The backward pass, from the gradient of the output, which is missing on the last stage, to that of the input. With
+    /// `defer` the gradients of weights of linear layers are left for [`Chunk::weight_gradients`].
+    pub fn backward(&mut self, pass: &mut Pass, grad: Option<Tensor<3>>, defer: bool) -> Option<Tensor<3>> {
+        let mut kept = self.live.remove(&pass.place.1).expect("a forward pass comes before the backward pass");
+        let (mut dy, mut late) = (grad, Vec::new());
+        for index in (0..self.steps.len()).rev() {
+            self.gather(index, pass);
+            let (leaf, tape) = match kept.pop().expect("one entry per segment") {
+                Kept::Graph { leaf, tape } => (leaf, tape),
+                Kept::Input(input) => {
+                    let mark = pass.recorder.begin();
+                    let leaf = input.map(leaf);
+                    let (_, tape) =
+                        run(self.model(), &self.steps[index].segment.link, leaf.clone(), pass, true).split();
+                    pass.recorder.end(mark, What::Recompute, Some(pass.place.0), Some(pass.place.1));
+                    (leaf, tape)
+                }
+            };
+            let back = || match self.steps[index].segment.link {
+                Link::Head => tape.pull_back(pass.batch.weights(pass.loss_grad, pass.device, pass.loss_type)),
+                _ => tape.pull_back(dy.take().expect("the segment after this one made its gradient")),
+            };
+            let (mut grads, deferred) = match defer {
+                true => {
+                    let (grads, deferred) = weight_grads::deferred(back);
+                    (grads, Some(deferred))
+                }
+                false => (back(), None),
+            };
+            if let Some(leaf) = leaf {
+                let grad = leaf.grad_remove(&mut grads).map(Tensor::inner);
+                dy = Some(grad.unwrap_or_else(|| leaf.inner().zeros_like()));
+            }
+            match deferred {
+                Some(deferred) => late.push(Late { step: index, rest: grads, deferred }),
+                None => self.add(index, pass, [grads]),
+            }
+            self.release(index, pass);
+        }
+        if defer {
+            self.late.insert(pass.place.1, late);
+        }
+        dy
+    }
+
+    /// The weight gradients that [`Chunk::backward`] has left.
+    pub fn weight_gradients(&mut self, pass: &mut Pass) {
+        for Late { step, rest, deferred } in self.late.remove(&pass.place.1).expect("the backward pass comes before") {
+            self.add(step, pass, [rest, deferred.run()]);
+        }
+    }
+
+    /// Adds gradients of a segment's parameters to the main gradients.
+    fn add<const N: usize>(&self, step: usize, pass: &mut Pass, grads: [Gradients; N]) {
+        let Step { uses, completes, .. } = &self.steps[step];
+        for mut grads in grads {
+            for bucket in uses {
+                pass.optimizer.accumulate(*bucket, self.model(), &mut grads);
+            }
+            if pass.place == (0, 0) {
+                self.refuse_strangers(&self.steps[step].segment.link, &grads);
+            }
+        }
+        if self.zero >= 2 {
+            let mark = pass.recorder.begin();
+            for bucket in completes {
+                pass.optimizer.complete(*bucket);
+            }
+            pass.recorder.end(mark, What::ReduceGradients, Some(pass.place.0), Some(pass.place.1));
+        }
+    }
+
+    /// A gradient that is left over belongs to a parameter of another unit: it would be lost.
+    fn refuse_strangers(&self, link: &Link, grads: &Gradients) {
+        struct Left<'a>(&'a Gradients, Option<u64>);
+
+        impl ModuleVisitor for Left<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                if param.val().grad(self.0).is_some() {
+                    self.1 = Some(param.id.val());
+                }
+            }
+        }
+        let mut left = Left(grads, None);
+        self.model().visit(&mut left);
+        if let Some(spec) = left.1.and_then(|id| self.model().registry().get(id)) {
+            panic!(
+                "parameter `{}` belongs to {:?} but is used in {link:?} too: create it in the unit that uses it                  (`ParamBuilder::begin`), or as `Unit::Tied` if embedding and head share it",
+                spec.name(),
+                spec.unit
+            );
+        }
+    }
+
+    fn gather(&mut self, step: usize, pass: &mut Pass) {
+        if self.zero < 3 {
+            return;
+        }
+        let mark = pass.recorder.begin();
+        for bucket in &self.steps[step].uses {
+            let model = self.model.take().expect("the model is in place between calls");
+            self.model = Some(pass.optimizer.gather(*bucket, model));
+        }
+        pass.recorder.end(mark, What::GatherParameters, Some(pass.place.0), Some(pass.place.1));
+    }
+
+    fn release(&mut self, step: usize, pass: &mut Pass) {
+        if self.zero < 3 {
+            return;
+        }
+        for bucket in &self.steps[step].uses {
+            let model = self.model.take().expect("the model is in place between calls");
+            self.model = Some(pass.optimizer.release(*bucket, model));
+        }
+    }
+}
+
+impl Value {
+    /// The value without its graph, and the graph.
+    fn split(self) -> (Value, Tape) {
+        match self {
+            Value::Activation(x) => (Value::Activation(x.clone().inner()), Tape::of(x)),
+            Value::Losses(x) => (Value::Losses(x.clone().inner()), Tape::of(x)),
+        }
+    }
+}
+
+/// A segment's input, as the end of its graph.
+fn leaf(x: Tensor<3>) -> Tensor<3> {
+    Tensor::from_inner(x).require_grad()
+}
+
+/// A segment's value, with a graph if `tracked`.
+fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pass: &Pass, tracked: bool) -> Value {
+    let input = || x.expect("only the embedding has no input");
+    let device = if tracked { pass.device.clone().autodiff() } else { pass.device.clone() };
+    let dropout = pass.dropout.as_ref();
+    match link {
+        Link::Embedding => Value::Activation(model.embed(pass.batch.tokens_on(&device), dropout)),
+        Link::Layers(layers) => {
+            Value::Activation(layers.clone().fold(input(), |x, layer| model.layer(layer, x, dropout)))
+        }
+        Link::Head => {
+            let losses = model.head_losses(input(), pass.batch.labels_on(&device));
+            Value::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) })
+        }
+    }
+}
+
+/// Element type of a model's parameters; `None` if it has none.
+pub(super) fn dtype_of<M: CausalLm>(model: &M) -> Option<DType> {
+    struct First(Option<DType>);
+
+    impl ModuleVisitor for First {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.get_or_insert_with(|| param.val().dtype());
+        }
+    }
+    let mut first = First(None);
+    model.visit(&mut first);
+    first.0
+}

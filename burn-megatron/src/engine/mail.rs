@@ -1,0 +1,76 @@
+//! What stages hand to each other.
+
+use crate::schedule::{Input, Pass, Payload, Transfer, Work};
+use backend_dist::collective::{recv, send};
+use backend_dist::comm::Group;
+use burn::tensor::{DType, Device, Tensor};
+use std::collections::{HashMap, VecDeque};
+
+/// Activations and gradients that are on their way from one stage to its neighbour, all of one shape.
+pub(super) struct Mail {
+    pipeline: Group,
+    device: Device,
+    shape: [usize; 3],
+    dtype: DType,
+    /// What passes of this rank have made, until it is sent or used here.
+    made: HashMap<(Payload, usize, usize), Tensor<3>>,
+    /// Announced by the schedule, in the order in which the senders send.
+    expected: VecDeque<Transfer>,
+    /// By tag: received before it was needed.
+    early: HashMap<usize, Tensor<3>>,
+}
+
+impl Mail {
+    /// Tensors of `shape` and `dtype` between the ranks of `pipeline`.
+    pub fn new(pipeline: Group, device: Device, shape: [usize; 3], dtype: DType) -> Self {
+        let (made, expected, early) = Default::default();
+        Self { pipeline, device, shape, dtype, made, expected, early }
+    }
+
+    /// Keeps what `work` has made.
+    pub fn put(&mut self, work: Work, tensor: Tensor<3>) {
+        self.made.insert((payload(work.pass), work.chunk, work.micro_batch), tensor);
+    }
+
+    /// Sends what has been put. Does not wait.
+    pub fn send(&mut self, transfer: &Transfer) {
+        let made = self.made.remove(&(transfer.payload, transfer.chunk, transfer.micro_batch));
+        send(made.expect("the schedule sends what was made"), transfer.peer, &self.pipeline);
+    }
+
+    /// Something will come; it is taken when a pass needs it.
+    pub fn expect(&mut self, transfer: Transfer) {
+        self.expected.push_back(transfer);
+    }
+
+    /// The input of a pass, from this rank or another; waits for it.
+    pub fn take(&mut self, input: Input) -> Tensor<3> {
+        let wanted = match input {
+            Input::Local(work) => {
+                let made = self.made.remove(&(payload(work.pass), work.chunk, work.micro_batch));
+                return made.expect("the schedule orders passes of a rank");
+            }
+            Input::Remote(transfer) => transfer,
+        };
+        // Tensors of one sender come in the order in which it sent them.
+        while !self.early.contains_key(&wanted.tag) {
+            let next = self.expected.iter().position(|other| other.peer == wanted.peer);
+            let next = next.and_then(|index| self.expected.remove(index)).expect("the schedule announces transfers");
+            let tensor = recv(self.shape, self.dtype, &self.device, next.peer, &self.pipeline);
+            self.early.insert(next.tag, tensor);
+        }
+        self.early.remove(&wanted.tag).expect("it was just received")
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_empty(&self) -> bool {
+        self.made.is_empty() && self.expected.is_empty() && self.early.is_empty()
+    }
+}
+
+fn payload(pass: Pass) -> Payload {
+    match pass {
+        Pass::Forward => Payload::Activation,
+        _ => Payload::Gradient,
+    }
+}

@@ -1,0 +1,82 @@
+//! Puts a rank's engine together.
+
+use super::super::chunk::{Chunk, dtype_of};
+use super::super::layout::together;
+use super::RankEngine;
+use crate::engine::{EngineConfig, EngineError};
+use crate::optim::{LossScaler, Optimizer};
+use crate::schedule::Schedule;
+use crate::trace::Recorder;
+use backend_dist::launch::{BoxError, Rank};
+use backend_dist::mesh::Axis;
+use burn::tensor::DType;
+use models::layout::ModelDims;
+use models::{CausalLm, Part};
+
+impl<M: CausalLm> RankEngine<M> {
+    /// An engine before its first step. `build` makes the stages that this rank holds of a model of size `dims`.
+    ///
+    /// # Errors
+    /// Where batch sizes or layers do not divide, the learning rate contradicts itself, `build` fails, or a stage holds
+    /// other parameters than its registry says.
+    pub fn new(
+        rank: &Rank,
+        dims: &ModelDims,
+        build: impl Fn(Part) -> Result<M, BoxError>,
+        config: EngineConfig,
+    ) -> Result<Self, EngineError> {
+        let layout = rank.mesh.layout();
+        let plan = config.plan(layout.dp)?;
+        let lr = config.lr.schedule(config.global_batch)?;
+        let (spec, division) = config.pipeline.resolve(layout, dims.layers, plan.accumulation)?;
+        together(layout, spec.kind)?;
+        let pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
+        let (stages, replicas) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
+        let placement = pipeline.placement();
+        let zero = if replicas.size() == 1 { 0 } else { layout.zero };
+
+        let (mut chunks, mut buckets) = (Vec::new(), Vec::new());
+        for chunk in 0..placement.chunks() {
+            let stage = &division.stages()[placement.stage(stages.rank(), chunk)];
+            let part = Part { layers: stage.layers.clone(), embedding: stage.embedding, head: stage.loss };
+            let model = build(part).map_err(|error| EngineError::Model(error.to_string().into()))?;
+            chunks.push(Chunk::new(model, dims.layers, &config.recompute, zero, &mut buckets));
+        }
+        // A stage without parameters learns the type from the others.
+        let own = chunks.iter().find_map(|chunk: &Chunk<M>| dtype_of(chunk.model()));
+        let dtype = stages.all_gather_host(own).into_iter().flatten().next().unwrap_or(DType::F32);
+        let neighbours = |size| rank.subgroup(Axis::Tp, size);
+        let mut optimizer =
+            Optimizer::new(&config.optimizer, layout.zero, buckets, replicas.clone(), neighbours, &rank.device, dtype);
+        for chunk in &mut chunks {
+            let own: Vec<usize> = chunk.buckets.iter().map(|(_, bucket)| *bucket).collect();
+            optimizer.check(chunk.model(), &own)?;
+            chunk.for_buckets(|bucket, model| optimizer.shard(bucket, model));
+        }
+        let sections = chunks.iter().flat_map(|chunk| chunk.model().registry().sections());
+        let once = sections.filter(|section| section.copy < section.copies);
+        let elements: usize = once.map(|section| section.global_shape.iter().product::<usize>()).sum();
+        Ok(Self {
+            chunks,
+            optimizer,
+            pipeline,
+            lr,
+            scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),
+            config,
+            plan,
+            replicas,
+            model_parallel: rank.group(Axis::TpPp),
+            elements: stages.all_gather_host(elements).into_iter().sum(),
+            stages,
+            ends: rank.ends(Axis::Pp),
+            dtype,
+            hidden: dims.hidden,
+            rank: rank.clone(),
+            recorder: Recorder::off(),
+            peak_in_flight: 0,
+            step: 0,
+            consumed: 0,
+            grad_scale: 1.0,
+        })
+    }
+}

@@ -1,0 +1,115 @@
+//! One way to train a model, in words. Pure.
+
+use crate::schedule::{PipelineConfig, ScheduleKind};
+use backend_dist::mesh::{LayoutError, ParallelLayout};
+use models::recompute::{Granularity, Method, Module, Recompute};
+use std::fmt;
+use std::str::FromStr;
+
+/// A layout, how often a rank accumulates per step, and how its passes are ordered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Sizes of the parallel axes.
+    pub layout: ParallelLayout,
+    /// Micro-batches per rank and step.
+    pub accumulation: usize,
+    /// Schedule and stages.
+    pub pipeline: PipelineConfig,
+    /// What is computed again.
+    pub recompute: Recompute,
+}
+
+/// One device and one micro-batch.
+impl Default for Candidate {
+    fn default() -> Self {
+        Self {
+            layout: ParallelLayout::default(),
+            accumulation: 1,
+            pipeline: PipelineConfig::default(),
+            recompute: Recompute::default(),
+        }
+    }
+}
+
+/// Every module of selective recomputation.
+pub(super) const MODULES: [Module; 3] = [Module::CoreAttention, Module::MlpActivation, Module::Norms];
+
+/// Full recomputation.
+pub(super) fn full(method: Method, num_layers: usize) -> Recompute {
+    Recompute { granularity: Granularity::Full, method, num_layers, ..Recompute::default() }
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.layout)?;
+        if self.accumulation > 1 {
+            write!(f, " x{}", self.accumulation)?;
+        }
+        if let Some(schedule) = self.pipeline.schedule {
+            write!(f, " {schedule}")?;
+        }
+        if let Some(stages) = &self.pipeline.layout {
+            write!(f, " {stages}")?;
+        }
+        match (self.recompute.granularity, self.recompute.method) {
+            (Granularity::None, _) => Ok(()),
+            (Granularity::Selective, _) => f.write_str(" selective"),
+            (Granularity::Full, Method::Uniform) => write!(f, " uniform{}", self.recompute.num_layers),
+            (Granularity::Full, Method::Block) => write!(f, " block{}", self.recompute.num_layers),
+        }
+    }
+}
+
+/// As it is shown: `TP2 PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL uniform1` is four micro-batches in that layout, with this schedule, these
+/// stages (Megatron's string), and all layers computed again one by one; `block2` the first two of each stage,
+/// `selective` all modules that can be.
+impl FromStr for Candidate {
+    type Err = LayoutError;
+
+    fn from_str(text: &str) -> Result<Self, LayoutError> {
+        let mut candidate = Self::default();
+        let mut sizes = Vec::new();
+        let number = |word: &str, name: &str| {
+            word.strip_prefix(name).and_then(|count| count.parse().ok()).filter(|count: &usize| *count > 0)
+        };
+        for word in text.split_whitespace() {
+            if let Some(count) = number(word, "x") {
+                candidate.accumulation = count;
+            } else if let Ok(schedule) = word.parse::<ScheduleKind>() {
+                candidate.pipeline.schedule = Some(schedule);
+            } else if word.starts_with('E') && word.ends_with('L') {
+                candidate.pipeline.layout = Some(word.into());
+            } else if word == "selective" {
+                candidate.recompute = Recompute::selective(&MODULES);
+            } else if let Some(layers) = number(word, "uniform") {
+                candidate.recompute = full(Method::Uniform, layers);
+            } else if let Some(layers) = number(word, "block") {
+                candidate.recompute = full(Method::Block, layers);
+            } else {
+                sizes.push(word);
+            }
+        }
+        candidate.layout = sizes.join(" ").parse()?;
+        Ok(candidate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_as_they_are_shown() {
+        for text in [
+            "TP2 SP DP2 x2",
+            "TP1 x2",
+            "DP4 ZeRO3 uniform2",
+            "TP2 SP PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL block1",
+            "PP2 VPP2 x2 interleaved selective",
+        ] {
+            assert_eq!(text.parse::<Candidate>().unwrap().to_string(), text);
+        }
+        assert_eq!("x3".parse::<Candidate>().unwrap().accumulation, 3);
+        assert!("TP2 x0".parse::<Candidate>().is_err() && "TP2 y2".parse::<Candidate>().is_err());
+    }
+}
