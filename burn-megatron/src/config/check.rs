@@ -6,7 +6,7 @@ use models::recompute::Granularity;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::data::preprocess::SMALLEST_BPE;
-use crate::engine::runnable;
+use crate::engine::{runnable, together};
 
 impl RunConfig {
     /// Checks model, layout, batch, learning rate and data against each other.
@@ -42,7 +42,10 @@ impl RunConfig {
         if let (true, Ok(batches)) = (both, &batches) {
             let layers = self.model.config.dims().layers;
             let pipeline = self.pipeline.resolve(layout, layers, batches.accumulation);
-            note(pipeline.map(drop).map_err(|error| format!("pipeline: {error}")));
+            let pipeline = pipeline.map_err(|error| format!("pipeline: {error}"));
+            let zero = pipeline.as_ref().map_or(Ok(()), |(schedule, _)| together(layout, schedule.kind));
+            note(pipeline.map(drop));
+            note(zero.map_err(|error| format!("parallel and pipeline: {error}")));
         }
         note(batches.map(drop));
         problems

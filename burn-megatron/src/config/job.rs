@@ -76,3 +76,55 @@ impl From<&FamilyConfig> for Decoder {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use backend_dist::launch::launch;
+    use backend_dist::mesh::{Mesh, ParallelLayout};
+    use burn::tensor::{Device, FloatDType};
+    use models::{CausalLm, GptConfig, LlamaConfig, LlamaVariant, ModelConfig, ParamBuilder, WithModel};
+
+    use super::*;
+    use crate::plan::{Plan, gpus};
+
+    /// Parameters of the first tensor parallel rank of a model that is really built.
+    struct Built(ParallelLayout);
+
+    impl WithModel for Built {
+        type Output = u64;
+
+        fn with<M: CausalLm + 'static>(self, config: &M::Config) -> u64 {
+            let mesh = Mesh::new(self.0).unwrap();
+            let count = |rank: backend_dist::launch::Rank| {
+                let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F32, 1))?;
+                Ok(model.registry().iter().map(|spec| spec.local_len() as u64).sum::<u64>())
+            };
+            launch(&mesh, &[Device::flex()], count).unwrap()[0]
+        }
+    }
+
+    #[test]
+    fn planned_parameters_are_those_of_models_that_are_built() {
+        let llama = LlamaConfig { make_vocab_size_divisible_by: 7, ..LlamaConfig::tiny() };
+        let gpt = GptConfig { vocab_size: 250, make_vocab_size_divisible_by: 16, ..GptConfig::tiny() };
+        let models = [
+            FamilyConfig::Llama(llama.clone()),
+            FamilyConfig::Llama(LlamaConfig { tie_word_embeddings: true, attention_bias: true, ..llama.clone() }),
+            FamilyConfig::Llama(LlamaConfig { variant: LlamaVariant::Qwen3, mlp_bias: true, ..llama }),
+            FamilyConfig::Gpt(gpt.clone()),
+            FamilyConfig::Gpt(GptConfig { tie_word_embeddings: false, bias: false, ..gpt }),
+        ];
+        let hardware = gpus::Hardware::of(gpus::find("h100").unwrap(), 4);
+        for model in models {
+            for tp in [1, 2, 8] {
+                let layout = ParallelLayout { tp, sp: true, ..ParallelLayout::default() };
+                let mut config = RunConfig::parse("run.toml", "", &[]).unwrap();
+                config.model.config = model.clone();
+                config.parallel = layout.clone();
+                assert_eq!(model.check(), Ok(()));
+                let plan = Plan::new(config.job().unwrap(), &hardware).unwrap();
+                assert_eq!(plan.memory[0].states.weights, 4 * model.visit(Built(layout)), "{model:?} TP{tp}");
+            }
+        }
+    }
+}

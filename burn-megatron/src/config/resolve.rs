@@ -160,7 +160,8 @@ impl Values {
             if *place != Place::CommandLine && given.get(decider) == Some(&Place::CommandLine) {
                 continue;
             }
-            let what = format!("{path} = {value} has no meaning with {decider} = {decided}; {} has it", owners(path));
+            let what =
+                format!("{path} = {value} has no meaning with {decider} = {decided}; only with {}", owners(path));
             self.problems.push(Problem { place: place.clone(), what });
         }
         let kind = self.text("optimizer.kind").unwrap_or_default();

@@ -194,7 +194,10 @@ impl RunConfig {
     pub fn engine(&self) -> EngineConfig {
         let training = &self.training;
         EngineConfig {
-            optimizer: self.optimizer.into(),
+            optimizer: self.optimizer,
+            pipeline: self.pipeline.clone(),
+            recompute: self.recompute.clone(),
+            loss_scale: self.loss_scale,
             clip: training.clip,
             loss: training.loss,
             seed: training.seed,

@@ -38,7 +38,13 @@ pub const GPUS: &[Gpu] = &[
     gpu("a100-80gb", [312.0, 19.5, 9.7], [80.0, 2039.0], [300.0, 25.0], "NVIDIA A100 data sheet, SXM 80 GB"),
     gpu("a100-40gb", [312.0, 19.5, 9.7], [40.0, 1555.0], [300.0, 25.0], "NVIDIA A100 data sheet, SXM 40 GB"),
     gpu("l40s", [362.0, 91.6, 1.4], [48.0, 864.0], [32.0, 12.5], "NVIDIA L40S data sheet"),
-    gpu("rtx-4090", [165.2, 82.6, 1.3], [24.0, 1008.0], [32.0, 3.0], "NVIDIA Ada GPU architecture whitepaper, appendix A"),
+    gpu(
+        "rtx-4090",
+        [165.2, 82.6, 1.3],
+        [24.0, 1008.0],
+        [32.0, 3.0],
+        "NVIDIA Ada GPU architecture whitepaper, appendix A",
+    ),
 ];
 
 /// The GPU of a name.

@@ -24,8 +24,8 @@ pub use state::{Moments, States};
 pub use time::{StepTime, step_time};
 pub use traffic::{Traffic, traffic};
 
-use crate::schedule::{Costs, Schedule, ScheduleError, ScheduleSpec};
 use crate::schedule::stages::{Stage, StageLayout};
+use crate::schedule::{Costs, Schedule, ScheduleError, ScheduleSpec};
 use gpus::Hardware;
 use operations::Unit;
 

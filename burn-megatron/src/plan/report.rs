@@ -167,7 +167,12 @@ impl Report<'_> {
         let busiest = traffic.iter().max_by_key(|sent| sent.total()).copied().unwrap_or_default();
         let axes = [("tp", busiest.tp), ("pp", busiest.pp), ("dp", busiest.dp), ("cp", busiest.cp)];
         let axes: Vec<String> = axes.into_iter().map(|(axis, sent)| format!("{axis} {}", bytes(sent))).collect();
-        writeln!(f, "sent         {} per rank and step{}", axes.join(", "), if traffic.len() > 1 { ", at most" } else { "" })
+        writeln!(
+            f,
+            "sent         {} per rank and step{}",
+            axes.join(", "),
+            if traffic.len() > 1 { ", at most" } else { "" }
+        )
     }
 
     fn others(&self, f: &mut fmt::Formatter<'_>, found: &Found) -> fmt::Result {
@@ -196,10 +201,5 @@ fn line(candidate: &Candidate) -> String {
         true => String::new(),
         false => format!(", pipeline.layout {}", job.stages),
     };
-    format!(
-        "  {:>8}  {:>9}  {layout}: {}{layers}",
-        seconds(time.step),
-        bytes(memory.peak()),
-        time.limit()
-    )
+    format!("  {:>8}  {:>9}  {layout}: {}{layers}", seconds(time.step), bytes(memory.peak()), time.limit())
 }

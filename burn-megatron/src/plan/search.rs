@@ -56,8 +56,7 @@ pub fn search(wish: &Wish) -> Found {
     let candidates = candidates(wish);
     let mut schedules = Schedules::default();
     let mut found = Found { legal: candidates.len(), ..Found::default() };
-    let mut rough: Vec<(f64, &Job)> =
-        candidates.iter().map(|job| (rough_time(job, wish.hardware), job)).collect();
+    let mut rough: Vec<(f64, &Job)> = candidates.iter().map(|job| (rough_time(job, wish.hardware), job)).collect();
     rough.sort_by(|a, b| a.0.total_cmp(&b.0));
     let fits = |memory: &RankMemory| memory.peak() <= wish.hardware.memory;
     let mut simulated = 0;
@@ -82,8 +81,7 @@ pub fn search(wish: &Wish) -> Found {
     });
     found.best.truncate(SHOWN);
 
-    let mut by_distance: Vec<(u64, &Job)> =
-        candidates.iter().map(|job| (distance(job, wish.job), job)).collect();
+    let mut by_distance: Vec<(u64, &Job)> = candidates.iter().map(|job| (distance(job, wish.job), job)).collect();
     by_distance.sort_by_key(|(distance, _)| *distance);
     found.nearest = by_distance.into_iter().find_map(|(_, job)| {
         let memory = schedules.memory_if_fits(job, wish.hardware.memory).filter(fits)?;
@@ -146,7 +144,9 @@ fn variants(wish: &Wish, layout: ParallelLayout, rows: usize, found: &mut Vec<Jo
     for micro_batch in [1, 2, 4, 8, 16].into_iter().filter(|size| rows.is_multiple_of(*size)) {
         for spec in schedules(&layout, rows / micro_batch) {
             let Some(stages) = stages(wish.job, &spec) else { continue };
-            for zero in 0..=if layout.dp > 1 { 3 } else { 0 } {
+            // Weight gradients on their own need weights that ZeRO 3 has freed.
+            let most = if spec.kind.splits_backward() { 2 } else { 3 };
+            for zero in 0..=if layout.dp > 1 { most } else { 0 } {
                 for recompute in &recomputes {
                     found.push(Job {
                         layout: ParallelLayout { zero, ..layout },

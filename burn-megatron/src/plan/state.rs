@@ -61,8 +61,7 @@ impl States {
         let shard = whole / replicas;
         let from = |stage: u8, element: u64| element * if zero >= stage { shard } else { whole };
         let (wide, narrow) = (job.wide(), job.element < job.wide());
-        let kept =
-            job.moments.matrices * bucket.matrices + job.moments.others * (bucket.elements - bucket.matrices);
+        let kept = job.moments.matrices * bucket.matrices + job.moments.others * (bucket.elements - bucket.matrices);
         let kept = kept + job.moments.others * (whole - bucket.elements);
         Self {
             weights: match (zero, narrow) {
@@ -93,8 +92,7 @@ pub fn buckets(job: &Job, share: &Share, stage: &Stage, units: &[Unit]) -> Vec<V
     let decoder = &job.decoder;
     let table = share.vocab * share.hidden;
     let up = if decoder.gated { 2 } else { 1 };
-    let matrices =
-        share.hidden * ((share.queries + 2 * share.keys) + share.queries + (up + 1) * share.intermediate);
+    let matrices = share.hidden * ((share.queries + 2 * share.keys) + share.queries + (up + 1) * share.intermediate);
     let of = |elements: u64| Bucket { elements, matrices: 0 };
     let unit = |unit: &Unit| -> Vec<Bucket> {
         let weight: u64 = unit.ops.iter().map(|op| op.weight).sum();

@@ -158,11 +158,9 @@ fn recomputation_drops_what_it_makes_again() {
 
 #[test]
 fn schedules_keep_as_many_micro_batches_as_they_say() {
-    for (layout, kind) in [
-        ("PP4", ScheduleKind::GPipe),
-        ("PP4", ScheduleKind::OneFOneB),
-        ("PP4 VPP2", ScheduleKind::Interleaved),
-    ] {
+    for (layout, kind) in
+        [("PP4", ScheduleKind::GPipe), ("PP4", ScheduleKind::OneFOneB), ("PP4 VPP2", ScheduleKind::Interleaved)]
+    {
         let job = job(llama3_8b(), layout, kind, 8);
         let schedule = Schedule::new(job.schedule).unwrap();
         let layers = job.stages.layer_counts();
@@ -302,7 +300,8 @@ fn a_report_says_what_fits() {
     let hardware = Hardware { memory: 60 << 30, ..h200() };
     let plan = Plan::new(asked.clone(), &hardware).unwrap();
     let found = wish(&asked, 8, 60);
-    let report = Report { plan: &plan, hardware: &hardware, name: "h200", all_ranks: true, gpus: 8, found: Some(&found) };
+    let report =
+        Report { plan: &plan, hardware: &hardware, name: "h200", all_ranks: true, gpus: 8, found: Some(&found) };
     let text = report.to_string();
     for part in [
         "layout       PP2 DP4 1f1b, micro-batch 2 on 8 x h200",

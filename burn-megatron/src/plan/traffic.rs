@@ -55,8 +55,7 @@ pub fn of_micro_batch(job: &Job, units: &[Unit]) -> [[u64; 2]; 2] {
     for unit in units {
         for exchange in unit.ops.iter().filter_map(|op| op.exchange) {
             let ranks = if exchange.context { job.layout.cp } else { job.layout.tp };
-            let bytes =
-                |collective: Option<Collective>| collective.map_or(0, |c| c.sent(exchange.bytes, ranks));
+            let bytes = |collective: Option<Collective>| collective.map_or(0, |c| c.sent(exchange.bytes, ranks));
             let axis = usize::from(exchange.context);
             let again = u64::from(exchange.again) + u64::from(unit.recomputed);
             sent[0][axis] += bytes(exchange.forward);
@@ -112,7 +111,8 @@ impl std::ops::AddAssign for Replication {
 pub fn traffic(job: &Job, schedule: &Schedule) -> Vec<Traffic> {
     let placement = schedule.placement();
     let share = job.share();
-    let (micro_batches, boundary) = (schedule.spec.micro_batches as u64, share.stream_tokens * share.hidden * job.element);
+    let (micro_batches, boundary) =
+        (schedule.spec.micro_batches as u64, share.stream_tokens * share.hidden * job.element);
     let stages = job.stages.stages();
     let tied_apart = job.decoder.tied && stages.len() > 1;
     let rank = |rank: usize| {
