@@ -58,7 +58,7 @@ pub struct StageMemory {
     head: Option<UnitMemory>,
     /// The flat buffer that a unit's gradients are reduced in.
     reduced: Vec<u64>,
-    /// Gathered weights of a unit and the next.
+    /// Gathered weights of a unit.
     gathered: u64,
 }
 
@@ -74,9 +74,7 @@ impl StageMemory {
         let sharded = job.zero() >= 2;
         let reduced = buckets.iter().map(|of| if sharded { largest(of).unwrap_or(0) } else { 0 }).collect();
         let weights: Vec<u64> = buckets.iter().map(|buckets| bytes(buckets, job.element)).collect();
-        let pairs = weights.windows(2).map(|pair| pair[0] + pair[1]);
-        let gathered = pairs.chain(weights.iter().copied()).max().unwrap_or(0);
-        let gathered = if job.zero() == 3 { gathered } else { 0 };
+        let gathered = if job.zero() == 3 { weights.iter().copied().max().unwrap_or(0) } else { 0 };
         let memories = units.iter().map(|unit| UnitMemory::new(unit, job.element)).collect::<Vec<_>>();
         let head = units.iter().zip(&memories).find(|(unit, _)| unit.head).map(|(_, memory)| *memory);
         Self { units: memories, head, reduced, gathered }
