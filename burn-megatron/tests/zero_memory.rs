@@ -54,7 +54,7 @@ fn measure(zero: u8, dp: usize, dtype: DType) -> Vec<(f64, f64)> {
             let info = StepInfo { lr: 0.1, grad_scale: 1.0 };
             model = (0..BUCKETS).fold(model, |model, bucket| optimizer.step(bucket, model, &info));
         }
-        let per_weight = |bytes: usize| (bytes - before) as f64 / WEIGHTS as f64;
+        let per_weight = |bytes: u64| (bytes - before) as f64 / WEIGHTS as f64;
         let bytes = (per_weight(live(rank.rank)), per_weight(peak(rank.rank)));
         drop(model);
         Ok(bytes)
