@@ -202,8 +202,8 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// The coordinates that tell ranks of this mesh apart, for example `tp 1, dp 0`.
-fn place(mesh: &Mesh, rank: usize) -> String {
+/// The coordinates that tell ranks of this mesh apart, for example `tp 1, dp 0`; empty for a single rank.
+pub fn place(mesh: &Mesh, rank: usize) -> String {
     let (layout, at) = (mesh.layout(), mesh.coords(rank));
     [("pp", layout.pp, at.pp), ("dp", layout.dp, at.dp), ("cp", layout.cp, at.cp), ("tp", layout.tp, at.tp)]
         .iter()

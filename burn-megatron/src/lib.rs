@@ -16,6 +16,7 @@ pub mod learner;
 pub mod lr;
 pub mod metrics;
 pub mod optim;
+pub mod plan;
 pub mod prelude;
 pub mod replay;
 pub mod schedule;

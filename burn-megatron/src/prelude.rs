@@ -9,7 +9,7 @@ pub use crate::console::renderer;
 pub use crate::engine::{EngineConfig, LossMean};
 pub use crate::generate::{GenerateOptions, Sampling, generate};
 pub use crate::learner::{
-    CheckpointOptions, Description, MegatronStrategy, Pretraining, Resume, global_weights, loss_over,
+    CheckpointOptions, Description, LogOptions, MegatronStrategy, Pretraining, Resume, global_weights, loss_over,
 };
 pub use crate::lr::{LrConfig, LrDecay, Span};
 pub use crate::optim::{AdamWConfig, OptimizerConfig};

@@ -32,16 +32,18 @@ pub enum Method {
 #[serde(rename_all = "kebab-case")]
 pub enum Module {
     /// Attention between the projections: what it gives to the output projection, and its softmax statistics.
+    #[serde(alias = "core_attn", alias = "core-attn")]
     CoreAttention,
     /// The activation function of the MLP.
     MlpActivation,
     /// The norms before attention and MLP.
+    #[serde(alias = "layernorm")]
     Norms,
 }
 
 /// What is computed again in the backward pass. The default is nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Recompute {
     /// How much.
     pub granularity: Granularity,

@@ -88,11 +88,12 @@ mod tests {
 
     #[test]
     fn what_does_not_run_is_refused() {
-        for flags in ["--pipeline-parallel 2", "--context-parallel-size 2", "--expert-parallel 2", "--zero 1"] {
+        for flags in ["--context-parallel-size 2", "--expert-parallel 2", "--zero 4"] {
             let error = parse(flags).unwrap_err().to_string();
             let flag = flags.split_whitespace().next().unwrap().trim_start_matches("--").trim_end_matches("-size");
             assert!(error.contains(flag) && error.contains("nearest legal"), "{error}");
         }
+        assert_eq!(parse("--pipeline-parallel 2 --zero 1").unwrap().to_string(), "TP2 SP PP2 DP2 ZeRO1");
         assert!(parse("--tensor-parallel 0").is_err());
         assert!(parse("--virtual-pipeline 2").is_err());
     }

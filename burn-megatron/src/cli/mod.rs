@@ -35,8 +35,8 @@ pub enum Command {
     Preprocess(preprocess::Args),
     /// Show what a model will see of .bin/.idx files, or what a checkpoint holds
     Inspect(inspect::Args),
-    /// Show what a pipeline schedule costs before anything starts
-    Plan(plan::Args),
+    /// Show what a run needs before it starts: memory, time, the best layouts; or what a pipeline schedule costs
+    Plan(Box<plan::Args>),
     /// Train a model as one TOML file describes it
     Train(Box<train::Args>),
     /// Continue a text with a trained model
@@ -61,7 +61,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Preprocess(args) => preprocess::run(args),
         Command::Inspect(args) => inspect::run(args),
-        Command::Plan(args) => plan::run(args),
+        Command::Plan(args) => plan::run(*args),
         Command::Train(args) => train::run(*args),
         Command::Generate(args) => generate::run(*args),
         Command::Verify(args) => verify::run(args),

@@ -1,11 +1,12 @@
 //! Whether the values of a configuration fit together. No file is opened.
 
 use models::ModelConfig;
+use models::recompute::Granularity;
 
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::data::preprocess::SMALLEST_BPE;
-use crate::engine::runnable;
+use crate::engine::{runnable, together};
 
 impl RunConfig {
     /// Checks model, layout, batch, learning rate and data against each other.
@@ -13,6 +14,17 @@ impl RunConfig {
     /// # Errors
     /// Every contradiction, with the nearest legal value where there is one.
     pub fn check(&self) -> Result<(), ConfigErrors> {
+        let mut problems = self.layout_problems();
+        let mut note = |result: Result<(), String>| problems.extend(result.err().map(Problem::new));
+        let training = &self.training;
+        note(self.lr.schedule(training.global_batch).map(drop).map_err(|error| format!("lr: {error}")));
+        self.check_ranges(&mut note);
+        self.check_data(&mut note);
+        ConfigErrors::from_problems(problems)
+    }
+
+    /// What is wrong with model, layout, batch and pipeline.
+    pub(super) fn layout_problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut note = |result: Result<(), String>| problems.extend(result.err().map(Problem::new));
         let (training, layout) = (&self.training, &self.parallel);
@@ -26,23 +38,48 @@ impl RunConfig {
             let dims = self.model.config.dims();
             note(dims.check(layout, training.seq_length).map_err(|error| format!("model and parallel: {error}")));
         }
-        note(self.engine().plan(layout.dp).map(drop).map_err(|error| format!("training: {error}")));
-        note(self.lr.schedule(training.global_batch).map(drop).map_err(|error| format!("lr: {error}")));
-        self.check_ranges(&mut note);
-        self.check_data(&mut note);
-        ConfigErrors::from_problems(problems)
+        let batches = self.engine().plan(layout.dp).map_err(|error| format!("training: {error}"));
+        if let (true, Ok(batches)) = (both, &batches) {
+            let layers = self.model.config.dims().layers;
+            let pipeline = self.pipeline.resolve(layout, layers, batches.accumulation);
+            let pipeline = pipeline.map_err(|error| format!("pipeline: {error}"));
+            let zero = pipeline.as_ref().map_or(Ok(()), |(schedule, _)| together(layout, schedule.kind));
+            note(pipeline.map(drop));
+            note(zero.map_err(|error| format!("parallel and pipeline: {error}")));
+        }
+        note(batches.map(drop));
+        problems
     }
 
     fn check_ranges(&self, note: &mut impl FnMut(Result<(), String>)) {
-        let optimizer = &self.optimizer;
-        for (key, value) in [("beta1", optimizer.beta1), ("beta2", optimizer.beta2)] {
+        let optimizer = serde_json::to_value(self.optimizer).unwrap_or_default();
+        let number = |name: &str| optimizer.get(name).and_then(serde_json::Value::as_f64);
+        for key in ["beta1", "beta2", "momentum"] {
+            let value = number(key).unwrap_or(0.0);
             note(demand((0.0..1.0).contains(&value), || {
                 format!("optimizer.{key} = {value} is not at least 0 and below 1")
             }));
         }
-        for (key, value) in [("optimizer.eps", optimizer.eps), ("optimizer.weight-decay", optimizer.weight_decay)] {
-            note(demand(value >= 0.0, || format!("{key} = {value} is not at least 0")));
+        for key in ["eps", "weight-decay", "extra-scale"] {
+            let value = number(key).unwrap_or(0.0);
+            note(demand(value >= 0.0, || format!("optimizer.{key} = {value} is not at least 0")));
         }
+        let scale = &self.loss_scale;
+        let (first, least) = (scale.initial_scale, scale.min_scale);
+        note(demand(least > 0.0, || format!("loss-scale.min-scale = {least} is not above 0")));
+        note(demand(first >= least, || {
+            format!("loss-scale.initial-scale = {first} is below loss-scale.min-scale = {least}")
+        }));
+        let (up, down) = (scale.growth_factor, scale.backoff_factor);
+        note(demand(up >= 1.0, || format!("loss-scale.growth-factor = {up} is not at least 1")));
+        note(demand(down > 0.0 && down <= 1.0, || {
+            format!("loss-scale.backoff-factor = {down} is not above 0 and at most 1")
+        }));
+        let nothing = self.recompute.granularity == Granularity::Selective && self.recompute.modules.is_empty();
+        note(demand(!nothing, || {
+            "recompute.modules is empty: name core-attention, mlp-activation or norms, or recompute.granularity = none"
+                .into()
+        }));
         let clip = self.training.clip.unwrap_or(1.0);
         note(demand(clip > 0.0, || format!("training.clip = {clip} is not above 0; \"none\" does not clip")));
     }

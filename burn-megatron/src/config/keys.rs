@@ -3,7 +3,9 @@
 //!
 //! The sizes in `[model]` are the fields of the family's configuration; [`SIZES`] says what they mean.
 
-use super::kind::Kind;
+use serde_json::Value;
+
+use super::kind::{Kind, NONE};
 
 /// A key.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +40,16 @@ impl Key {
         self.kind.legal() + if self.optional { ", or none" } else { "" }
     }
 
+    /// The default, of a key that has one.
+    ///
+    /// # Panics
+    /// If it follows from other keys.
+    pub(super) fn default_value(&self) -> Value {
+        let table: toml::Table = format!("value = {}", self.default).parse().expect("defaults are TOML");
+        let none = self.optional && table["value"].as_str() == Some(NONE);
+        if none { Value::Null } else { self.kind.accept(&table["value"]).expect("defaults are legal") }
+    }
+
     const fn optional(mut self) -> Self {
         self.optional = true;
         self
@@ -54,16 +66,20 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 /// The sections and what they are about.
-pub const SECTIONS: [(&str, &str); 9] = [
+pub const SECTIONS: [(&str, &str); 13] = [
     ("model", "What is trained: a Hugging Face folder, a preset, or a family and its sizes; sizes given here win"),
     ("parallel", "How ranks are divided; may change when a run is resumed"),
+    ("pipeline", "How a pipeline's stages are cut and take turns; may change when a run is resumed"),
+    ("recompute", "What the backward pass computes again instead of keeping it; may change when a run is resumed"),
     ("training", "The steps"),
     ("lr", "The learning rate"),
-    ("optimizer", "AdamW"),
+    ("optimizer", "The optimizer; each kind has its own keys"),
+    ("loss-scale", "The factor that keeps small fp16 gradients from vanishing; only with training.dtype = f16"),
     ("data", "What is learned: Megatron's .bin/.idx files, or text that is tokenized at the start"),
     ("evaluation", "Loss on held-out data"),
     ("checkpoint", "Saving and going on"),
     ("output", "What a run writes"),
+    ("log", "Files that follow a run's numbers"),
 ];
 
 /// All keys in the order in which they are shown.
@@ -91,12 +107,37 @@ pub const KEYS: &[Key] = {
         key("parallel.data-parallel", Count, "1", "Replicas of the model, each with its own rows of the batch")
             .or(&["data-parallel-size", "dp"]),
         key("parallel.zero", UpTo(3), "0", "Cut over the replicas: 1 optimizer states, 2 also gradients, 3 also weights"),
+        key("pipeline.schedule", Choice(&["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]), "\"none\"", "Order of the passes; none: by the sizes no pipeline, 1f1b, or interleaved with several chunks").optional(),
+        key("pipeline.group-size", Count, "\"none\"", "Interleaved: micro-batches that a chunk takes in a row; none: as many as stages")
+            .or(&["microbatch-group-size", "microbatch-group-size-per-virtual-pipeline-stage"])
+            .optional(),
+        key("pipeline.layout", Text, "\"none\"", "Layers of every stage as Megatron writes them: Et*3|(tt|)*4L")
+            .or(&["pipeline-layout", "pipeline-model-parallel-layout"])
+            .optional(),
+        key("pipeline.first-layers", Count, "\"none\"", "Layers of the first rank; none: as the others")
+            .or(&["first-stage-layers", "decoder-first-pipeline-num-layers"])
+            .optional(),
+        key("pipeline.last-layers", Count, "\"none\"", "Layers of the last rank; none: as the others")
+            .or(&["last-stage-layers", "decoder-last-pipeline-num-layers"])
+            .optional(),
+        key("pipeline.count-embedding", Flag, "false", "The embedding takes the place of a layer")
+            .or(&["account-for-embedding-in-pipeline-split"]),
+        key("pipeline.count-loss", Flag, "false", "The loss takes the place of a layer")
+            .or(&["account-for-loss-in-pipeline-split"]),
+        key("recompute.granularity", Choice(&["none", "selective", "full"]), "\"none\"", "Nothing, parts of layers, or whole layers")
+            .or(&["recompute-granularity"]),
+        key("recompute.modules", Modules, "[\"core-attention\"]", "Selective: which of core-attention, mlp-activation, norms")
+            .or(&["recompute-modules"]),
+        key("recompute.method", Choice(&["uniform", "block"]), "\"uniform\"", "Full: all layers, or the first ones of each stage")
+            .or(&["recompute-method"]),
+        key("recompute.num-layers", Count, "1", "Full: layers between two kept inputs (uniform), layers per stage (block)")
+            .or(&["recompute-num-layers"]),
         key("training.steps", Count, "1000", "Optimizer steps").or(&["train-iters"]),
         key("training.micro-batch", Count, "1", "Rows that a replica takes at once").or(&["micro-batch-size"]),
         key("training.global-batch", Count, "8", "Rows per optimizer step over all replicas").or(&["global-batch-size"]),
         key("training.seq-length", Count, "128", "Tokens per row"),
         key("training.seed", Whole, "1234", "Seed of initial weights and dropout"),
-        key("training.dtype", Choice(&["f32", "f64"]), "\"f32\"", "Precision of weights and arithmetic"),
+        key("training.dtype", Choice(&["f32", "f64", "bf16", "f16"]), "\"f32\"", "Precision of weights and arithmetic; bf16 and f16 keep fp32 weights for the optimizer"),
         key("training.loss", Choice(&["per-token", "per-micro-batch"]), "\"per-token\"", "Mean over the tokens of the global batch, or Megatron's mean of means"),
         key("training.clip", Number, "1.0", "Largest norm of the gradient; larger ones are scaled down")
             .or(&["clip-grad"])
@@ -108,11 +149,25 @@ pub const KEYS: &[Key] = {
         key("lr.decay", Length, "", "From the start to the end of the decay; default: training.steps").or(&["lr-decay-iters"]),
         key("lr.form", Form, "\"cosine\"", "constant, linear, cosine, inverse-square-root, or { wsd = { tail, form } }")
             .or(&["lr-decay-style"]),
-        key("optimizer.beta1", Number, "0.9", "Decay of the first moment").or(&["adam-beta1"]),
-        key("optimizer.beta2", Number, "0.999", "Decay of the second moment").or(&["adam-beta2"]),
-        key("optimizer.eps", Number, "1e-8", "Added to the root of the second moment").or(&["adam-eps"]),
-        key("optimizer.weight-decay", Number, "0.01", "Share of a parameter removed per step, times the learning rate"),
-        key("optimizer.decay-vectors", Flag, "false", "Decay norm weights and biases too"),
+        key("optimizer.kind", Choice(&["adamw", "sgd", "lion", "muon"]), "\"adamw\"", "Which one").or(&["optimizer"]),
+        key("optimizer.beta1", Number, "", "Decay of the first moment; default: 0.9, lion 0.95").or(&["adam-beta1", "lion-beta1"]),
+        key("optimizer.beta2", Number, "", "Decay of the second moment; default: 0.999, lion 0.98").or(&["adam-beta2", "lion-beta2"]),
+        key("optimizer.eps", Number, "", "Added to the root of the second moment; default: 1e-8").or(&["adam-eps"]),
+        key("optimizer.momentum", Number, "", "Share of the sum of gradients kept per step; default: sgd 0.9, muon 0.95")
+            .or(&["sgd-momentum", "muon-momentum"]),
+        key("optimizer.nesterov", Flag, "", "Look a step ahead; default: sgd false, muon true").or(&["muon-nesterov"]),
+        key("optimizer.ns-steps", Count, "", "Newton-Schulz iterations; default: 5").or(&["muon-num-ns-steps"]),
+        key("optimizer.scale", Choice(&["spectral", "unit-rms", "shape-scaling"]), "", "Size of an orthogonal update; default: spectral")
+            .or(&["muon-scale-mode"]),
+        key("optimizer.extra-scale", Number, "", "Multiplies it; default: 1.0").or(&["muon-extra-scale-factor"]),
+        key("optimizer.weight-decay", Number, "", "Share of a parameter removed per step, times the learning rate; default: 0.01"),
+        key("optimizer.decay-vectors", Flag, "", "Decay norm weights and biases too; default: false"),
+        key("loss-scale.initial-scale", Number, "4294967296.0", "The first factor").or(&["init", "initial-loss-scale"]),
+        key("loss-scale.min-scale", Number, "1.0", "No factor is smaller").or(&["min", "min-loss-scale"]),
+        key("loss-scale.growth-factor", Number, "2.0", "Multiplies the factor when it grows"),
+        key("loss-scale.backoff-factor", Number, "0.5", "Multiplies the factor when it shrinks"),
+        key("loss-scale.growth-interval", Count, "1000", "Steps without overflow after which it grows").or(&["loss-scale-window"]),
+        key("loss-scale.hysteresis", Count, "2", "Overflows after which it shrinks"),
         key("data.prefixes", Paths, "[]", "Prefixes of .bin/.idx pairs"),
         key("data.weights", Numbers, "\"none\"", "How much of each prefix; none: everything once").optional(),
         key("data.text", Paths, "[]", "Instead of prefixes: .txt or .jsonl files to tokenize at the start"),
@@ -141,6 +196,9 @@ pub const KEYS: &[Key] = {
         key("checkpoint.async", Flag, "true", "Write in the background").or(&["async-save"]),
         key("checkpoint.resume", Text, "\"if-present\"", "if-present, never, or the path of a checkpoint to go on from"),
         key("output.directory", Path, "", "Folder of logs, metrics and prepared text; default: runs/ and the name of the file"),
+        key("log.jsonl", Path, "\"none\"", "File for the numbers of every step, a JSON object per line").optional(),
+        key("log.tensorboard", Path, "\"none\"", "Folder for the same as TensorBoard events").or(&["tensorboard-dir"]).optional(),
+        key("log.trace", Path, "\"none\"", "File for what every rank did when in a step, for chrome://tracing or Perfetto").optional(),
     ]
 };
 

@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::layer::Written;
 use crate::data::Split;
 use crate::lr::{LrDecay, Span};
+use models::recompute::Module;
 
 /// The kind of a key's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub enum Kind {
     Shares,
     /// The form of a learning-rate schedule, an [`LrDecay`].
     Form,
+    /// Parts of a layer that are computed again, [`Module`]s; one may stand alone.
+    Modules,
 }
 
 /// What stands for a value that is left out.
@@ -59,6 +62,7 @@ impl Kind {
             Self::Form => "constant, linear, cosine, inverse-square-root, or { wsd = { tail = \"100 steps\", form = \
                            \"linear\" | \"cosine\" | \"exponential\" | \"minus-sqrt\" } }"
                 .into(),
+            Self::Modules => "a list of core-attention, mlp-activation and norms".into(),
         }
     }
 
@@ -86,6 +90,8 @@ impl Kind {
             Self::Length => return normal::<Span>(json),
             Self::Shares => return normal::<Split>(json),
             Self::Form => return normal::<LrDecay>(json),
+            Self::Modules if json.is_string() => return normal::<Vec<Module>>(Value::Array(vec![json])),
+            Self::Modules => return normal::<Vec<Module>>(json),
         };
         fits.then_some(json)
     }
@@ -122,8 +128,10 @@ impl Kind {
                     string()
                 }
             }
-            Self::Paths | Self::Numbers if text.starts_with('[') => written(text),
-            Self::Paths => Some(text.split(',').map(|path| path.trim().to_string()).collect::<Vec<_>>().into()),
+            Self::Paths | Self::Numbers | Self::Modules if text.starts_with('[') => written(text),
+            Self::Paths | Self::Modules => {
+                Some(text.split(',').map(|path| path.trim().to_string()).collect::<Vec<_>>().into())
+            }
             Self::Numbers => written(&format!("[{text}]")),
         }
     }
@@ -163,6 +171,8 @@ mod tests {
         assert_eq!(read(Kind::Length, "100"), Some(json!("100 steps")));
         assert_eq!(read(Kind::Length, "6400 samples"), Some(json!("6400 samples")));
         assert_eq!(read(Kind::Shares, "95, 5"), Some(json!("95,5,0")));
+        assert_eq!(read(Kind::Modules, "core_attn, layernorm"), Some(json!(["core-attention", "norms"])));
+        assert_eq!(Kind::Modules.accept(&toml::Value::from("norms")), Some(json!(["norms"])));
         let wsd = "{ wsd = { tail = 10, form = \"linear\" } }";
         assert_eq!(read(Kind::Form, wsd), Some(json!({ "wsd": { "tail": "10 steps", "form": "linear" } })));
     }
@@ -183,6 +193,7 @@ mod tests {
             (Kind::Shares, "1,2,3,4"),
             (Kind::Form, "square"),
             (Kind::Path, ""),
+            (Kind::Modules, "mlp"),
         ] {
             assert_eq!(read(kind, text), None, "{kind:?} {text}");
         }

@@ -21,6 +21,8 @@
 
 mod changes;
 mod check;
+mod foreign;
+mod job;
 mod keys;
 mod kind;
 mod layer;
@@ -37,5 +39,5 @@ pub use kind::Kind;
 pub use model::{ModelSection, presets, size_names};
 pub use problem::{ConfigErrors, Place, Problem};
 pub use run::{
-    CheckpointSection, DataSection, EvaluationSection, OutputSection, Precision, RunConfig, TrainingSection,
+    CheckpointSection, DataSection, EvaluationSection, LogSection, OutputSection, Precision, RunConfig, TrainingSection,
 };

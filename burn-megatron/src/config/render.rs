@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
+use super::foreign::{belongs, decider};
 use super::keys::{KEYS, SECTIONS, SIZES};
 use super::kind::NONE;
 use super::model::{sizes, snake};
@@ -20,6 +21,13 @@ impl RunConfig {
         for (section, doc) in SECTIONS {
             let _ = write!(text, "{}# {doc}\n[{section}]\n", if text.is_empty() { "" } else { "\n" });
             for key in KEYS.iter().filter(|key| key.section() == section && key.path != "model.preset") {
+                let value = |path: &str| {
+                    let (section, name) = path.split_once('.').unwrap_or_default();
+                    values[section][name].as_str().unwrap_or_default()
+                };
+                if decider(key.path).is_some_and(|decider| !belongs(key.path, value(decider))) {
+                    continue;
+                }
                 line(&mut text, key.name(), &values[section][key.name()], key.doc);
             }
             if section == "model" {

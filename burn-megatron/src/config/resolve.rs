@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::keys::{KEYS, Key, SECTIONS, find};
+use super::foreign::{belongs, decider, defaults, owners};
+use super::keys::{KEYS, SECTIONS, find};
 use super::kind::NONE;
 use super::layer::{Entry, read_file, read_overrides};
 use super::model::{self, Base, Hints};
@@ -46,6 +47,8 @@ impl RunConfig {
 /// Values by path, while they are collected.
 struct Values {
     values: BTreeMap<&'static str, Value>,
+    /// Where keys were written last.
+    given: BTreeMap<&'static str, Place>,
     sizes: Vec<Entry>,
     base: Base,
     problems: Vec<Problem>,
@@ -53,15 +56,9 @@ struct Values {
 
 impl Values {
     fn defaults() -> Self {
-        let text = |key: &Key| format!("value = {}", key.default);
-        let mut values = BTreeMap::new();
-        for key in KEYS.iter().filter(|key| !key.default.is_empty()) {
-            let table: toml::Table = text(key).parse().expect("defaults are TOML");
-            let none = key.optional && table["value"].as_str() == Some(NONE);
-            let value = if none { Value::Null } else { key.kind.accept(&table["value"]).expect("defaults are legal") };
-            values.insert(key.path, value);
-        }
-        Self { values, sizes: Vec::new(), base: Base::Default, problems: Vec::new() }
+        let with_default = KEYS.iter().filter(|key| !key.default.is_empty());
+        let values = with_default.map(|key| (key.path, key.default_value())).collect();
+        Self { values, given: BTreeMap::new(), sizes: Vec::new(), base: Base::Default, problems: Vec::new() }
     }
 
     fn layer(&mut self, entries: Vec<Entry>) {
@@ -84,7 +81,10 @@ impl Values {
             }
             let none = key.optional && entry.value.is(NONE);
             match if none { Some(Value::Null) } else { key.kind.take(&entry.value) } {
-                Some(value) => drop(self.values.insert(key.path, value)),
+                Some(value) => {
+                    self.values.insert(key.path, value);
+                    self.given.insert(key.path, entry.place.clone());
+                }
                 None => self.problems.push(problem(format!("{} = {} is not {}", entry.path, entry.value, key.legal()))),
             }
         }
@@ -126,6 +126,7 @@ impl Values {
 
     /// Fills what nothing says from other keys.
     fn derive(&mut self, directory: &Path) {
+        self.sort_out();
         let steps = self.number("training.steps");
         let samples = steps.saturating_mul(self.number("training.global-batch"));
         let documents = if self.files("data.text") == 1 { "paragraph" } else { "file" };
@@ -140,6 +141,35 @@ impl Values {
         self.fill("checkpoint.every", self.values["evaluation.every"].clone());
         let output = PathBuf::from(self.text("output.directory").unwrap_or_default());
         self.fill("checkpoint.directory", output.join("checkpoints").display().to_string().into());
+    }
+
+    /// Refuses keys that another key's value leaves without meaning; what a file says gives way where the command line
+    /// has changed that other key. The optimizer's other keys get the defaults of its kind.
+    fn sort_out(&mut self) {
+        let given = std::mem::take(&mut self.given);
+        for (&path, place) in &given {
+            let Some(decider) = decider(path) else { continue };
+            let decided = self.text(decider).unwrap_or_default();
+            if belongs(path, &decided) {
+                continue;
+            }
+            let value = self.values.remove(path).unwrap_or_default();
+            if let Some(key) = find(path).filter(|key| !key.default.is_empty()) {
+                self.values.insert(path, key.default_value());
+            }
+            if *place != Place::CommandLine && given.get(decider) == Some(&Place::CommandLine) {
+                continue;
+            }
+            let what =
+                format!("{path} = {value} has no meaning with {decider} = {decided}; only with {}", owners(path));
+            self.problems.push(Problem { place: place.clone(), what });
+        }
+        let kind = self.text("optimizer.kind").unwrap_or_default();
+        for (name, value) in defaults(&kind).as_object().into_iter().flatten() {
+            if let Some(key) = find(&format!("optimizer.{name}")) {
+                self.fill(key.path, value.clone());
+            }
+        }
     }
 
     fn fill(&mut self, path: &'static str, value: Value) {

@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::FloatDType;
 use clap::ValueEnum;
+use models::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 
 use super::model::ModelSection;
 use crate::data::{Blend, GptDataConfig, Split};
 use crate::engine::{EngineConfig, LossMean};
 use crate::lr::LrConfig;
-use crate::optim::AdamWConfig;
+use crate::optim::{LossScalerConfig, OptimizerConfig};
+use crate::schedule::PipelineConfig;
 
 /// Everything that one TOML file says about a run. [`KEYS`](super::KEYS) says what each key means.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,12 +23,19 @@ pub struct RunConfig {
     pub model: ModelSection,
     /// How ranks are divided.
     pub parallel: ParallelLayout,
+    /// How a pipeline's stages are cut and take turns.
+    pub pipeline: PipelineConfig,
+    /// What is computed again.
+    pub recompute: Recompute,
     /// The steps.
     pub training: TrainingSection,
     /// The learning rate.
     pub lr: LrConfig,
     /// The optimizer.
-    pub optimizer: AdamWConfig,
+    pub optimizer: OptimizerConfig,
+    /// The factor of fp16 gradients.
+    #[serde(rename = "loss-scale")]
+    pub loss_scale: LossScalerConfig,
     /// What is learned.
     pub data: DataSection,
     /// Loss on held-out data.
@@ -35,6 +44,8 @@ pub struct RunConfig {
     pub checkpoint: CheckpointSection,
     /// What a run writes.
     pub output: OutputSection,
+    /// Files that follow a run's numbers.
+    pub log: LogSection,
 }
 
 /// `[training]`
@@ -67,6 +78,21 @@ pub enum Precision {
     F32,
     /// Double precision
     F64,
+    /// Weights and activations in bf16, optimizer and gradients in fp32
+    Bf16,
+    /// The same in fp16
+    F16,
+}
+
+impl Precision {
+    /// Bytes of a weight.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Precision::F64 => 8,
+            Precision::F32 => 4,
+            Precision::Bf16 | Precision::F16 => 2,
+        }
+    }
 }
 
 impl From<Precision> for FloatDType {
@@ -74,6 +100,8 @@ impl From<Precision> for FloatDType {
         match precision {
             Precision::F32 => FloatDType::F32,
             Precision::F64 => FloatDType::F64,
+            Precision::Bf16 => FloatDType::BF16,
+            Precision::F16 => FloatDType::F16,
         }
     }
 }
@@ -149,12 +177,27 @@ pub struct OutputSection {
     pub directory: PathBuf,
 }
 
+/// `[log]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct LogSection {
+    /// A JSON object per step.
+    pub jsonl: Option<PathBuf>,
+    /// TensorBoard's event files.
+    pub tensorboard: Option<PathBuf>,
+    /// What every rank did when, in a step.
+    pub trace: Option<PathBuf>,
+}
+
 impl RunConfig {
     /// What the engine must know.
     pub fn engine(&self) -> EngineConfig {
         let training = &self.training;
         EngineConfig {
-            optimizer: self.optimizer.into(),
+            optimizer: self.optimizer,
+            pipeline: self.pipeline.clone(),
+            recompute: self.recompute.clone(),
+            loss_scale: self.loss_scale,
             clip: training.clip,
             loss: training.loss,
             seed: training.seed,

@@ -5,7 +5,9 @@ use models::{FamilyConfig, GptConfig, LlamaConfig};
 
 use super::*;
 use crate::lr::{LrDecay, Span, WsdDecay};
-use crate::optim::AdamWConfig;
+use crate::optim::{AdamWConfig, LionConfig, MuonConfig, OptimizerConfig, SgdConfig};
+use crate::schedule::ScheduleKind;
+use models::recompute::{Granularity, Method, Module};
 
 fn parse(text: &str, overrides: &[(&str, &str)]) -> Result<RunConfig, ConfigErrors> {
     let overrides: Vec<(String, String)> =
@@ -37,7 +39,8 @@ fn hf(name: &str) -> tempfile::TempDir {
 #[test]
 fn defaults_are_those_of_the_parts() {
     let config = good("", &[]);
-    assert_eq!(config.optimizer, AdamWConfig::default());
+    assert_eq!(config.optimizer, OptimizerConfig::default());
+    assert_eq!((config.recompute.clone(), config.loss_scale), Default::default());
     assert_eq!(config.parallel, ParallelLayout::default());
     assert_eq!(config.model.config, FamilyConfig::Llama(LlamaConfig::tiny()));
     assert_eq!(config.lr.decay, Span::Steps(1000));
@@ -57,6 +60,11 @@ fn what_is_printed_reads_the_same() {
         good("[model]\npreset = \"llama3-1b\"\n", &[("lr.form", "{ wsd = { tail = 5, form = \"minus-sqrt\" } }")]),
         good("[data]\nprefixes = [\"a b\", \"c\"]\nweights = [0.3, 1]\neod-id = 0\n", &[("optimizer.eps", "1e-15")]),
         good(TEXT, &[("model.hf", &hf), ("checkpoint.keep-every", "500"), ("parallel.sp", "true")]),
+        good("[optimizer]\nkind = \"muon\"\nscale = \"unit-rms\"\n", &[("log.trace", "trace.json")]),
+        good("[training]\ndtype = \"f16\"\n[loss-scale]\ninit = 1024\n", &[("optimizer.kind", "sgd")]),
+        good("[pipeline]\nlayout = \"Et|tL\"\nschedule = \"zb-h1\"\n", &[("parallel.pp", "2")]),
+        good("[recompute]\ngranularity = \"selective\"\nmodules = [\"norms\"]\n", &[]),
+        good("[recompute]\ngranularity = \"full\"\nmethod = \"block\"\n", &[]),
     ];
     for run in runs {
         let text = run.to_toml();
@@ -66,9 +74,12 @@ fn what_is_printed_reads_the_same() {
 
 #[test]
 fn every_key_is_printed_with_its_meaning() {
-    let text = good("", &[]).to_toml();
+    let adamw = "[training]\ndtype = \"f16\"\n[recompute]\ngranularity = \"full\"\n";
+    let texts = [good(adamw, &[]), good("[recompute]\ngranularity = \"selective\"\n", &[("optimizer.kind", "muon")])];
+    let texts = texts.map(|config| config.to_toml());
     for key in KEYS.iter().filter(|key| key.path != "model.preset") {
-        let line = text.lines().find(|line| line.ends_with(key.doc) && line.starts_with(key.name()));
+        let mut lines = texts.iter().flat_map(|text| text.lines());
+        let line = lines.find(|line| line.ends_with(key.doc) && line.starts_with(key.name()));
         assert!(line.is_some(), "{}", key.path);
     }
 }
@@ -127,12 +138,12 @@ fn unknown_keys_are_named_with_place_and_closest_key() {
 
 #[test]
 fn wrong_values_are_named_with_key_and_legal_values() {
-    let file = "[training]\nsteps = \"many\"\ndtype = \"f16\"\n[model]\nhidden-size = 1.5\n";
+    let file = "[training]\nsteps = \"many\"\ndtype = \"f8\"\n[model]\nhidden-size = 1.5\n";
     assert_eq!(
         refusal(file, &[("lr.max", "high")]),
         "4 problems\n  \
          run.toml:2: training.steps = \"many\" is not a whole number of at least 1\n  \
-         run.toml:3: training.dtype = \"f16\" is not one of f32, f64\n  \
+         run.toml:3: training.dtype = \"f8\" is not one of f32, f64, bf16, f16\n  \
          command line: lr.max = high is not a finite number\n  \
          run.toml:5: model.hidden-size = 1.5 is not a whole number of at least 0"
     );
@@ -231,7 +242,7 @@ fn contradictions_are_found_together() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(contradiction("").contains("data.prefixes or data.text is needed"));
-    assert!(contradiction("[parallel]\npp = 2\n").contains("pipeline-parallel 2 does not run yet"));
+    assert!(contradiction("[parallel]\ncp = 2\n").contains("context-parallel 2 does not run yet"));
     let gpt = "[model]\npreset = \"gpt-tiny\"\nattention-dropout = 0.1\n";
     assert!(contradiction(gpt).contains("attention_dropout = 0.1"));
     assert!(contradiction("[model]\nnum-key-value-heads = 3\n").contains("num_key_value_heads = 3 does not divide"));
@@ -243,4 +254,77 @@ fn schedules_are_written_in_steps_or_samples() {
     let lr = good(file, &[]).lr;
     assert_eq!((lr.warmup, lr.decay), (Span::Samples(640), Span::Steps(50)));
     assert_eq!(lr.form, LrDecay::Wsd { tail: Span::Steps(10), form: WsdDecay::Linear });
+}
+
+#[test]
+fn every_optimizer_has_its_own_keys_and_defaults() {
+    let kind = |kind: &str| good("", &[("optimizer.kind", kind)]).optimizer;
+    assert_eq!(kind("sgd"), OptimizerConfig::Sgd(SgdConfig::default()));
+    assert_eq!(kind("lion"), OptimizerConfig::Lion(LionConfig::default()));
+    assert_eq!(kind("muon"), OptimizerConfig::Muon(MuonConfig::default()));
+    let lion = "[optimizer]\noptimizer = \"lion\"\nlion-beta2 = 0.99\n";
+    assert_eq!(good(lion, &[]).optimizer, OptimizerConfig::Lion(LionConfig { beta2: 0.99, ..LionConfig::default() }));
+
+    assert_eq!(
+        refusal("[optimizer]\nkind = \"sgd\"\nbeta2 = 0.9\n", &[]),
+        "run.toml:3: optimizer.beta2 = 0.9 has no meaning with optimizer.kind = sgd; only with adamw, lion, muon"
+    );
+    assert!(refusal("", &[("optimizer.ns-steps", "3")]).contains("with optimizer.kind = adamw; only with muon"));
+    // The command line takes another optimizer than the file, whose constants then do not count.
+    let file = "[optimizer]\nbeta1 = 0.8\neps = 1e-6\n";
+    assert_eq!(good(file, &[]).optimizer, AdamWConfig { beta1: 0.8, eps: 1e-6, ..AdamWConfig::default() }.into());
+    assert_eq!(good(file, &[("optimizer.kind", "sgd")]).optimizer, OptimizerConfig::Sgd(SgdConfig::default()));
+    assert!(contradiction("[optimizer]\nkind = \"sgd\"\nmomentum = 1\n").contains("optimizer.momentum = 1 is not"));
+}
+
+#[test]
+fn pipelines_are_checked_before_anything_starts() {
+    let head =
+        "[training]\nglobal-batch = 8\nmicro-batch = 1\n[model]\nnum-hidden-layers = 6\n[data]\ntext = [\"a\"]\n";
+    let with = |overrides: &[(&str, &str)]| good(head, overrides);
+    let said = |overrides: &[(&str, &str)]| with(overrides).check().unwrap_err().to_string();
+    let run = with(&[("parallel.pp", "2"), ("pipeline.decoder-first-pipeline-num-layers", "2")]);
+    assert_eq!(run.check(), Ok(()));
+    let job = run.job().unwrap();
+    assert_eq!((job.schedule.kind, job.stages.layer_counts()), (ScheduleKind::OneFOneB, vec![2, 4]));
+    assert_eq!(
+        said(&[("parallel.pp", "4")]),
+        "pipeline: layers 6 do not divide over 4 ranks of 1 stages; nearest legal: layers 4, 8, or pipeline-layout \
+         Et|(tt|)*2tL"
+    );
+    let v = [("parallel.pp", "2"), ("parallel.vpp", "3"), ("pipeline.schedule", "zb-v")];
+    assert_eq!(said(&v), "pipeline: virtual-pipeline 3 does not fit schedule zb-v; nearest legal: 2");
+    let groups = [("parallel.pp", "2"), ("parallel.vpp", "3"), ("pipeline.group-size", "9")];
+    assert!(said(&groups).contains("nearest legal: microbatch-group-size 8"), "{}", said(&groups));
+    assert!(said(&[("parallel.vpp", "2")]).contains("virtual-pipeline 2 needs pipeline-parallel 2"));
+}
+
+#[test]
+fn what_is_recomputed_is_written_as_in_megatron() {
+    let file =
+        "[recompute]\nrecompute-granularity = \"selective\"\nrecompute-modules = [\"core_attn\", \"layernorm\"]\n";
+    let recompute = good(file, &[]).recompute;
+    assert_eq!(recompute.modules, [Module::CoreAttention, Module::Norms]);
+    let full = [("recompute.granularity", "full"), ("recompute.method", "block"), ("recompute.num-layers", "3")];
+    let recompute = good(file, &full).recompute;
+    assert_eq!((recompute.granularity, recompute.method, recompute.num_layers), (Granularity::Full, Method::Block, 3));
+    assert_eq!(
+        refusal(file, &[("recompute.num-layers", "3")]),
+        "command line: recompute.num-layers = 3 has no meaning with recompute.granularity = selective; only with full"
+    );
+    let empty = "[recompute]\ngranularity = \"selective\"\nmodules = []\n";
+    assert!(contradiction(empty).contains("recompute.modules is empty"));
+}
+
+#[test]
+fn loss_scales_belong_to_fp16() {
+    let f16 =
+        good("[training]\ndtype = \"f16\"\n[loss-scale]\ninitial-loss-scale = 1024\nloss-scale-window = 7\n", &[]);
+    assert_eq!((f16.loss_scale.initial_scale, f16.loss_scale.growth_interval), (1024.0, 7));
+    assert_eq!(
+        refusal("[loss-scale]\nmin = 2\n", &[]),
+        "run.toml:2: loss-scale.min-scale = 2.0 has no meaning with training.dtype = f32; only with f16"
+    );
+    let low = "[training]\ndtype = \"f16\"\n[loss-scale]\ninit = 1\nmin = 2\n";
+    assert!(contradiction(low).contains("loss-scale.initial-scale = 1 is below loss-scale.min-scale = 2"));
 }

@@ -7,6 +7,7 @@ use crate::optim::{BucketSpec, Optimizer};
 use crate::trace::{Recorder, What};
 use backend_dist::ops::{Tape, weight_grads};
 use backend_dist::shard::Unit;
+use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use models::layers::DropoutKey;
 use models::{CausalLm, Recompute};
@@ -235,6 +236,9 @@ impl<M: CausalLm> Chunk<M> {
             for bucket in uses {
                 pass.optimizer.accumulate(*bucket, self.model(), &mut grads);
             }
+            if pass.place == (0, 0) {
+                self.refuse_strangers(&self.steps[step].segment.link, &grads);
+            }
         }
         if self.zero >= 2 {
             let mark = pass.recorder.begin();
@@ -242,6 +246,28 @@ impl<M: CausalLm> Chunk<M> {
                 pass.optimizer.complete(*bucket);
             }
             pass.recorder.end(mark, What::ReduceGradients, Some(pass.place.0), Some(pass.place.1));
+        }
+    }
+
+    /// A gradient that is left over belongs to a parameter of another unit: it would be lost.
+    fn refuse_strangers(&self, link: &Link, grads: &Gradients) {
+        struct Left<'a>(&'a Gradients, Option<u64>);
+
+        impl ModuleVisitor for Left<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                if param.val().grad(self.0).is_some() {
+                    self.1 = Some(param.id.val());
+                }
+            }
+        }
+        let mut left = Left(grads, None);
+        self.model().visit(&mut left);
+        if let Some(spec) = left.1.and_then(|id| self.model().registry().get(id)) {
+            panic!(
+                "parameter `{}` belongs to {:?} but is used in {link:?} too: create it in the unit that uses it                  (`ParamBuilder::begin`), or as `Unit::Tied` if embedding and head share it",
+                spec.name(),
+                spec.unit
+            );
         }
     }
 
@@ -302,8 +328,6 @@ fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pass: &Pass, t
 
 /// Element type of a model's parameters; `None` if it has none.
 pub(super) fn dtype_of<M: CausalLm>(model: &M) -> Option<DType> {
-    use burn::module::{ModuleVisitor, Param};
-
     struct First(Option<DType>);
 
     impl ModuleVisitor for First {

@@ -30,7 +30,8 @@ use burn::train::{LearnerModel, TrainingStrategy};
 
 use data_parallel::DataParallel;
 pub use model_parallel::{
-    BatchStream, CheckpointOptions, Description, GlobalBatch, Megatron, Pretraining, Resume, global_weights, loss_over,
+    BatchStream, CheckpointOptions, Description, GlobalBatch, LogOptions, Megatron, Pretraining, Resume,
+    global_weights, loss_over,
 };
 use outcome::Reported;
 

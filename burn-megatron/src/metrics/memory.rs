@@ -1,4 +1,19 @@
-//! Memory of this process as the operating system sees it.
+//! Memory of the ranks, or of this process as the operating system sees it.
+
+use backend_dist::memory;
+
+/// The most bytes that one of the CPU ranks `0..world` has held at once since the last call, the largest of them, where a
+/// [`RankAllocator`](memory::RankAllocator) counts them; else the resident memory of the process, where `/proc` tells.
+///
+/// One rank calls it after each step; what another is still doing counts in its next one.
+pub fn step_memory(world: usize) -> Option<u64> {
+    if !memory::is_counting() {
+        return resident_bytes();
+    }
+    let peak = (0..world).map(memory::peak).max();
+    (0..world).for_each(memory::reset_peak);
+    peak
+}
 
 /// Resident memory of the process in bytes, or `None` where `/proc` does not exist.
 pub fn resident_bytes() -> Option<u64> {

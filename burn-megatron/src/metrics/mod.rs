@@ -3,18 +3,21 @@
 //! Every rank's numbers are already reduced when they get here: a [`StepStats`] is one optimizer step of the whole
 //! world, an [`EvalStats`] one validation batch of the whole world, both plain host numbers.
 
+mod jsonl;
 mod memory;
 mod reading;
+mod run_log;
 mod running;
 mod saves;
 mod stats;
-mod steps_log;
+mod tensorboard;
 
-pub use memory::resident_bytes;
+pub use memory::{resident_bytes, step_memory};
 pub use reading::{
     GradNorm, GradNormReading, LearningRate, LearningRateReading, Loss, LossReading, Memory, MemoryReading, Perplexity,
-    PerplexityReading, Reading, StepMetric, Throughput, ThroughputReading,
+    PerplexityReading, Reading, StepMetric, Teraflops, TeraflopsReading, Throughput, ThroughputReading, Utilisation,
+    UtilisationReading,
 };
+pub use run_log::{LogFiles, RunLog};
 pub use saves::Checkpoints;
-pub use stats::{EvalStats, LoadStats, SaveStats, StepStats, TokenLoss};
-pub use steps_log::StepsLog;
+pub use stats::{EvalStats, FlopsPerToken, LoadStats, SaveStats, StepStats, TokenLoss};

@@ -179,7 +179,40 @@ impl Reading for LearningRateReading {
     }
 }
 
-/// Resident memory of the process.
+/// Teraflops per second of one rank, attention counted as Megatron-LM does; NaN where the model's cost is not known.
+#[derive(Clone)]
+pub struct TeraflopsReading;
+/// [`TeraflopsReading`] as a metric.
+pub type Teraflops = StepMetric<TeraflopsReading>;
+
+impl Reading for TeraflopsReading {
+    type Input = StepStats;
+    const NAME: &'static str = "Teraflops";
+    const HIGHER_IS_BETTER: bool = true;
+
+    fn read(input: &StepStats) -> (f64, u64) {
+        (input.teraflops().unwrap_or(f64::NAN), 1)
+    }
+}
+
+/// Model FLOPs utilisation in percent; NaN where the peak of the device is not known.
+#[derive(Clone)]
+pub struct UtilisationReading;
+/// [`UtilisationReading`] as a metric.
+pub type Utilisation = StepMetric<UtilisationReading>;
+
+impl Reading for UtilisationReading {
+    type Input = StepStats;
+    const NAME: &'static str = "MFU";
+    const UNIT: Option<&'static str> = Some("%");
+    const HIGHER_IS_BETTER: bool = true;
+
+    fn read(input: &StepStats) -> (f64, u64) {
+        (input.mfu().unwrap_or(f64::NAN) * 100.0, 1)
+    }
+}
+
+/// Memory of the fullest rank, or of the process; see [`StepStats::memory`].
 #[derive(Clone)]
 pub struct MemoryReading;
 /// [`MemoryReading`] as a metric.

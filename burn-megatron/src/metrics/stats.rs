@@ -15,8 +15,19 @@ pub struct TokenLoss {
     pub tokens: u64,
 }
 
-/// One optimizer step of the whole world.
+/// Floating-point operations that one token of training takes; see [`flops`](crate::flops).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FlopsPerToken {
+    /// A causal attention counted as it is, as Megatron-LM.
+    pub causal: f64,
+    /// A causal attention counted in full, as torchtitan.
+    pub full: f64,
+    /// What a rank's device could do per second at best, if that is known.
+    pub peak: Option<f64>,
+}
+
+/// One optimizer step of the whole world.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepStats {
     /// Number of the step, from 1.
     pub step: u64,
@@ -30,8 +41,25 @@ pub struct StepStats {
     pub lr: f64,
     /// Wall-clock seconds of this step.
     pub seconds: f64,
-    /// Resident memory of the process in bytes, 0 where the system does not tell.
+    /// The most bytes that a rank held at once in this step, the largest of all ranks, where a
+    /// [`RankAllocator`](backend_dist::memory::RankAllocator) counts them; else the resident memory of the process; 0
+    /// where the system does not tell.
     pub memory: u64,
+    /// Ranks of the world.
+    #[serde(skip)]
+    pub ranks: u64,
+    /// What a token costs, if that is known.
+    #[serde(skip)]
+    pub flops: Option<FlopsPerToken>,
+    /// Scale of the loss, where gradients are 16-bit floats with a small range.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// The gradients overflowed at that scale, and nothing was updated.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+    /// The share of this step in which pipeline ranks did not compute, if the step was traced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bubble: Option<f64>,
     /// The checkpoint that became complete since the step before, if one did.
     #[serde(skip)]
     pub saved: Option<SaveStats>,
@@ -83,6 +111,50 @@ impl StepStats {
     pub fn tokens_per_second(&self) -> f64 {
         self.tokens as f64 / self.seconds
     }
+
+    /// Tokens per second of one rank.
+    pub fn tokens_per_second_per_rank(&self) -> f64 {
+        self.tokens_per_second() / self.ranks.max(1) as f64
+    }
+
+    /// Teraflops per second of one rank, attention counted as Megatron-LM does.
+    pub fn teraflops(&self) -> Option<f64> {
+        self.flops.map(|flops| self.tokens_per_second_per_rank() * flops.causal / 1e12)
+    }
+
+    /// Model FLOPs utilisation of one rank, attention counted as Megatron-LM does.
+    pub fn mfu(&self) -> Option<f64> {
+        let flops = self.flops?;
+        Some(self.tokens_per_second_per_rank() * flops.causal / flops.peak?)
+    }
+
+    /// The step with all that follows from it, for files.
+    pub(super) fn line(&self) -> StepLine<'_> {
+        let per_rank = self.tokens_per_second_per_rank();
+        StepLine {
+            stats: self,
+            tokens_per_second: self.tokens_per_second(),
+            tokens_per_second_per_rank: per_rank,
+            teraflops_per_rank: self.teraflops(),
+            teraflops_per_rank_full_attention: self.flops.map(|flops| per_rank * flops.full / 1e12),
+            mfu: self.mfu(),
+        }
+    }
+}
+
+/// All metrics of a step by the names that files use.
+#[derive(Serialize)]
+pub(super) struct StepLine<'a> {
+    #[serde(flatten)]
+    stats: &'a StepStats,
+    tokens_per_second: f64,
+    tokens_per_second_per_rank: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    teraflops_per_rank: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    teraflops_per_rank_full_attention: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mfu: Option<f64>,
 }
 
 /// One validation batch of the whole world.

@@ -100,7 +100,7 @@ mod tests {
         for name in ["TP1 x2", "DP2 selective", "TP2 SP x2", "DP2 ZeRO3 x2"] {
             assert!(two.iter().any(|two| two.starts_with(name)), "{name} is not in {two:?}");
         }
-        for words in ["PP2 x2 gpipe Et|ttL", "PP2 VPP2 x4 interleaved Et|t|t|L", "PP2 VPP2 x2 zb-v Et|t|t|L"] {
+        for words in ["PP2 x2 gpipe Ett|tL", "PP2 VPP2 x4 interleaved Et|(t|)*2L", "PP2 VPP2 x2 zb-v Et|(t|)*2L"] {
             assert!(two.iter().any(|two| two.starts_with(words)), "{words} is not in {two:?}");
         }
         let four = names(4, 4);

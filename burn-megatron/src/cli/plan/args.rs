@@ -1,30 +1,25 @@
 //! What to plan: schedule, stages, durations.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 
+use super::super::layout::LayoutArgs;
 use crate::schedule::stages::{Expected, Split, StageLayout};
 use crate::schedule::{Costs, ScheduleKind, ScheduleSpec, Ticks};
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Schedule")]
 pub(super) struct PipelineArgs {
-    /// none, gpipe, 1f1b, interleaved, zb-h1 or zb-v
-    #[arg(long, value_name = "NAME", default_value = "1f1b")]
-    schedule: ScheduleKind,
-    /// Ranks that the layers are divided over
-    #[arg(long, alias = "pipeline-model-parallel-size", value_name = "N", default_value_t = 1)]
-    pipeline_parallel: usize,
-    /// Model chunks per rank; makes 1f1b the interleaved schedule
-    #[arg(long, alias = "num-virtual-stages-per-pipeline-rank", value_name = "N")]
-    virtual_pipeline: Option<usize>,
+    /// none, gpipe, 1f1b, interleaved, zb-h1 or zb-v; by default 1f1b, which several chunks make interleaved
+    #[arg(long, value_name = "NAME")]
+    schedule: Option<ScheduleKind>,
     /// Micro-batches per step
-    #[arg(long, value_name = "N")]
-    micro_batches: usize,
+    #[arg(long, value_name = "N", required_unless_present = "config", conflicts_with = "config")]
+    micro_batches: Option<usize>,
     /// Interleaved: micro-batches that a chunk takes in a row; by default the number of ranks
     #[arg(long, alias = "microbatch-group-size-per-virtual-pipeline-stage", value_name = "N")]
     microbatch_group_size: Option<usize>,
     /// Only forward passes, as in an evaluation
-    #[arg(long)]
+    #[arg(long, conflicts_with = "config")]
     forward_only: bool,
 }
 
@@ -32,28 +27,28 @@ pub(super) struct PipelineArgs {
 #[command(next_help_heading = "Stages")]
 pub(super) struct StageArgs {
     /// Transformer layers; without it every stage counts the same
-    #[arg(long, alias = "num-layers", value_name = "N")]
+    #[arg(long, alias = "num-layers", value_name = "N", conflicts_with = "config")]
     layers: Option<usize>,
     /// Layers of the first rank
-    #[arg(long, alias = "decoder-first-pipeline-num-layers", value_name = "N", requires = "layers")]
+    #[arg(long, alias = "decoder-first-pipeline-num-layers", value_name = "N")]
     first_stage_layers: Option<usize>,
     /// Layers of the last rank
-    #[arg(long, alias = "decoder-last-pipeline-num-layers", value_name = "N", requires = "layers")]
+    #[arg(long, alias = "decoder-last-pipeline-num-layers", value_name = "N")]
     last_stage_layers: Option<usize>,
     /// The embedding takes the place of a layer
-    #[arg(long, alias = "account-for-embedding-in-pipeline-split", requires = "layers")]
+    #[arg(long, alias = "account-for-embedding-in-pipeline-split")]
     count_embedding: bool,
     /// The loss takes the place of a layer
-    #[arg(long, alias = "account-for-loss-in-pipeline-split", requires = "layers")]
+    #[arg(long, alias = "account-for-loss-in-pipeline-split")]
     count_loss: bool,
     /// Megatron's layout string, for example `Et*3|(tt|)*29,m|L`
     #[arg(
-        long, alias = "pipeline-model-parallel-layout", value_name = "TEXT", requires = "layers",
+        long, alias = "pipeline-model-parallel-layout", value_name = "TEXT",
         conflicts_with_all = ["first_stage_layers", "last_stage_layers", "count_embedding", "count_loss"]
     )]
     pipeline_layout: Option<String>,
     /// Layers of multi-token prediction in the layout string
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "pipeline_layout")]
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "pipeline_layout", conflicts_with = "config")]
     mtp_num_layers: usize,
 }
 
@@ -61,10 +56,10 @@ pub(super) struct StageArgs {
 #[command(next_help_heading = "Durations")]
 pub(super) struct DurationArgs {
     /// Forward, input gradient and weight gradients of a layer (of a stage without --layers), in any unit
-    #[arg(long, value_name = "F,I,W", value_delimiter = ',', default_value = "1,1,1")]
+    #[arg(long, value_name = "F,I,W", value_delimiter = ',', default_value = "1,1,1", conflicts_with = "config")]
     durations: Vec<Ticks>,
     /// One tensor from rank to rank, in the same unit
-    #[arg(long, value_name = "T", default_value_t = 0)]
+    #[arg(long, value_name = "T", default_value_t = 0, conflicts_with = "config")]
     transfer: Ticks,
 }
 
@@ -72,9 +67,11 @@ pub(super) struct DurationArgs {
 const MOST_PASSES: usize = 1 << 20;
 
 impl PipelineArgs {
-    pub(super) fn spec(&self) -> Result<ScheduleSpec> {
-        let mut spec = ScheduleSpec::new(self.schedule, self.pipeline_parallel, self.micro_batches);
-        if let Some(chunks) = self.virtual_pipeline {
+    pub(super) fn spec(&self, layout: &LayoutArgs) -> Result<ScheduleSpec> {
+        let kind = self.schedule.unwrap_or(ScheduleKind::OneFOneB);
+        let micro_batches = self.micro_batches.unwrap_or(1);
+        let mut spec = ScheduleSpec::new(kind, layout.pipeline_parallel.unwrap_or(1), micro_batches);
+        if let Some(chunks) = layout.virtual_pipeline {
             spec = spec.with_virtual_pipeline(chunks);
         }
         spec.group_size = self.microbatch_group_size;
@@ -91,7 +88,11 @@ impl PipelineArgs {
 
 impl StageArgs {
     pub(super) fn layout(&self, spec: &ScheduleSpec) -> Result<Option<StageLayout>> {
-        let Some(layers) = self.layers else { return Ok(None) };
+        let Some(layers) = self.layers else {
+            let given = self.keys().into_iter().find(|(_, value)| value.is_some());
+            return given
+                .map_or(Ok(None), |(key, _)| Err(anyhow!("--{key} says how --layers are divided; give it too")));
+        };
         if let Some(text) = &self.pipeline_layout {
             let expected = Expected {
                 layers,
@@ -110,6 +111,28 @@ impl StageArgs {
             count_loss: self.count_loss,
         };
         Ok(Some(split.layout()?))
+    }
+
+    /// As keys of a configuration's `pipeline` section, by the flag's name.
+    fn keys(&self) -> [(&'static str, Option<String>); 5] {
+        let number = |value: Option<usize>| value.map(|value| value.to_string());
+        let flag = |given: bool| given.then(|| "true".to_string());
+        [
+            ("first-stage-layers", number(self.first_stage_layers)),
+            ("last-stage-layers", number(self.last_stage_layers)),
+            ("count-embedding", flag(self.count_embedding)),
+            ("count-loss", flag(self.count_loss)),
+            ("pipeline-layout", self.pipeline_layout.clone()),
+        ]
+    }
+
+    /// What the flags say of a configuration's pipeline, with those of the schedule.
+    pub(super) fn overrides(&self, pipeline: &PipelineArgs) -> Vec<(String, String)> {
+        let schedule = pipeline.schedule.map(|kind| kind.name().to_string());
+        let group = pipeline.microbatch_group_size.map(|size| size.to_string());
+        let more = [("schedule", schedule), ("microbatch-group-size", group)];
+        let all = self.keys().into_iter().chain(more);
+        all.filter_map(|(key, value)| Some((format!("pipeline.{key}"), value?))).collect()
     }
 }
 

@@ -1,7 +1,9 @@
-//! `burn-megatron plan`: what a pipeline schedule costs, before anything starts.
+//! `burn-megatron plan`: what a run, or a pipeline schedule by itself, costs before anything starts.
 
 mod args;
+mod machine;
 mod report;
+mod run;
 #[cfg(test)]
 mod tests;
 
@@ -13,14 +15,21 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use args::{DurationArgs, PipelineArgs, StageArgs};
+use machine::MachineArgs;
 use report::Plan;
 
+use super::layout::LayoutArgs;
+use super::overrides::Overrides;
 use super::print;
 use crate::schedule::draw::{self, Colors};
 
 /// Arguments of `plan`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "With a CONFIG every key of the file is also a flag, as for train: --SECTION.KEY VALUE.")]
 pub struct Args {
+    /// The run's TOML file: memory, traffic and time of its step, and layouts that suit it. Without one only the schedule is planned
+    #[arg(value_name = "CONFIG")]
+    config: Option<PathBuf>,
     /// Draw the time line of every rank
     #[arg(long)]
     draw: bool,
@@ -28,18 +37,38 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
+    machine: MachineArgs,
+    #[command(flatten)]
     pipeline: PipelineArgs,
     #[command(flatten)]
     stages: StageArgs,
     #[command(flatten)]
     durations: DurationArgs,
+    #[command(flatten)]
+    layout: LayoutArgs,
+    #[command(flatten)]
+    overrides: Overrides,
 }
 
-/// Prints bubble and activations in flight, and draws.
+/// Prints what the run needs, or bubble and activations in flight of a schedule, and draws.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let plan = Plan::of(&args)?;
     let colors = if io::stdout().is_terminal() { Colors::Ansi } else { Colors::Off };
-    print(&plan.report(args.draw.then_some(colors))?)?;
+    let colors = args.draw.then_some(colors);
+    let plan = match &args.config {
+        Some(_) => {
+            let (text, plan) = run::plan(&args)?;
+            print(&text)?;
+            if let Some(colors) = colors {
+                print(&plan.drawing(colors))?;
+            }
+            plan
+        }
+        None => {
+            let plan = Plan::of(&args)?;
+            print(&plan.report(colors)?)?;
+            plan
+        }
+    };
     if let Some(file) = &args.svg {
         let svg = draw::svg(&plan.timeline, &plan.title(), &plan.bubble());
         fs::write(file, svg).with_context(|| file.display().to_string())?;

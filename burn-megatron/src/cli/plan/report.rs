@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use super::Args;
 use crate::schedule::draw::{self, Colors};
 use crate::schedule::stages::{Stage, StageLayout};
-use crate::schedule::{Costs, Link, Schedule, Timeline, bounds, simulate};
+use crate::schedule::{Costs, Link, Schedule, ScheduleSpec, Timeline, bounds, simulate};
 
 /// Columns of a drawing.
 const WIDTH: usize = 120;
@@ -22,9 +22,14 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn of(args: &Args) -> Result<Self> {
-        let spec = args.pipeline.spec()?;
+        let spec = args.pipeline.spec(&args.layout)?;
         let layout = args.stages.layout(&spec)?;
         let costs = args.durations.costs(&spec, layout.as_ref())?;
+        Self::new(spec, layout, costs)
+    }
+
+    /// Simulates a schedule with these durations.
+    pub(super) fn new(spec: ScheduleSpec, layout: Option<StageLayout>, costs: Costs) -> Result<Self> {
         let schedule = Schedule::new(spec)?;
         schedule.check().context("a schedule that cannot run was made; this is a bug")?;
         let timeline = simulate(&schedule, &costs, Link::Overlapped)?;
@@ -37,7 +42,7 @@ impl Plan {
             report += &self.stages(layout);
         }
         if let Some(colors) = draw {
-            report += &draw::text(&self.timeline, WIDTH, colors);
+            report += &self.drawing(colors);
         }
         let formula = if self.is_as_the_formula() { ", as the formula says" } else { "" };
         _ = writeln!(report, "{}{formula}", self.bubble());
@@ -51,6 +56,11 @@ impl Plan {
             }
         }
         Ok(report + &self.activations())
+    }
+
+    /// The time lines.
+    pub(super) fn drawing(&self, colors: Colors) -> String {
+        draw::text(&self.timeline, WIDTH, colors)
     }
 
     pub(super) fn title(&self) -> String {

@@ -83,6 +83,61 @@ fn transfers_that_stop_ranks_are_counted() {
     assert!(!report.contains("formula"), "{report}");
 }
 
+fn plan(line: &str) -> Result<String> {
+    let args = Command::try_parse_from(["plan"].into_iter().chain(line.split_whitespace()))?.args;
+    super::run::plan(&args).map(|(text, _)| text)
+}
+
+const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/configs/llama3_8b_8gpus.toml");
+
+#[test]
+fn the_example_fits_eight_h100() {
+    let text = plan(EXAMPLE).unwrap();
+    for part in ["8030261248 parameters", "DP8 ZeRO2, micro-batch 1, recompute selective on 8 x h100", "fits: ", "MFU "]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("nearest that fits"), "{text}");
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_the_nearest_that_does() {
+    let text = plan(&format!("{EXAMPLE} --memory 40 --all-ranks --gpus 16")).unwrap();
+    assert!(text.contains("DOES NOT FIT") && text.contains("of 40.0 GiB"), "{text}");
+    assert!(text.contains("nearest that fits\n") && text.contains("layouts on 16 x h100"), "{text}");
+}
+
+#[test]
+fn measured_rates_and_other_layouts_change_the_plan() {
+    let step = |flags: &str| {
+        let text = plan(&format!("{EXAMPLE} {flags}")).unwrap();
+        text.lines().find(|line| line.starts_with("step ")).unwrap().to_string()
+    };
+    assert_ne!(step("--tflops 300"), step(""));
+    assert_eq!(step("--gpu H100"), step(""));
+    assert_ne!(step("--gpu h200 --bandwidth 1000"), step("--gpu h200"));
+    let cut = "--pipeline-parallel 2 --data-parallel 4 --schedule zb-h1 --first-stage-layers 15";
+    let text = plan(&format!("{EXAMPLE} {cut}")).unwrap();
+    assert!(text.contains("PP2 DP4 ZeRO2 zb-h1") && text.contains("(zb-h1, micro-batches: 32)"), "{text}");
+}
+
+#[test]
+fn a_run_that_cannot_be_is_refused() {
+    for (flags, words) in [
+        ("--gpu h10", "legal: h100, "),
+        ("--pipeline-parallel 3", "nearest legal: layers 30, 33"),
+        ("--data-parallel 3", "nearest legal global batch: 126 or 129"),
+        ("--micro-batches 4", "cannot be used with"),
+        ("--link 0", "--link 0 is not above 0"),
+        ("--optimizer.momentum 0.5", "only with sgd, muon"),
+    ] {
+        let error = plan(&format!("{EXAMPLE} {flags}")).unwrap_err().to_string();
+        assert!(error.contains(words), "{flags}: {error}");
+    }
+    assert!(report("--gpus 8 --micro-batches 4").is_err());
+    assert!(report("").unwrap_err().to_string().contains("--micro-batches"));
+}
+
 /// The pictures of docs/schedules.md are what the command there draws.
 #[test]
 fn the_pictures_in_the_documents_are_these() {

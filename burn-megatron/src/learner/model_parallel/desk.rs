@@ -14,7 +14,7 @@ use super::facade::Megatron;
 use super::requests::SaveRequest;
 use crate::checkpoint::{Checkpoint, SaveReport};
 use crate::console::dashboard_possible;
-use crate::metrics::{EvalStats, LoadStats, SaveStats, StepStats, StepsLog};
+use crate::metrics::{EvalStats, LoadStats, RunLog, SaveStats, StepStats};
 
 /// Everything that only rank 0 does.
 pub(super) struct Desk {
@@ -22,7 +22,7 @@ pub(super) struct Desk {
     pub interrupter: Interrupter,
     pub early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
     pub store: Arc<EventStoreClient>,
-    pub log: Option<StepsLog>,
+    pub log: Option<RunLog>,
     /// burn-train's checkpointing, which decides at the end of an epoch.
     pub checkpointer: Option<LearningCheckpointer<Megatron>>,
     /// What burn-train takes for the trained model.

@@ -1,6 +1,5 @@
 //! Runs the engines of all ranks.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -15,6 +14,7 @@ use models::{CausalLm, Part};
 use super::batches::{BatchStream, GlobalBatch};
 use super::desk::Desk;
 use super::facade::Megatron;
+use super::logs::{LogOptions, Tracer, Tracing};
 use super::requests::{Records, SaveRequest};
 use super::saving::{CheckpointOptions, Description, Saves, check_data};
 use super::worker::Worker;
@@ -22,7 +22,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::outcome::{Failure, Fit, Fitted};
-use crate::metrics::{LoadStats, StepsLog};
+use crate::metrics::{LoadStats, LogFiles, RunLog};
 
 pub(super) type Build<M> = Arc<dyn Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync>;
 pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &mut RankEngine<M>) -> Result<R, BoxError> + Send + Sync>;
@@ -36,7 +36,10 @@ pub(super) struct ModelParallel<M, R> {
     pub build: Build<M>,
     pub finish: Finish<M, R>,
     pub finished: Arc<Mutex<Option<R>>>,
-    pub directory: PathBuf,
+    pub logs: LogOptions,
+    pub files: LogFiles,
+    /// Steps of the whole run.
+    pub steps: usize,
     pub data: Arc<dyn TokenDataset>,
     /// The checkpoint's run may have read other samples.
     pub other_data: bool,
@@ -98,6 +101,7 @@ struct Start {
     saves: Option<Arc<Saves>>,
     /// The checkpoint of an epoch that was asked for through burn-train.
     of_epoch: Option<Checkpoint>,
+    tracing: Option<Tracing>,
 }
 
 impl<M: CausalLm, R: Send> ModelParallel<M, R> {
@@ -112,11 +116,13 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             }
             _ => None,
         };
+        let mut step = 0;
         if let Some(checkpoint) = of_epoch.as_ref().or(resumed.as_ref()) {
+            step = checkpoint.state().step;
             if !self.other_data {
                 check_data(checkpoint, &*self.data)?;
             }
-            self.train.go_on(checkpoint.state().step as usize, checkpoint.state().consumed_samples as usize);
+            self.train.go_on(step as usize, checkpoint.state().consumed_samples as usize);
         }
         let saves = self
             .checkpoints
@@ -126,7 +132,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         if let (Some(records), Some(saves)) = (&self.records, &saves) {
             records.attach(saves);
         }
-        Ok(Start { saves, of_epoch })
+        let tracing = self.logs.trace.as_ref().map(|file| Tracing::new(file, step, self.steps as u64)).transpose()?;
+        Ok(Start { saves, of_epoch, tracing })
     }
 
     /// One rank's part of the run.
@@ -141,27 +148,29 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
     ) -> Result<R, BoxError> {
         let world = rank.group(Axis::World);
         let mut engine = RankEngine::new(rank, &self.dims, |part| (self.build)(rank, part), self.engine.clone())?;
-        if let Some(desk) = &mut desk {
-            desk.log = Some(StepsLog::open(&self.directory)?);
-        }
         let resumed = self.resumed.as_ref().as_ref().map_err(Clone::clone)?;
         if let Some(checkpoint) = start.of_epoch.as_ref().or(resumed.as_ref()) {
-            let start = Instant::now();
+            let begin = Instant::now();
             let read = checkpoint.verify(world.rank(), world.size())?;
             // No rank changes its state before all files are known to be whole.
             let bytes = world.all_gather_host(read).iter().sum();
             engine.restore(checkpoint)?;
             world.barrier();
             if let Some(desk) = &mut desk {
-                let seconds = start.elapsed().as_secs_f64();
+                desk.log = Some(RunLog::open(&self.files, engine.steps())?);
+                let seconds = begin.elapsed().as_secs_f64();
                 desk.resumed(checkpoint, LoadStats { step: engine.steps(), bytes, seconds })?;
             }
+        } else if let Some(desk) = &mut desk {
+            desk.log = Some(RunLog::open(&self.files, 0)?);
         }
         if let (Some(_), Some(saves)) = (&desk, &start.saves) {
             saves.rehearse(&engine)?;
         }
         let (saves, saved) = (start.saves.clone(), engine.steps());
-        let mut worker = Worker { rank, world, engine, config: &self.engine, saves, saved };
+        let tracer = Tracer::new(start.tracing.as_ref());
+        let mut worker =
+            Worker { rank, world, engine, config: &self.engine, saves, saved, flops: self.logs.flops, tracer };
         for epoch in worker.engine.steps() as usize / self.epoch + 1..=epochs {
             let stop = worker.train(epoch, train, desk.as_deref_mut())?
                 || worker.validate(epoch, valid, desk.as_deref_mut())?

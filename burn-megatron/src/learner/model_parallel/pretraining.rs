@@ -14,13 +14,16 @@ use models::{CausalLm, Part};
 use super::batches::BatchStream;
 use super::facade::Megatron;
 use super::fit::{Build, Finish, ModelParallel};
+use super::logs::LogOptions;
 use super::requests::{BySteps, Records, SaveRequest};
 use super::saving::{CheckpointOptions, Description, Resume};
 use crate::console::{LogRenderer, dashboard_possible, renderer};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::custom;
-use crate::metrics::{Checkpoints, GradNorm, LearningRate, Loss, Memory, Perplexity, Throughput};
+use crate::metrics::{
+    Checkpoints, GradNorm, LearningRate, Loss, Memory, Perplexity, Teraflops, Throughput, Utilisation,
+};
 
 /// A language model, a layout and the data, ready to train under burn-train's `SupervisedTraining`.
 ///
@@ -37,6 +40,7 @@ pub struct Pretraining<M, R = ()> {
     evaluate_every: usize,
     evaluation_batches: usize,
     directory: PathBuf,
+    logs: LogOptions,
     checkpoints: Option<CheckpointOptions>,
     resume: Resume,
     other_data: bool,
@@ -70,6 +74,7 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             evaluate_every: steps.div_ceil(10).max(1),
             evaluation_batches: 8,
             directory: PathBuf::from("runs/pretraining"),
+            logs: LogOptions::default(),
             checkpoints: None,
             resume: Resume::Never,
             other_data: false,
@@ -94,9 +99,15 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         self
     }
 
-    /// Where logs go.
+    /// Where logs go, but for those that [`logs`](Self::logs) puts elsewhere.
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.directory = directory.into();
+        self
+    }
+
+    /// What is logged, and where.
+    pub fn logs(mut self, logs: LogOptions) -> Self {
+        self.logs = logs;
         self
     }
 
@@ -145,6 +156,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             evaluate_every: self.evaluate_every,
             evaluation_batches: self.evaluation_batches,
             directory: self.directory,
+            logs: self.logs,
             checkpoints: self.checkpoints,
             resume: self.resume,
             other_data: self.other_data,
@@ -180,7 +192,9 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             build: self.build.clone(),
             finish: self.finish.clone(),
             finished: self.finished.clone(),
-            directory: self.directory.clone(),
+            logs: self.logs.clone(),
+            files: self.logs.files(&self.directory),
+            steps: self.steps,
             data: self.train.clone(),
             other_data: self.other_data,
             train: train.clone(),
@@ -201,6 +215,12 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             .with_interrupter(interrupter)
             .renderer(screen)
             .with_training_strategy(custom(strategy));
+        if let Some(flops) = self.logs.flops {
+            training = training.metric_train_numeric(Teraflops::new());
+            if flops.peak.is_some() {
+                training = training.metric_train_numeric(Utilisation::new());
+            }
+        }
         if let Some(records) = records {
             training = training
                 .metric_train(Checkpoints::new())

@@ -11,9 +11,11 @@ use models::CausalLm;
 
 use super::batches::GlobalBatch;
 use super::desk::Desk;
+use super::logs::Tracer;
 use super::saving::Saves;
 use crate::engine::{EngineConfig, RankEngine, TokenBatch};
-use crate::metrics::{EvalStats, StepStats, resident_bytes};
+use crate::metrics::{EvalStats, FlopsPerToken, StepStats, step_memory};
+use crate::trace::What;
 
 /// What rank 0 tells all ranks to do next.
 #[derive(Clone)]
@@ -32,6 +34,8 @@ pub(super) struct Worker<'a, M> {
     pub saves: Option<Arc<Saves>>,
     /// The last step that was saved, or that the run began with.
     pub saved: u64,
+    pub flops: Option<FlopsPerToken>,
+    pub tracer: Tracer<'a>,
 }
 
 impl<M: CausalLm> Worker<'_, M> {
@@ -48,6 +52,9 @@ impl<M: CausalLm> Worker<'_, M> {
         }
         for iteration in 1.. {
             let start = Instant::now();
+            let step = self.engine.steps() + 1;
+            let mut recorder = self.tracer.recorder(step);
+            let (whole, data) = (recorder.begin(), recorder.begin());
             let batch = match self.next(&mut batches, desk.as_deref())? {
                 Next::Batch(batch) => batch,
                 Next::EndOfSplit => break,
@@ -56,8 +63,16 @@ impl<M: CausalLm> Worker<'_, M> {
                     return Ok(true);
                 }
             };
-            let report = self.engine.train_micro_batches(&self.own_rows(&batch))?;
-            if self.saves.as_ref().is_some_and(|saves| saves.due(report.step + 1)) {
+            let rows = self.own_rows(&batch);
+            recorder.end(data, What::Data, None, None);
+            self.engine.set_recorder(self.tracer.recorder(step));
+            let report = self.engine.train_micro_batches(&rows)?;
+            recorder.end(whole, What::Step, None, None);
+            let bubble = match recorder.is_on() {
+                true => self.tracer.note(self.rank, &self.world, step, [self.engine.take_spans(), recorder.take()])?,
+                false => None,
+            };
+            if self.saves.as_ref().is_some_and(|saves| saves.due(step)) {
                 self.save(desk.as_deref_mut())?;
             }
             if let (Some(desk), Some(batches)) = (&mut desk, &batches) {
@@ -66,13 +81,18 @@ impl<M: CausalLm> Worker<'_, M> {
                     None => None,
                 };
                 let stats = StepStats {
-                    step: report.step + 1,
+                    step,
                     loss: report.loss,
                     tokens: report.tokens,
                     grad_norm: report.grad_norm,
                     lr: report.lr,
                     seconds: start.elapsed().as_secs_f64(),
-                    memory: resident_bytes().unwrap_or(0),
+                    memory: step_memory(self.world.size()).unwrap_or(0),
+                    ranks: self.world.size() as u64,
+                    flops: self.flops,
+                    loss_scale: report.loss_scale,
+                    skipped: report.skipped,
+                    bubble,
                     saved,
                 };
                 desk.step = stats.step;

@@ -1,0 +1,130 @@
+//! What planning needs to know of a run.
+
+use models::FamilyConfig;
+
+use super::problem::{ConfigErrors, Problem};
+use super::run::RunConfig;
+use crate::plan::{Decoder, Job, Moments};
+
+impl RunConfig {
+    /// The run as [`plan`](crate::plan) sees it. Data and files play no part.
+    ///
+    /// # Errors
+    /// A layout or a batch that cannot be, with the nearest legal one.
+    pub fn job(&self) -> Result<Job, ConfigErrors> {
+        let (training, layout) = (&self.training, &self.parallel);
+        ConfigErrors::from_problems(self.layout_problems())?;
+        let problem = |what: String| ConfigErrors(vec![Problem::new(what)]);
+        let decoder = Decoder::from(&self.model.config);
+        let batches = self.engine().plan(layout.dp).map_err(|error| problem(format!("training: {error}")))?;
+        let (schedule, stages) = (self.pipeline.resolve(layout, decoder.layers, batches.accumulation))
+            .map_err(|error| problem(format!("pipeline: {error}")))?;
+        let (matrices, others) = self.optimizer.moments();
+        Ok(Job {
+            decoder,
+            layout: layout.clone(),
+            schedule,
+            stages,
+            micro_batch: training.micro_batch,
+            seq: training.seq_length,
+            element: training.dtype.bytes(),
+            moments: Moments { matrices: matrices as u64, others: others as u64 },
+            recompute: self.recompute.clone(),
+        })
+    }
+}
+
+impl From<&FamilyConfig> for Decoder {
+    fn from(config: &FamilyConfig) -> Self {
+        match config {
+            FamilyConfig::Llama(config) => Self {
+                vocab: config.vocab_size,
+                vocab_multiple: config.make_vocab_size_divisible_by,
+                hidden: config.hidden_size,
+                intermediate: config.intermediate_size,
+                layers: config.num_hidden_layers,
+                heads: config.num_attention_heads,
+                kv_heads: config.num_key_value_heads,
+                head_dim: config.head_dim,
+                window: config.sliding_window,
+                gated: true,
+                head_norms: config.variant == models::LlamaVariant::Qwen3,
+                norm_bias: false,
+                attention_bias: config.attention_bias,
+                mlp_bias: config.mlp_bias,
+                positions: None,
+                tied: config.tie_word_embeddings,
+            },
+            FamilyConfig::Gpt(config) => Self {
+                vocab: config.vocab_size,
+                vocab_multiple: config.make_vocab_size_divisible_by,
+                hidden: config.hidden_size,
+                intermediate: config.intermediate_size,
+                layers: config.num_hidden_layers,
+                heads: config.num_attention_heads,
+                kv_heads: config.num_attention_heads,
+                head_dim: config.head_dim(),
+                window: None,
+                gated: false,
+                head_norms: false,
+                norm_bias: true,
+                attention_bias: config.bias,
+                mlp_bias: config.bias,
+                positions: Some(config.max_position_embeddings),
+                tied: config.tie_word_embeddings,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend_dist::launch::launch;
+    use backend_dist::mesh::{Mesh, ParallelLayout};
+    use burn::tensor::{Device, FloatDType};
+    use models::{CausalLm, GptConfig, LlamaConfig, LlamaVariant, ModelConfig, ParamBuilder, WithModel};
+
+    use super::*;
+    use crate::plan::{Plan, gpus};
+
+    /// Parameters of the first tensor parallel rank of a model that is really built.
+    struct Built(ParallelLayout);
+
+    impl WithModel for Built {
+        type Output = u64;
+
+        fn with<M: CausalLm + 'static>(self, config: &M::Config) -> u64 {
+            let mesh = Mesh::new(self.0).unwrap();
+            let count = |rank: backend_dist::launch::Rank| {
+                let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F32, 1))?;
+                Ok(model.registry().iter().map(|spec| spec.local_len() as u64).sum::<u64>())
+            };
+            launch(&mesh, &[Device::flex()], count).unwrap()[0]
+        }
+    }
+
+    #[test]
+    fn planned_parameters_are_those_of_models_that_are_built() {
+        let llama = LlamaConfig { make_vocab_size_divisible_by: 7, ..LlamaConfig::tiny() };
+        let gpt = GptConfig { vocab_size: 250, make_vocab_size_divisible_by: 16, ..GptConfig::tiny() };
+        let models = [
+            FamilyConfig::Llama(llama.clone()),
+            FamilyConfig::Llama(LlamaConfig { tie_word_embeddings: true, attention_bias: true, ..llama.clone() }),
+            FamilyConfig::Llama(LlamaConfig { variant: LlamaVariant::Qwen3, mlp_bias: true, ..llama }),
+            FamilyConfig::Gpt(gpt.clone()),
+            FamilyConfig::Gpt(GptConfig { tie_word_embeddings: false, bias: false, ..gpt }),
+        ];
+        let hardware = gpus::Hardware::of(gpus::find("h100").unwrap(), 4);
+        for model in models {
+            for tp in [1, 2, 8] {
+                let layout = ParallelLayout { tp, sp: true, ..ParallelLayout::default() };
+                let mut config = RunConfig::parse("run.toml", "", &[]).unwrap();
+                config.model.config = model.clone();
+                config.parallel = layout.clone();
+                assert_eq!(model.check(), Ok(()));
+                let plan = Plan::new(config.job().unwrap(), &hardware).unwrap();
+                assert_eq!(plan.memory[0].states.weights, 4 * model.visit(Built(layout)), "{model:?} TP{tp}");
+            }
+        }
+    }
+}

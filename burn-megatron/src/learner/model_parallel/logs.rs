@@ -1,0 +1,161 @@
+//! What a run writes down of its steps, and the timeline of a few of them.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use backend_dist::comm::Group;
+use backend_dist::launch::{Rank, place};
+use backend_dist::mesh::{Axis, Mesh};
+
+use crate::metrics::{FlopsPerToken, LogFiles};
+use crate::trace::{Lane, Recorder, Span, idle_share, write_chrome};
+
+/// What is logged, and where.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LogOptions {
+    /// File with a JSON object per step; `None` for `steps.jsonl` in the folder of the run.
+    pub jsonl: Option<PathBuf>,
+    /// Folder for TensorBoard's event files, if they are wanted.
+    pub tensorboard: Option<PathBuf>,
+    /// File for the timeline of all ranks in the third to the fifth step, if it is wanted. <https://ui.perfetto.dev>
+    /// opens it.
+    pub trace: Option<PathBuf>,
+    /// What a token costs, for teraflops and MFU.
+    pub flops: Option<FlopsPerToken>,
+}
+
+impl LogOptions {
+    /// The files of a run that has this folder.
+    pub(super) fn files(&self, folder: &Path) -> LogFiles {
+        let LogFiles { jsonl, .. } = LogFiles::within(folder);
+        LogFiles { jsonl: self.jsonl.clone().unwrap_or(jsonl), tensorboard: self.tensorboard.clone() }
+    }
+}
+
+/// Which steps are traced, the same on all ranks.
+pub(super) struct Tracing {
+    file: PathBuf,
+    origin: Instant,
+    steps: RangeInclusive<u64>,
+}
+
+impl Tracing {
+    /// Traces three steps after two that warm up, or the last ones of a run that has fewer. `done` steps of `total` are
+    /// done already.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn new(file: &Path, done: u64, total: u64) -> io::Result<Self> {
+        let last = total.min(done + 5);
+        let tracing = Self { file: file.into(), origin: Instant::now(), steps: last.min(done + 3)..=last };
+        tracing.write(&[])?;
+        Ok(tracing)
+    }
+
+    fn write(&self, lanes: &[Lane]) -> io::Result<()> {
+        let write = || {
+            if let Some(folder) = self.file.parent() {
+                std::fs::create_dir_all(folder)?;
+            }
+            let mut out = BufWriter::new(File::create(&self.file)?);
+            write_chrome(&mut out, lanes)?;
+            out.flush()
+        };
+        write().map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", self.file.display())))
+    }
+}
+
+/// A rank's part in the tracing.
+pub(super) struct Tracer<'a> {
+    tracing: Option<&'a Tracing>,
+    /// The timelines of all ranks, on rank 0.
+    lanes: Vec<Lane>,
+}
+
+impl<'a> Tracer<'a> {
+    pub fn new(tracing: Option<&'a Tracing>) -> Self {
+        Self { tracing, lanes: Vec::new() }
+    }
+
+    /// A recorder that is on if the step is traced.
+    pub fn recorder(&self, step: u64) -> Recorder {
+        match self.tracing.filter(|tracing| tracing.steps.contains(&step)) {
+            Some(tracing) => Recorder::new(tracing.origin),
+            None => Recorder::off(),
+        }
+    }
+
+    /// Notes what this rank did in a traced step; all ranks call it. Rank 0 writes the file anew, so that it is whole
+    /// however the run ends. Returns the share of the step in which pipeline ranks did not compute, if there is a
+    /// pipeline.
+    pub fn note(&mut self, rank: &Rank, world: &Group, step: u64, spans: [Vec<Span>; 2]) -> io::Result<Option<f64>> {
+        let ranks = world.all_gather_host(spans.concat());
+        let bubble = bubble(&rank.mesh, &ranks);
+        if let (0, Some(tracing)) = (rank.rank, self.tracing) {
+            self.lanes.resize_with(ranks.len(), || Lane {
+                process: 0,
+                rank: 0,
+                name: String::new(),
+                steps: Vec::new(),
+            });
+            for (index, (lane, spans)) in self.lanes.iter_mut().zip(ranks).enumerate() {
+                let place = Some(place(&rank.mesh, index)).filter(|place| !place.is_empty());
+                lane.rank = index;
+                lane.name = format!("rank {index}{}", place.map(|place| format!(" ({place})")).unwrap_or_default());
+                lane.steps.push((step, spans));
+            }
+            tracing.write(&self.lanes)?;
+        }
+        Ok(bubble)
+    }
+}
+
+/// The mean over all pipelines; none without stages.
+fn bubble(mesh: &Mesh, ranks: &[Vec<Span>]) -> Option<f64> {
+    let first_stage = |rank: &usize| mesh.layout().pp > 1 && mesh.coords(*rank).pp == 0;
+    let shares = (0..ranks.len()).filter(first_stage).filter_map(|rank| {
+        let stages = mesh.group_of(Axis::Pp, rank);
+        idle_share(&stages.iter().map(|&stage| &ranks[stage][..]).collect::<Vec<_>>())
+    });
+    let shares: Vec<f64> = shares.collect();
+    (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use backend_dist::mesh::ParallelLayout;
+
+    use super::*;
+    use crate::trace::What;
+
+    fn compute(start: u64, end: u64) -> Vec<Span> {
+        vec![Span { what: What::Forward, chunk: None, micro_batch: None, start, end }]
+    }
+
+    #[test]
+    fn the_bubble_is_the_mean_over_the_pipelines() {
+        let mesh = |pp, dp| Mesh::new(ParallelLayout { pp, dp, ..Default::default() }).unwrap();
+        // Ranks 0 and 2 are one pipeline, 1 and 3 the other.
+        let ranks = [compute(0, 10), compute(100, 130), compute(10, 20), compute(110, 140)];
+        let seen = bubble(&mesh(2, 2), &ranks).unwrap();
+        assert!((seen - (1.0 / 2.0 + 1.0 / 4.0) / 2.0).abs() < 1e-12, "{seen}");
+        assert_eq!(bubble(&mesh(1, 4), &ranks), None);
+    }
+
+    #[test]
+    fn three_steps_are_traced_or_the_last_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("new/trace.json");
+        let steps = |done, total| Tracing::new(&file, done, total).unwrap().steps;
+        assert_eq!((steps(0, 100), steps(40, 100), steps(0, 4), steps(0, 2)), (3..=5, 43..=45, 3..=4, 2..=2));
+        let tracing = Tracing::new(&file, 0, 100).unwrap();
+        let tracer = Tracer::new(Some(&tracing));
+        assert_eq!([2, 3, 5, 6].map(|step| tracer.recorder(step).is_on()), [false, true, true, false]);
+        assert!(!Tracer::new(None).recorder(3).is_on());
+        let error = Tracing::new(folder.path(), 0, 100).err().unwrap().to_string();
+        assert!(error.contains(&*folder.path().to_string_lossy()), "{error}");
+    }
+}

@@ -1,0 +1,98 @@
+//! What a run writes down: every step once, whatever is done again, and who did what when.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use serde_json::Value;
+
+use super::*;
+use crate::checkpoint::SaverOptions;
+use crate::metrics::FlopsPerToken;
+
+fn logs(folder: &Path) -> LogOptions {
+    let flops = FlopsPerToken { causal: 1e9, full: 1.5e9, peak: Some(1e12) };
+    LogOptions {
+        jsonl: Some(folder.join("numbers/all.jsonl")),
+        tensorboard: Some(folder.join("board")),
+        trace: Some(folder.join("trace.json")),
+        flops: Some(flops),
+    }
+}
+
+fn lines(file: &Path) -> Vec<Value> {
+    fs::read_to_string(file).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn steps(lines: &[Value], kind: &str) -> Vec<u64> {
+    lines.iter().filter(|line| line["kind"] == kind).map(|line| line["step"].as_u64().unwrap()).collect()
+}
+
+/// Names of the spans of a rank, and the steps they belong to.
+fn traced(file: &Path, rank: usize) -> (BTreeSet<String>, BTreeSet<u64>) {
+    let trace: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    let spans =
+        trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X" && event["tid"] == rank);
+    spans.map(|span| (span["name"].as_str().unwrap().to_string(), span["args"]["step"].as_u64().unwrap())).unzip()
+}
+
+#[test]
+fn a_run_that_goes_on_logs_every_step_once_and_traces_three() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let saver = SaverOptions::default();
+    let checkpoints = CheckpointOptions { root: folder.join("checkpoints"), every: Some(4), saver };
+    let first = run("PP2 DP2", &folder.join("run")).checkpoints(checkpoints).logs(logs(folder));
+    assert!(launch(&first).error.is_none());
+
+    let file = folder.join("numbers/all.jsonl");
+    let all = lines(&file);
+    assert_eq!(steps(&all, "train"), (1..=12).collect::<Vec<_>>());
+    assert_eq!((steps(&all, "valid"), steps(&all, "checkpoint")), (vec![5, 10, 12], vec![4, 8, 12]));
+    assert!(!folder.join("run/steps.jsonl").exists());
+    let step = &all[0];
+    let number = |key: &str| step[key].as_f64().unwrap_or_else(|| panic!("{key} in {step}"));
+    assert_eq!(number("tokens_per_second_per_rank"), number("tokens_per_second") / 4.0);
+    assert_eq!(number("teraflops_per_rank"), number("tokens_per_second_per_rank") * 1e-3);
+    assert_eq!(number("teraflops_per_rank_full_attention"), number("tokens_per_second_per_rank") * 1.5e-3);
+    assert_eq!(number("mfu"), number("teraflops_per_rank"));
+    assert!(number("memory") > 0.0 && step.get("bubble").is_none(), "{step}");
+    let bubbles: Vec<_> = all.iter().filter(|line| !line["bubble"].is_null()).collect();
+    assert_eq!(bubbles.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [3, 4, 5]);
+    assert!(bubbles.iter().all(|line| (0.0..1.0).contains(&line["bubble"].as_f64().unwrap())), "{bubbles:?}");
+    for rank in 0..4 {
+        let (names, steps) = traced(&folder.join("trace.json"), rank);
+        let moved = if rank < 2 { "send" } else { "receive" };
+        let expected = ["data", "forward", "backward", moved, "reduce gradients", "norm", "update", "step"];
+        assert!(expected.iter().all(|name| names.contains(*name)), "{names:?}");
+        assert_eq!(steps, [3, 4, 5].into());
+    }
+
+    // As if it had been stopped after its second checkpoint.
+    let from = Resume::From(folder.join("checkpoints/step_00000004"));
+    let second = run("PP2 DP2", &folder.join("run")).resume(from).logs(logs(folder));
+    assert!(launch(&second).error.is_none());
+    let all = lines(&file);
+    assert_eq!(steps(&all, "train"), (1..=12).collect::<Vec<_>>());
+    assert_eq!((steps(&all, "valid"), steps(&all, "checkpoint")), (vec![5, 10, 12], vec![4]));
+    assert_eq!(steps(&all, "resumed"), [4]);
+    let undone = lines(&folder.join("numbers/all.jsonl.undone"));
+    assert_eq!((steps(&undone, "train"), steps(&undone, "checkpoint")), ((5..=12).collect(), vec![8, 12]));
+    assert_eq!(traced(&folder.join("trace.json"), 1).1, [7, 8, 9].into());
+    assert_eq!(fs::read_dir(folder.join("board")).unwrap().count(), 2);
+}
+
+#[test]
+fn files_that_cannot_be_written_are_named_before_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = folder.path().join("taken");
+    fs::write(&taken, "").unwrap();
+    let inside = Some(taken.join("inside"));
+    for logs in [
+        LogOptions { jsonl: inside.clone(), ..LogOptions::default() },
+        LogOptions { tensorboard: inside.clone(), ..LogOptions::default() },
+        LogOptions { trace: inside, ..LogOptions::default() },
+    ] {
+        let error = launch(&run("TP1", &folder.path().join("run")).logs(logs)).error.expect("a refusal").to_string();
+        assert!(error.contains("taken"), "{error}");
+    }
+}

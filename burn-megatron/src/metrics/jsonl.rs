@@ -1,0 +1,133 @@
+//! One JSON object per step in a file, for notebooks and plotting tools.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+
+/// Appends lines to a file. A line is written whole and at once, so a run that is killed leaves only complete lines.
+pub(super) struct JsonLines {
+    file: File,
+}
+
+impl JsonLines {
+    /// Opens `path` for a run whose last finished step is `step`, and creates its folder if it is missing.
+    ///
+    /// Lines of later steps are there if a run was stopped after its last checkpoint. The run does those steps again, so
+    /// they move to `PATH.undone`.
+    ///
+    /// # Errors
+    /// The path and the cause when the folder or a file cannot be made.
+    pub fn open(path: &Path, step: u64) -> io::Result<Self> {
+        let open = || {
+            if let Some(folder) = path.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            if path.exists() {
+                undo(path, step)?;
+            }
+            append(path)
+        };
+        match open() {
+            Ok(file) => Ok(Self { file }),
+            Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+        }
+    }
+
+    /// Writes a line.
+    pub fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        self.file.write_all(&text)
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+/// What lines of all kinds have.
+#[derive(Deserialize)]
+struct Position {
+    step: u64,
+}
+
+/// Moves the lines after `step`, and such as cannot be read, out of the way.
+fn undo(path: &Path, step: u64) -> io::Result<()> {
+    let keeps = |line: &[u8]| serde_json::from_slice::<Position>(line).is_ok_and(|position| position.step <= step);
+    let mut undone = Vec::new();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut kept = BufWriter::new(NamedTempFile::new_in(folder)?);
+    for line in BufReader::new(File::open(path)?).split(b'\n') {
+        let mut line = line?;
+        let keep = keeps(&line);
+        line.push(b'\n');
+        match keep {
+            true => kept.write_all(&line)?,
+            false => undone.extend(line),
+        }
+    }
+    if !undone.is_empty() {
+        append(&beside(path))?.write_all(&undone)?;
+        let kept = kept.into_inner().map_err(io::IntoInnerError::into_error)?;
+        fs::set_permissions(kept.path(), fs::metadata(path)?.permissions())?;
+        kept.persist(path)?;
+    }
+    Ok(())
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".undone");
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn steps(path: &Path) -> Vec<u64> {
+        let text = fs::read_to_string(path).unwrap();
+        text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["step"].as_u64().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_run_that_goes_on_takes_back_the_steps_it_does_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/steps.jsonl");
+        let mut log = JsonLines::open(&path, 0).unwrap();
+        for step in 1..=5 {
+            log.line(&json!({ "kind": "train", "step": step, "loss": 0.5 })).unwrap();
+        }
+        drop(log);
+        // A machine that lost power.
+        append(&path).unwrap().write_all(b"{\"kind\":\"tra").unwrap();
+        let mut log = JsonLines::open(&path, 3).unwrap();
+        log.line(&json!({ "kind": "train", "step": 4 })).unwrap();
+        assert_eq!(steps(&path), [1, 2, 3, 4]);
+        let undone = fs::read_to_string(beside(&path)).unwrap();
+        let expected =
+            [json!({ "kind": "train", "step": 4, "loss": 0.5 }), json!({ "kind": "train", "step": 5, "loss": 0.5 })];
+        let lines: Vec<&str> = undone.lines().collect();
+        assert_eq!(lines[2], "{\"kind\":\"tra");
+        assert_eq!(lines[..2].iter().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), expected);
+
+        // Nothing to take back: the file stays as it is. A new run keeps the old one's lines aside.
+        drop(JsonLines::open(&path, 9).unwrap());
+        assert_eq!(steps(&path), [1, 2, 3, 4]);
+        drop(JsonLines::open(&path, 0).unwrap());
+        assert_eq!(steps(&path), [] as [u64; 0]);
+        assert_eq!(fs::read_to_string(beside(&path)).unwrap().lines().count(), 7);
+    }
+
+    #[test]
+    fn an_impossible_folder_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = JsonLines::open(&file.path().join("run/steps.jsonl"), 0).err().unwrap().to_string();
+        assert!(error.contains("steps.jsonl"), "{error}");
+    }
+}

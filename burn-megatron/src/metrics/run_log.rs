@@ -1,0 +1,187 @@
+//! Everything a run writes down about itself, step by step, for people and programs that look at it later.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::jsonl::JsonLines;
+use super::stats::{EvalStats, LoadStats, SaveStats, StepStats};
+use super::tensorboard::EventFile;
+
+/// Where a run writes its numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogFiles {
+    /// File with a JSON object per step.
+    pub jsonl: PathBuf,
+    /// Folder of TensorBoard's event files.
+    pub tensorboard: Option<PathBuf>,
+}
+
+impl LogFiles {
+    /// `steps.jsonl` in the folder of a run, and nothing else.
+    pub fn within(folder: &Path) -> Self {
+        Self { jsonl: folder.join("steps.jsonl"), tensorboard: None }
+    }
+}
+
+/// The log of a run. Every entry is a line like `{"kind":"train","step":3,…}` and, with the same names, a set of scalars
+/// `train/…` in TensorBoard; the other kinds are `valid`, `checkpoint` and `resumed`.
+///
+/// Nothing is kept back: what has happened can be read at once, and a run that is killed leaves only whole entries.
+pub struct RunLog {
+    lines: JsonLines,
+    board: Option<EventFile>,
+}
+
+#[derive(Serialize)]
+struct Entry<T> {
+    kind: &'static str,
+    #[serde(flatten)]
+    stats: T,
+}
+
+#[derive(Serialize)]
+struct Valid {
+    step: u64,
+    loss: f64,
+    perplexity: f64,
+    tokens: u64,
+}
+
+impl RunLog {
+    /// Opens the files for a run whose last finished step is `step`. What they say of later steps, which the run does
+    /// again, is taken back.
+    ///
+    /// # Errors
+    /// The path and the cause when a folder or file cannot be made.
+    pub fn open(files: &LogFiles, step: u64) -> io::Result<Self> {
+        let board = files.tensorboard.as_deref().map(|folder| EventFile::create(folder, step)).transpose()?;
+        Ok(Self { lines: JsonLines::open(&files.jsonl, step)?, board })
+    }
+
+    /// Writes a training step.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn train(&mut self, stats: &StepStats) -> io::Result<()> {
+        self.entry("train", stats.step, stats.line())
+    }
+
+    /// Writes the validation result after `step`.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn valid(&mut self, step: u64, stats: &EvalStats) -> io::Result<()> {
+        let EvalStats { loss, tokens } = *stats;
+        self.entry("valid", step, Valid { step, loss, perplexity: loss.exp(), tokens })
+    }
+
+    /// Writes that a checkpoint is complete.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn saved(&mut self, stats: &SaveStats) -> io::Result<()> {
+        self.entry("checkpoint", stats.step, stats)
+    }
+
+    /// Writes that the run goes on from a checkpoint.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn resumed(&mut self, stats: &LoadStats) -> io::Result<()> {
+        self.entry("resumed", stats.step, stats)
+    }
+
+    fn entry(&mut self, kind: &'static str, step: u64, stats: impl Serialize) -> io::Result<()> {
+        let entry = Entry { kind, stats };
+        self.lines.line(&entry)?;
+        match &mut self.board {
+            Some(board) => board.scalars(step, &scalars(kind, &serde_json::to_value(&entry)?)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The numbers of an entry but for its step, each under the entry's kind. What JSON cannot say is `null` there, and NaN.
+fn scalars(kind: &str, entry: &Value) -> Vec<(String, f64)> {
+    let fields = entry.as_object().into_iter().flatten().filter(|(name, _)| *name != "step");
+    let number = |value: &Value| match value {
+        Value::Null => Some(f64::NAN),
+        Value::Bool(yes) => Some(f64::from(*yes)),
+        value => value.as_f64(),
+    };
+    fields.filter_map(|(name, value)| Some((format!("{kind}/{name}"), number(value)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::metrics::FlopsPerToken;
+
+    fn step(step: u64) -> StepStats {
+        StepStats {
+            loss: 2.5,
+            tokens: 128,
+            grad_norm: 0.5,
+            lr: 1e-3,
+            seconds: 0.25,
+            memory: 1024,
+            ranks: 4,
+            step,
+            ..StepStats::default()
+        }
+    }
+
+    #[test]
+    fn lines_hold_every_metric_and_tensorboard_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let files =
+            LogFiles { tensorboard: Some(folder.path().join("board")), ..LogFiles::within(&folder.path().join("run")) };
+        let mut log = RunLog::open(&files, 2).unwrap();
+        let saved = SaveStats { step: 2, bytes: 1000, stall: 0.5, seconds: 2.0 };
+        log.resumed(&LoadStats { step: 2, bytes: 1000, seconds: 1.0 }).unwrap();
+        let flops = FlopsPerToken { causal: 2e9, full: 3e9, peak: Some(1e12) };
+        let stats = StepStats { flops: Some(flops), loss_scale: Some(1024.0), bubble: Some(0.25), ..step(3) };
+        log.train(&stats).unwrap();
+        log.train(&step(4)).unwrap();
+        log.valid(4, &EvalStats { loss: 2.0, tokens: 64 }).unwrap();
+        log.saved(&saved).unwrap();
+        let text = fs::read_to_string(folder.path().join("run/steps.jsonl")).unwrap();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let expected = serde_json::json!({
+            "kind": "train", "step": 3, "loss": 2.5, "tokens": 128, "grad_norm": 0.5, "lr": 1e-3, "seconds": 0.25,
+            "tokens_per_second": 512.0, "tokens_per_second_per_rank": 128.0, "teraflops_per_rank": 0.256,
+            "teraflops_per_rank_full_attention": 0.384, "mfu": 0.256, "memory": 1024, "loss_scale": 1024.0,
+            "bubble": 0.25,
+        });
+        assert_eq!(lines[1], expected);
+        assert!(lines[2].get("mfu").is_none() && lines[2].get("bubble").is_none(), "what is not known is not there");
+        assert_eq!((&lines[3]["kind"], lines[3]["perplexity"].as_f64()), (&"valid".into(), Some(2f64.exp())));
+        assert_eq!((&lines[4]["kind"], &lines[4]["stall"]), (&"checkpoint".into(), &0.5.into()));
+        assert_eq!((&lines[0]["kind"], &lines[0]["step"]), (&"resumed".into(), &2.into()));
+
+        let scalars = scalars("train", &lines[1]);
+        assert_eq!(scalars.len(), expected.as_object().unwrap().len() - 2, "all but kind and step");
+        assert!(scalars.contains(&("train/grad_norm".to_string(), 0.5)), "{scalars:?}");
+        let board = fs::read_dir(folder.path().join("board")).unwrap().next().unwrap().unwrap();
+        let bytes = fs::read(board.path()).unwrap();
+        for tag in scalars.iter().map(|(tag, _)| tag.as_str()).chain(["valid/perplexity", "checkpoint/bytes"]) {
+            assert!(bytes.windows(tag.len()).any(|window| window == tag.as_bytes()), "{tag}");
+        }
+    }
+
+    #[test]
+    fn a_loss_that_is_no_number_stays_visible() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = LogFiles::within(folder.path());
+        RunLog::open(&files, 0).unwrap().train(&StepStats { loss: f64::NAN, ..step(1) }).unwrap();
+        let line: Value = serde_json::from_slice(&fs::read(&files.jsonl).unwrap()).unwrap();
+        assert!(line["loss"].is_null());
+        let loss = scalars("train", &line).into_iter().find(|(tag, _)| tag == "train/loss").unwrap();
+        assert!(loss.1.is_nan());
+    }
+}

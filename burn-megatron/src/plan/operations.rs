@@ -1,0 +1,354 @@
+//! What a rank computes for one micro-batch, operation by operation. This is the only table of what each operation keeps
+//! for its backward pass (backend-dist/src/ops/autodiff.rs), sends, and costs; memory, traffic and time are sums over it.
+
+use backend_dist::mesh::ParallelLayout;
+use models::recompute::{Granularity, Method, Module, Recompute};
+
+use super::decoder::{Decoder, Share};
+use super::traffic::Collective;
+use crate::schedule::stages::Stage;
+
+/// Bytes of a token or label.
+const ID: u64 = 8;
+
+/// A tensor of the forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Activation {
+    /// Equal for equal storage within a unit.
+    pub id: usize,
+    /// Its size.
+    pub bytes: u64,
+    /// The module whose recomputation makes it unnecessary to keep.
+    pub module: Option<Module>,
+    /// It is the residual stream: a branch that is not recorded needs it too.
+    pub stream: bool,
+}
+
+/// An exchange with the forward's or the backward's direction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Exchange {
+    /// In the forward pass.
+    pub forward: Option<Collective>,
+    /// Of the gradient.
+    pub backward: Option<Collective>,
+    /// Bytes of the whole tensor, the larger side of a gather or scatter.
+    pub bytes: u64,
+    /// It is done over the context parallel ranks, not the tensor parallel ones.
+    pub context: bool,
+    /// The forward exchange is repeated in the backward pass.
+    pub again: bool,
+}
+
+/// An operation.
+#[derive(Clone, Debug)]
+pub struct Op {
+    /// What it reads.
+    pub input: Activation,
+    /// What it makes.
+    pub output: Activation,
+    /// What it keeps until its own backward pass.
+    pub keeps: Vec<Activation>,
+    /// Elements of its weight and bias.
+    pub weight: u64,
+    /// A matrix product whose weight gradient a zero-bubble schedule can put off.
+    pub linear: bool,
+    /// Forward, input gradient, weight gradient.
+    pub flops: [f64; 3],
+    /// It is attention, which runs at another rate than matrix products.
+    pub attention: bool,
+    /// What is computed again in the backward pass under the given recomputation.
+    pub again: bool,
+    /// What it exchanges.
+    pub exchange: Option<Exchange>,
+}
+
+/// One autodiff graph of the engine: the embedding, a layer (or several under uniform recomputation), the head.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    /// In order.
+    pub ops: Vec<Op>,
+    /// Only the input is kept; the forward runs again before the backward.
+    pub recomputed: bool,
+    /// It is the head: final norm, logits, loss.
+    pub head: bool,
+    /// Layers in it.
+    pub layers: usize,
+    /// What is left when a recomputing backward has run: nothing but this is needed of the others.
+    pub dropped: Vec<Module>,
+}
+
+/// The units of a stage.
+pub fn units(
+    decoder: &Decoder,
+    layout: &ParallelLayout,
+    share: &Share,
+    stage: &Stage,
+    element: u64,
+    recompute: &Recompute,
+) -> Vec<Unit> {
+    let maker = Maker { decoder, share, layout, element, recompute };
+    let mut units = Vec::new();
+    if stage.embedding {
+        units.push(maker.embedding());
+    }
+    let layers = stage.layers.len();
+    match (recompute.granularity, recompute.method) {
+        (Granularity::Full, Method::Uniform) => {
+            let each = recompute.num_layers.max(1);
+            let parts = (0..layers).step_by(each).map(|first| each.min(layers - first));
+            units.extend(parts.map(|count| maker.layers(count, true)));
+        }
+        (Granularity::Full, Method::Block) => {
+            units.extend((0..layers).map(|layer| maker.layers(1, layer < recompute.num_layers)));
+        }
+        _ => units.extend((0..layers).map(|_| maker.layers(1, false))),
+    }
+    if stage.loss {
+        units.push(maker.head());
+    }
+    units
+}
+
+struct Maker<'a> {
+    decoder: &'a Decoder,
+    share: &'a Share,
+    layout: &'a ParallelLayout,
+    element: u64,
+    recompute: &'a Recompute,
+}
+
+impl Maker<'_> {
+    fn embedding(&self) -> Unit {
+        let (share, hidden) = (self.share, self.share.hidden);
+        let mut chain = Chain::new(self, share.tokens * ID, false);
+        let ids = chain.at;
+        chain.op(share.tokens * hidden * self.element, |op| {
+            op.keeps = vec![ids];
+            op.weight = share.vocab * hidden;
+        });
+        chain.leave();
+        if let Some(positions) = self.decoder.positions {
+            chain.op(self.stream(), |op| op.weight = positions as u64 * hidden);
+        }
+        chain.unit(false, false, 0)
+    }
+
+    fn layers(&self, count: usize, recomputed: bool) -> Unit {
+        let mut chain = Chain::new(self, self.stream(), true);
+        for _ in 0..count {
+            self.attention(&mut chain);
+            self.mlp(&mut chain);
+        }
+        chain.unit(recomputed, false, count)
+    }
+
+    fn attention(&self, chain: &mut Chain) {
+        let (decoder, share) = (self.decoder, self.share);
+        let bias = decoder.attention_bias;
+        chain.norm(Some(Module::Norms));
+        let input = chain.enter();
+        chain.linear(share.queries + 2 * share.keys, share.hidden, bias, input);
+        if decoder.head_norms {
+            let input = chain.at;
+            chain.op(input.bytes, |op| {
+                op.keeps = vec![input];
+                op.weight = 2 * decoder.head_dim as u64;
+            });
+        }
+        if decoder.positions.is_none() {
+            chain.op(chain.at.bytes, |_| {});
+        }
+        let (qkv, statistics) = (chain.at, share.tokens * share.heads * self.element.max(4));
+        let lse = chain.tensor(statistics, Some(Module::CoreAttention));
+        // Two products of queries with the keys they see; the gradient computes the scores again and has four more.
+        let flops = 4.0 * share.tokens as f64 * share.queries as f64 * share.visible;
+        let keys_and_values = 2 * share.tokens * share.keys * self.element;
+        let exchange = (self.layout.cp > 1).then_some(Exchange {
+            forward: Some(Collective::AllGather),
+            backward: Some(Collective::ReduceScatter),
+            bytes: keys_and_values * self.layout.cp as u64,
+            context: true,
+            again: true,
+        });
+        let again = self.recompute.selects(Module::CoreAttention);
+        chain.op_of(share.tokens * share.queries * self.element, Some(Module::CoreAttention), |op| {
+            op.keeps = vec![qkv, op.output, lse];
+            op.flops = [flops, 2.5 * flops, 0.0];
+            op.attention = true;
+            op.again = again;
+            op.exchange = exchange;
+        });
+        chain.linear(share.hidden, share.queries, bias, chain.at);
+        chain.leave();
+        chain.add();
+    }
+
+    fn mlp(&self, chain: &mut Chain) {
+        let (decoder, share) = (self.decoder, self.share);
+        let width = share.intermediate;
+        chain.norm(Some(Module::Norms));
+        let input = chain.enter();
+        chain.linear(if decoder.gated { 2 * width } else { width }, share.hidden, decoder.mlp_bias, input);
+        let input = chain.at;
+        let again = self.recompute.selects(Module::MlpActivation);
+        chain.op_of(share.tokens * width * self.element, Some(Module::MlpActivation), |op| {
+            op.keeps = vec![input];
+            op.again = again;
+        });
+        chain.linear(share.hidden, width, decoder.mlp_bias, chain.at);
+        chain.leave();
+        chain.add();
+    }
+
+    fn head(&self) -> Unit {
+        let share = self.share;
+        let mut chain = Chain::new(self, self.stream(), true);
+        chain.norm(None);
+        let input = chain.enter();
+        chain.linear(share.vocab, share.hidden, false, input);
+        let logits = chain.at;
+        let wide = self.element.max(4);
+        let statistics = chain.tensor(share.tokens * wide, None);
+        let labels = chain.tensor(share.tokens * ID, None);
+        let exchange = chain.parallel().then_some(Exchange {
+            forward: Some(Collective::AllReduce),
+            backward: None,
+            bytes: 3 * share.tokens * wide,
+            context: false,
+            again: false,
+        });
+        chain.op(share.tokens * wide, |op| {
+            op.keeps = vec![logits, statistics, labels];
+            op.exchange = exchange;
+        });
+        chain.unit(false, true, 0)
+    }
+
+    /// Bytes of the residual stream.
+    fn stream(&self) -> u64 {
+        self.share.stream_tokens * self.share.hidden * self.element
+    }
+}
+
+/// Operations one after the other.
+struct Chain<'a> {
+    maker: &'a Maker<'a>,
+    ops: Vec<Op>,
+    at: Activation,
+    tensors: usize,
+}
+
+impl<'a> Chain<'a> {
+    fn new(maker: &'a Maker<'a>, bytes: u64, stream: bool) -> Self {
+        Self { maker, ops: Vec::new(), at: Activation { id: 0, bytes, module: None, stream }, tensors: 1 }
+    }
+
+    fn tensor(&mut self, bytes: u64, module: Option<Module>) -> Activation {
+        self.tensors += 1;
+        Activation { id: self.tensors - 1, bytes, module, stream: false }
+    }
+
+    fn op(&mut self, output: u64, change: impl FnOnce(&mut Op)) {
+        self.op_of(output, None, change);
+    }
+
+    /// An operation whose output a module's recomputation makes again.
+    fn op_of(&mut self, output: u64, module: Option<Module>, change: impl FnOnce(&mut Op)) {
+        let output = self.tensor(output, module);
+        let mut op = Op {
+            input: self.at,
+            output,
+            keeps: Vec::new(),
+            weight: 0,
+            linear: false,
+            flops: [0.0; 3],
+            attention: false,
+            again: false,
+            exchange: None,
+        };
+        change(&mut op);
+        self.at = output;
+        self.ops.push(op);
+    }
+
+    fn parallel(&self) -> bool {
+        self.maker.layout.tp > 1
+    }
+
+    fn norm(&mut self, module: Option<Module>) {
+        let input = self.at;
+        let decoder = self.maker.decoder;
+        let again = module.is_some_and(|module| self.maker.recompute.selects(module));
+        self.op_of(input.bytes, module, |op| {
+            op.keeps = vec![input];
+            op.weight = decoder.hidden as u64 * if decoder.norm_bias { 2 } else { 1 };
+            op.again = again;
+        });
+    }
+
+    /// Goes into a tensor parallel region; gives what it came with.
+    fn enter(&mut self) -> Activation {
+        let came = self.at;
+        let (share, sequence) = (self.maker.share, self.maker.layout.sequence_parallel());
+        if !self.parallel() {
+            return came;
+        }
+        let bytes = share.tokens * share.hidden * self.maker.element;
+        let (forward, backward) = match sequence {
+            true => (Some(Collective::AllGather), Some(Collective::ReduceScatter)),
+            false => (None, Some(Collective::AllReduce)),
+        };
+        // The linear layer keeps its part of the sequence and gathers it again for its weight's gradient.
+        let exchange = Some(Exchange { forward, backward, bytes, context: false, again: sequence });
+        if sequence {
+            self.op(bytes, |op| op.exchange = exchange);
+        } else {
+            // The same tensor goes on; only its gradient is summed.
+            let at = self.at;
+            self.op(bytes, |op| {
+                op.output = at;
+                op.exchange = exchange;
+            });
+            self.at = at;
+        }
+        came
+    }
+
+    /// A matrix product; `input` is what it keeps.
+    fn linear(&mut self, outputs: u64, inputs: u64, bias: bool, input: Activation) {
+        let tokens = self.maker.share.tokens;
+        let product = 2.0 * tokens as f64 * outputs as f64 * inputs as f64;
+        self.op(tokens * outputs * self.maker.element, |op| {
+            op.keeps = vec![input];
+            op.weight = outputs * inputs + if bias { outputs } else { 0 };
+            op.linear = true;
+            op.flops = [product; 3];
+        });
+    }
+
+    fn leave(&mut self) {
+        if !self.parallel() {
+            return;
+        }
+        let bytes = self.at.bytes;
+        let (forward, backward) = match self.maker.layout.sequence_parallel() {
+            true => (Collective::ReduceScatter, Some(Collective::AllGather)),
+            false => (Collective::AllReduce, None),
+        };
+        let exchange = Some(Exchange { forward: Some(forward), backward, bytes, context: false, again: false });
+        self.op(self.maker.stream(), |op| op.exchange = exchange);
+    }
+
+    /// Adds a branch to the residual stream.
+    fn add(&mut self) {
+        self.op(self.maker.stream(), |op| op.output.stream = true);
+        self.at.stream = true;
+    }
+
+    fn unit(self, recomputed: bool, head: bool, layers: usize) -> Unit {
+        let recompute = self.maker.recompute;
+        let all = [Module::CoreAttention, Module::MlpActivation, Module::Norms];
+        let dropped = all.into_iter().filter(|module| recompute.selects(*module)).collect();
+        Unit { ops: self.ops, recomputed, head, layers, dropped }
+    }
+}

@@ -1,0 +1,205 @@
+//! A plan in words.
+
+use std::fmt::{self, Write};
+
+use models::recompute::{Granularity, Recompute};
+
+use super::gpus::Hardware;
+use super::memory::RankMemory;
+use super::search::{Candidate, Found};
+use super::time::StepTime;
+use super::{Job, Plan};
+
+/// A plan, what it was made for, and what else there is.
+pub struct Report<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The GPUs it is for.
+    pub hardware: &'a Hardware,
+    /// What they are called.
+    pub name: &'a str,
+    /// Show every pipeline rank, not only the fullest.
+    pub all_ranks: bool,
+    /// GPUs that other layouts were looked for on.
+    pub gpus: usize,
+    /// Other layouts.
+    pub found: Option<&'a Found>,
+}
+
+/// Bytes in the largest unit that leaves a whole number: `61.3 GiB`.
+pub fn bytes(bytes: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    match units.into_iter().find(|(power, _)| bytes >> power > 0) {
+        Some((power, unit)) => format!("{:.1} {unit}", bytes as f64 / (1u64 << power) as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
+/// Seconds with three digits.
+fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 1e-3 => format!("{:.1} ms", s * 1e3),
+        s => format!("{:.1} us", s * 1e6),
+    }
+}
+
+/// A number with commas between thousands.
+fn thousands(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let parts: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|part| std::str::from_utf8(part).unwrap_or_default()).collect();
+    parts.join(",")
+}
+
+fn percent(part: f64, whole: f64) -> f64 {
+    100.0 * part / whole.max(f64::MIN_POSITIVE)
+}
+
+impl RankMemory {
+    /// The kinds by name, in the order in which they are shown.
+    pub fn kinds(&self) -> [(&'static str, u64); 8] {
+        [
+            ("weights", self.states.weights),
+            ("gradients", self.states.gradients),
+            ("master", self.states.master),
+            ("moments", self.states.moments),
+            ("activations", self.activations),
+            ("logits, loss", self.loss),
+            ("working", self.working),
+            ("communication", self.communication),
+        ]
+    }
+}
+
+impl StepTime {
+    /// Where the time goes, by name.
+    pub fn parts(&self) -> [(&'static str, f64); 8] {
+        [
+            ("arithmetic", self.compute),
+            ("recomputation", self.recompute),
+            ("memory bandwidth", self.memory),
+            ("TP exchanges", self.tensor),
+            ("bubble", self.bubble),
+            ("DP exchanges", self.data),
+            ("optimizer", self.optimizer),
+            ("rest", 0.0),
+        ]
+    }
+
+    /// The largest part that is not arithmetic.
+    pub fn limit(&self) -> String {
+        let parts = self.parts();
+        let largest = parts[1..].iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there are parts");
+        format!("{} {:.0} %", largest.0, percent(largest.1, self.step))
+    }
+}
+
+fn recompute_name(recompute: &Recompute) -> String {
+    match recompute.granularity {
+        Granularity::None => "none".into(),
+        Granularity::Full => "full".into(),
+        Granularity::Selective => "selective".into(),
+    }
+}
+
+/// A layout in one line: sizes, schedule, micro-batch, recomputation.
+fn describe(job: &Job) -> String {
+    let mut text = job.layout.to_string();
+    if job.layout.pp > 1 {
+        _ = write!(text, " {}", job.schedule.kind);
+    }
+    _ = write!(text, ", micro-batch {}", job.micro_batch);
+    if job.recompute.granularity != Granularity::None {
+        _ = write!(text, ", recompute {}", recompute_name(&job.recompute));
+    }
+    text
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Plan { job, time, .. } = self.plan;
+        let ranks = job.layout.world_size();
+        writeln!(f, "layout       {} on {ranks} x {}", describe(job), self.name)?;
+        self.memory(f)?;
+        let bubble = percent(time.idle_share, 1.0);
+        let micro_batches = job.schedule.micro_batches;
+        writeln!(f, "bubble       {bubble:.1} % ({}, micro-batches: {micro_batches})", job.schedule.kind)?;
+        self.traffic(f)?;
+        let each = thousands(time.tokens_per_second / ranks as f64);
+        writeln!(
+            f,
+            "step         {}, {} tokens/s, {each} per GPU, MFU {:.1} %",
+            seconds(time.step),
+            thousands(time.tokens_per_second),
+            100.0 * time.mfu
+        )?;
+        let parts = time.parts().into_iter().filter(|(_, part)| percent(*part, time.step) >= 0.5);
+        let parts: Vec<String> =
+            parts.map(|(name, part)| format!("{name} {:.0} %", percent(part, time.step))).collect();
+        writeln!(f, "             {}", parts.join(", "))?;
+        self.found.map_or(Ok(()), |found| self.others(f, found))
+    }
+}
+
+impl Report<'_> {
+    fn memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Plan { memory, .. } = self.plan;
+        let fullest = self.plan.fullest();
+        let (peak, most) = (memory[fullest].peak(), self.hardware.memory);
+        let verdict = if peak <= most { "fits" } else { "DOES NOT FIT" };
+        let where_ = if memory.len() > 1 { format!(" on pipeline rank {fullest}, the fullest") } else { String::new() };
+        writeln!(f, "memory       {verdict}: {} of {}{where_}", bytes(peak), bytes(most))?;
+        let shown: Vec<usize> = if self.all_ranks { (0..memory.len()).collect() } else { vec![fullest] };
+        for rank in shown {
+            let kinds = memory[rank].kinds().into_iter().filter(|(_, size)| *size > 0);
+            let kinds: Vec<String> = kinds.map(|(name, size)| format!("{name} {}", bytes(size))).collect();
+            match self.all_ranks {
+                true => writeln!(f, "  rank {rank:<6} {}: {}", bytes(memory[rank].peak()), kinds.join(", "))?,
+                false => writeln!(f, "             {}", kinds.join(", "))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn traffic(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let traffic = &self.plan.traffic;
+        let busiest = traffic.iter().max_by_key(|sent| sent.total()).copied().unwrap_or_default();
+        let axes = [("tp", busiest.tp), ("pp", busiest.pp), ("dp", busiest.dp), ("cp", busiest.cp)];
+        let axes: Vec<String> = axes.into_iter().map(|(axis, sent)| format!("{axis} {}", bytes(sent))).collect();
+        writeln!(
+            f,
+            "sent         {} per rank and step{}",
+            axes.join(", "),
+            if traffic.len() > 1 { ", at most" } else { "" }
+        )
+    }
+
+    fn others(&self, f: &mut fmt::Formatter<'_>, found: &Found) -> fmt::Result {
+        let fits = self.plan.memory[self.plan.fullest()].peak() <= self.hardware.memory;
+        if let (false, Some(nearest)) = (fits, &found.nearest) {
+            writeln!(f, "nearest that fits\n{}", line(nearest))?;
+        }
+        if found.best.is_empty() {
+            return writeln!(f, "none of {} legal layouts on {} x {} fits", found.legal, self.gpus, self.name);
+        }
+        writeln!(
+            f,
+            "fastest of {} legal layouts on {} x {}, the best of each TP x PP: step, memory, what costs most beside \
+             arithmetic",
+            found.legal, self.gpus, self.name
+        )?;
+        found.best.iter().try_for_each(|candidate| writeln!(f, "{}", line(candidate)))
+    }
+}
+
+fn line(candidate: &Candidate) -> String {
+    let Candidate { job, memory, time } = candidate;
+    let layout = describe(job);
+    let uneven = job.stages.layer_counts();
+    let layers = match uneven.iter().all(|count| *count == uneven[0]) {
+        true => String::new(),
+        false => format!(", pipeline.layout {}", job.stages),
+    };
+    format!("  {:>8}  {:>9}  {layout}: {}{layers}", seconds(time.step), bytes(memory.peak()), time.limit())
+}

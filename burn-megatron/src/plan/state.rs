@@ -1,0 +1,110 @@
+//! What a rank keeps between steps: weights, gradients, a wide copy of narrow weights, the optimizer's states; and how ZeRO
+//! cuts it over the replicas (arXiv 1910.02054 section 5).
+
+use super::Job;
+use super::decoder::Share;
+use super::operations::Unit;
+use crate::schedule::stages::Stage;
+
+/// How many values per parameter an optimizer keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moments {
+    /// For the matrices of the layers.
+    pub matrices: u64,
+    /// For embeddings, output layer, norms and biases.
+    pub others: u64,
+}
+
+impl Moments {
+    /// AdamW.
+    pub const ADAMW: Self = Self { matrices: 2, others: 2 };
+    /// Lion, and SGD with momentum.
+    pub const ONE: Self = Self { matrices: 1, others: 1 };
+    /// SGD without momentum.
+    pub const NONE: Self = Self { matrices: 0, others: 0 };
+    /// Muon, with AdamW for what is no matrix of a layer.
+    pub const MUON: Self = Self { matrices: 1, others: 2 };
+}
+
+/// Parameters that are reduced, cut and gathered together, in one flat buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Parameters.
+    pub elements: u64,
+    /// How many of them are in matrices of layers.
+    pub matrices: u64,
+}
+
+/// Bytes that are there all the time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct States {
+    /// Weights.
+    pub weights: u64,
+    /// Main gradients, in fp32 unless weights are wider.
+    pub gradients: u64,
+    /// The fp32 copy of weights that are narrower.
+    pub master: u64,
+    /// The optimizer's moments.
+    pub moments: u64,
+}
+
+impl States {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights + self.gradients + self.master + self.moments
+    }
+
+    /// What a bucket takes.
+    pub fn of(bucket: &Bucket, job: &Job) -> Self {
+        let (zero, replicas) = (job.zero(), job.replicas());
+        let whole = bucket.elements.next_multiple_of(replicas);
+        let shard = whole / replicas;
+        let from = |stage: u8, element: u64| element * if zero >= stage { shard } else { whole };
+        let (wide, narrow) = (job.wide(), job.element < job.wide());
+        let kept = job.moments.matrices * bucket.matrices + job.moments.others * (bucket.elements - bucket.matrices);
+        let kept = kept + job.moments.others * (whole - bucket.elements);
+        Self {
+            weights: match (zero, narrow) {
+                // The wide shard is what narrow weights are gathered from.
+                (3, true) => 0,
+                (3, false) => shard * job.element,
+                _ => bucket.elements * job.element,
+            },
+            gradients: from(2, wide),
+            master: if narrow { from(1, wide) } else { 0 },
+            moments: wide * if zero >= 1 { kept.div_ceil(replicas) } else { kept },
+        }
+    }
+}
+
+impl std::ops::AddAssign for States {
+    fn add_assign(&mut self, other: Self) {
+        self.weights += other.weights;
+        self.gradients += other.gradients;
+        self.master += other.master;
+        self.moments += other.moments;
+    }
+}
+
+/// The buckets of each unit of a stage: one per layer, one each for embedding and head; a tied embedding is one of its
+/// own, of which a stage that has only the head holds a copy.
+pub fn buckets(job: &Job, share: &Share, stage: &Stage, units: &[Unit]) -> Vec<Vec<Bucket>> {
+    let decoder = &job.decoder;
+    let table = share.vocab * share.hidden;
+    let up = if decoder.gated { 2 } else { 1 };
+    let matrices = share.hidden * ((share.queries + 2 * share.keys) + share.queries + (up + 1) * share.intermediate);
+    let of = |elements: u64| Bucket { elements, matrices: 0 };
+    let unit = |unit: &Unit| -> Vec<Bucket> {
+        let weight: u64 = unit.ops.iter().map(|op| op.weight).sum();
+        match (unit.layers, unit.head, decoder.tied) {
+            (0, false, false) => vec![of(weight)],
+            (0, false, true) if weight > table => vec![of(table), of(weight - table)],
+            (0, false, true) => vec![of(table)],
+            (0, true, false) => vec![of(weight)],
+            (0, true, true) if stage.embedding => vec![of(weight - table)],
+            (0, true, true) => vec![of(weight - table), of(table)],
+            (layers, ..) => vec![Bucket { elements: weight / layers as u64, matrices }; layers],
+        }
+    };
+    units.iter().map(unit).collect()
+}

@@ -1,0 +1,137 @@
+//! Bytes that a rank sends in a step, per axis of the layout.
+
+use super::Job;
+use super::operations::Unit;
+use super::state::{Bucket, buckets};
+use crate::schedule::{Action, Schedule};
+
+/// An exchange over a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// Every member gets the sum.
+    AllReduce,
+    /// Every member gets all parts.
+    AllGather,
+    /// Every member gets its part of the sum.
+    ReduceScatter,
+}
+
+impl Collective {
+    /// Bytes that each of `ranks` members sends for a tensor of `bytes`: the least possible, which rings reach
+    /// (NCCL's "bus bandwidth" counts the same bytes, nccl-tests doc/PERFORMANCE.md).
+    pub fn sent(self, bytes: u64, ranks: usize) -> u64 {
+        let ranks = ranks as u64;
+        let part = bytes * (ranks - 1) / ranks;
+        match self {
+            Collective::AllReduce => 2 * part,
+            Collective::AllGather | Collective::ReduceScatter => part,
+        }
+    }
+}
+
+/// Bytes that one rank sends in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// To its tensor parallel neighbours.
+    pub tp: u64,
+    /// To the stages before and after.
+    pub pp: u64,
+    /// To its replicas: gradients and weights.
+    pub dp: u64,
+    /// To the ranks that have other parts of the sequence.
+    pub cp: u64,
+}
+
+impl Traffic {
+    /// All axes.
+    pub fn total(&self) -> u64 {
+        self.tp + self.pp + self.dp + self.cp
+    }
+}
+
+/// Bytes that a stage's rank sends for one micro-batch: forward, backward; to tensor and to context parallel ranks.
+pub fn of_micro_batch(job: &Job, units: &[Unit]) -> [[u64; 2]; 2] {
+    let mut sent = [[0; 2]; 2];
+    for unit in units {
+        for exchange in unit.ops.iter().filter_map(|op| op.exchange) {
+            let ranks = if exchange.context { job.layout.cp } else { job.layout.tp };
+            let bytes = |collective: Option<Collective>| collective.map_or(0, |c| c.sent(exchange.bytes, ranks));
+            let axis = usize::from(exchange.context);
+            let again = u64::from(exchange.again) + u64::from(unit.recomputed);
+            sent[0][axis] += bytes(exchange.forward);
+            sent[1][axis] += bytes(exchange.backward) + again * bytes(exchange.forward);
+        }
+    }
+    sent
+}
+
+/// Bytes that a bucket's exchanges with its replicas send: before or in each forward and backward pass, and once per step
+/// for the gradients and for the weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replication {
+    /// Weights gathered in a forward pass (ZeRO 3).
+    pub forward: u64,
+    /// Weights gathered and gradients scattered in a backward pass (ZeRO 2 and 3).
+    pub backward: u64,
+    /// Gradients after the last micro-batch (ZeRO 0 and 1).
+    pub gradients: u64,
+    /// Weights after the update (ZeRO 1 and 2).
+    pub weights: u64,
+}
+
+impl Replication {
+    /// Of one bucket.
+    pub fn of(bucket: &Bucket, job: &Job) -> Self {
+        let ranks = job.replicas() as usize;
+        if ranks == 1 {
+            return Self::default();
+        }
+        let whole = bucket.elements.next_multiple_of(job.replicas());
+        let gather = Collective::AllGather.sent(whole * job.element, ranks);
+        let scatter = Collective::ReduceScatter.sent(whole * job.wide(), ranks);
+        match job.zero() {
+            0 => Self { gradients: 2 * scatter, ..Self::default() },
+            1 => Self { gradients: scatter, weights: gather, ..Self::default() },
+            2 => Self { backward: scatter, weights: gather, ..Self::default() },
+            _ => Self { forward: gather, backward: gather + scatter, ..Self::default() },
+        }
+    }
+}
+
+impl std::ops::AddAssign for Replication {
+    fn add_assign(&mut self, other: Self) {
+        self.forward += other.forward;
+        self.backward += other.backward;
+        self.gradients += other.gradients;
+        self.weights += other.weights;
+    }
+}
+
+/// What every pipeline rank sends in a step. A tied embedding's gradient is counted under `pp`.
+pub fn traffic(job: &Job, schedule: &Schedule) -> Vec<Traffic> {
+    let placement = schedule.placement();
+    let share = job.share();
+    let (micro_batches, boundary) =
+        (schedule.spec.micro_batches as u64, share.stream_tokens * share.hidden * job.element);
+    let stages = job.stages.stages();
+    let tied_apart = job.decoder.tied && stages.len() > 1;
+    let rank = |rank: usize| {
+        let mut sent = Traffic::default();
+        for stage in (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]) {
+            let units = job.units(stage);
+            let [forward, backward] = of_micro_batch(job, &units);
+            sent.tp += micro_batches * (forward[0] + backward[0]);
+            sent.cp += micro_batches * (forward[1] + backward[1]);
+            let mut copies = Replication::default();
+            buckets(job, &share, stage, &units).iter().flatten().for_each(|b| copies += Replication::of(b, job));
+            sent.dp += micro_batches * (copies.forward + copies.backward) + copies.gradients + copies.weights;
+            if tied_apart && (stage.embedding || stage.loss) {
+                sent.pp += Collective::AllReduce.sent(share.vocab * share.hidden * job.wide(), 2);
+            }
+        }
+        let sends = schedule.ranks[rank].iter().filter(|action| matches!(action, Action::Send(_))).count();
+        sent.pp += sends as u64 * boundary;
+        sent
+    };
+    (0..placement.ranks()).map(rank).collect()
+}
