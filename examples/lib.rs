@@ -5,9 +5,14 @@ mod text;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use backend_dist::memory::RankAllocator;
 use backend_dist::shard::stable_hash;
 
 pub use text::Text;
+
+/// The log line tells the memory of CPU ranks one by one.
+#[global_allocator]
+static ALLOCATOR: RankAllocator = RankAllocator;
 
 /// The exit code of a program, after its error, if there is one, is printed in one line.
 pub fn report(result: anyhow::Result<()>) -> ExitCode {

@@ -53,6 +53,36 @@ fn a_sample_configuration_trains_and_leaves_its_logs() {
 }
 
 #[test]
+fn logs_go_where_the_configuration_says_and_memory_is_a_rank_s() {
+    let folder = book(65);
+    let arguments = format!(
+        "train {} --data.text book.txt --training.steps 4 --lr.warmup 1 --evaluation.batches 1 --tensor-parallel 2 \
+         --log.jsonl numbers.jsonl --log.tensorboard board --trace trace.json",
+        samples().join("shakespeare.toml").display()
+    );
+    let said = succeed(folder.path(), &arguments);
+    assert!(said.contains("timeline of a few steps in trace.json") && said.contains("| teraflops "), "{said}");
+    let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+    let steps: Vec<serde_json::Value> =
+        read("numbers.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let steps: Vec<_> = steps.iter().filter(|line| line["kind"] == "train").collect();
+    assert_eq!(steps.len(), 4);
+    for step in steps {
+        let number = |key: &str| step[key].as_f64().unwrap_or_else(|| panic!("{key} in {step}"));
+        assert!(number("teraflops_per_rank_full_attention") > number("teraflops_per_rank"));
+        // The allocator counts: weights, gradients and moments of a small model, not the resident set of the process.
+        assert!((1e6..5e7).contains(&number("memory")), "{step}");
+    }
+    assert_eq!(fs::read_dir(folder.path().join("board")).unwrap().count(), 1);
+    let trace: serde_json::Value = serde_json::from_str(&read("trace.json")).unwrap();
+    let ranks = |name: &str| {
+        let spans = trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["name"] == name);
+        spans.map(|span| (span["tid"].as_u64().unwrap(), span["args"]["step"].as_u64().unwrap())).collect::<Vec<_>>()
+    };
+    assert_eq!(ranks("update"), [(0, 3), (0, 4), (1, 3), (1, 4)]);
+}
+
+#[test]
 fn all_that_is_wrong_is_said_at_once() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("run.toml"), "[training]\nstep = 5\nseed = -1\n").unwrap();

@@ -23,6 +23,9 @@ pub struct Args {
     /// Where ranks run
     #[arg(long, value_enum, default_value = "cpu")]
     device: Place,
+    /// Also write what every rank did when in the third to the fifth step; https://ui.perfetto.dev opens the file
+    #[arg(long, value_name = "FILE")]
+    trace: Option<String>,
     /// Print the resolved configuration, which is such a file itself, and stop
     #[arg(long)]
     print_config: bool,
@@ -43,7 +46,8 @@ pub struct Args {
 /// # Errors
 /// If the configuration is wrong or the run cannot start; a run that fails later says so itself.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let overrides = args.overrides.with_layout(&args.layout).0;
+    let mut overrides = args.overrides.with_layout(&args.layout).0;
+    overrides.extend(args.trace.map(|file| ("log.trace".to_string(), file)));
     let config = RunConfig::load(args.config.as_deref(), &overrides)?;
     if args.print_config {
         print(&config.to_toml())?;
@@ -67,6 +71,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     if outcome.stopped {
         println!("stopped before its last step; the same command goes on from there");
+    }
+    if let Some(file) = &config.log.trace {
+        println!("timeline of a few steps in {}; open it in https://ui.perfetto.dev", file.display());
     }
     println!("{} in all; logs and metrics in {}", duration(outcome.seconds), config.output.directory.display());
     Ok(ExitCode::SUCCESS)

@@ -9,7 +9,7 @@ mod recorder;
 mod tests;
 mod what;
 
-pub use bubble::{busy, idle_share};
+pub use bubble::{busy, idle_share, measured_costs};
 pub use chrome::{Lane, write_chrome};
 pub use recorder::{Mark, Recorder, Span};
 pub use what::{Category, What};

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::{Category, Lane, Recorder, Span, What, busy, idle_share, write_chrome};
+use super::{Category, Lane, Recorder, Span, What, busy, idle_share, measured_costs, write_chrome};
+use crate::schedule::{Action, Costs, Link, Pass, Schedule, ScheduleKind, ScheduleSpec, simulate};
 
 fn span(what: What, start: u64, end: u64) -> Span {
     Span { what, chunk: None, micro_batch: None, start, end }
@@ -130,6 +131,44 @@ fn the_bubble_of_a_pipeline_is_the_formula_s() {
     let share = idle_share(&[&first, &last]).unwrap();
     assert!((share - 1.0 / 5.0).abs() < 1e-12, "{share}");
     assert_eq!(idle_share(&[&[], &[]]), None);
+}
+
+/// What a recorder would note if the ranks did as the simulator says.
+fn as_recorded(spans: &[crate::schedule::Span]) -> Vec<Span> {
+    let note = |span: &crate::schedule::Span| {
+        let Action::Compute(work) = span.action else { return None };
+        let what = match work.pass {
+            Pass::Forward => What::Forward,
+            Pass::Backward => What::Backward,
+            Pass::BackwardInput => What::BackwardInput,
+            Pass::BackwardWeight => What::BackwardWeight,
+        };
+        let (chunk, micro_batch) = (Some(work.chunk), Some(work.micro_batch));
+        Some(Span { what, chunk, micro_batch, start: span.start, end: span.end })
+    };
+    spans.iter().filter_map(note).collect()
+}
+
+#[test]
+fn bubbles_as_seen_and_simulated_are_the_same_number() {
+    for kind in ScheduleKind::ALL {
+        let ranks = if kind == ScheduleKind::NoPipeline { 1 } else { 4 };
+        let spec = ScheduleSpec::new(kind, ranks, 8);
+        let spec = if kind == ScheduleKind::Interleaved { spec.with_virtual_pipeline(2) } else { spec };
+        let schedule = Schedule::new(spec).unwrap();
+        let placement = schedule.placement();
+        // Stages that are not alike.
+        let layers: Vec<usize> = (0..placement.stages()).map(|stage| 2 + stage % 3).collect();
+        let costs = Costs::per_layer(&layers, 10, 9, 8);
+        let timeline = simulate(&schedule, &costs, Link::Overlapped).unwrap();
+        let ranks: Vec<Vec<Span>> = timeline.ranks.iter().map(|spans| as_recorded(spans)).collect();
+        let ranks: Vec<&[Span]> = ranks.iter().map(Vec::as_slice).collect();
+        let seen = idle_share(&ranks).unwrap();
+        assert!((seen - timeline.idle_share()).abs() < 1e-12, "{kind:?}: {seen}");
+        // The durations are found again, so that the simulator repeats the step.
+        let measured = measured_costs(placement, &ranks);
+        assert_eq!(simulate(&schedule, &measured, Link::Overlapped).unwrap(), timeline, "{kind:?}");
+    }
 }
 
 #[test]

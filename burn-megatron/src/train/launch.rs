@@ -8,9 +8,12 @@ use models::{CausalLm, ModelConfig, ParamBuilder, WithModel};
 use serde_json::Value;
 
 use super::{Plan, RunData, TrainError, resume as saving};
+use crate::config::RunConfig;
+use crate::flops::AttentionCount;
 use crate::hf::keep_companions;
-use crate::learner::{Description, Pretraining, Resume, loss_over};
-use crate::metrics::TokenLoss;
+use crate::learner::{Description, LogOptions, Pretraining, Resume, loss_over};
+use crate::metrics::{FlopsPerToken, TokenLoss};
+use crate::plan::Decoder;
 
 /// How a training ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,6 +64,7 @@ impl WithModel for Launch<'_> {
         let mut run = Pretraining::new(mesh, engine, training.steps, (data.train, data.valid), dims, build)
             .devices(devices)
             .directory(&config.output.directory)
+            .logs(logs(config))
             .evaluate(evaluation.every, evaluation.batches)
             .resume(resume)
             .other_data(plan.other_data())
@@ -78,5 +82,17 @@ impl WithModel for Launch<'_> {
             Some(last) => Ok(Outcome { last, stopped, seconds: start.elapsed().as_secs_f64() }),
             None => Err(TrainError::Failed),
         }
+    }
+}
+
+/// What the run logs.
+fn logs(config: &RunConfig) -> LogOptions {
+    let shape = Decoder::from(&config.model.config).flop_shape(config.training.seq_length);
+    let [causal, full] = [AttentionCount::Causal, AttentionCount::Full].map(|count| shape.per_token(count));
+    LogOptions {
+        jsonl: config.log.jsonl.clone(),
+        tensorboard: config.log.tensorboard.clone(),
+        trace: config.log.trace.clone(),
+        flops: Some(FlopsPerToken { causal, full, peak: None }),
     }
 }
