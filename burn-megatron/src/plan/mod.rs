@@ -79,11 +79,8 @@ impl Job {
     }
 
     fn units(&self, stage: &Stage) -> Vec<Unit> {
-        let (share, recompute) = (self.share(), &self.recompute);
-        let mut units = operations::units(&self.decoder, &self.layout, &share, stage, self.element, recompute);
-        // ZeRO 3 frees weights between the passes, so everything is computed again from its input.
-        units.iter_mut().for_each(|unit| unit.recomputed |= self.zero() == 3);
-        units
+        let (share, again) = (self.share(), self.zero() == 3);
+        operations::units(&self.decoder, &self.layout, &share, stage, self.element, &self.recompute, again)
     }
 }
 
