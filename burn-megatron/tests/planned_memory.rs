@@ -72,7 +72,7 @@ impl WithModel for Measured<'_> {
     }
 }
 
-/// Measured over planned, for the rank of each pipeline stage that has most.
+/// Measured and planned, for the rank of each pipeline stage that has most.
 fn compare(file: &str, flags: &str) -> Vec<(u64, RankMemory)> {
     let words: Vec<&str> = flags.split_whitespace().collect();
     let overrides: Vec<(String, String)> = words.chunks(2).map(|pair| (pair[0].into(), pair[1].into())).collect();
@@ -104,16 +104,17 @@ fn planned_memory_is_what_ranks_allocate() {
         (LLAMA, "recompute.granularity full"),
         (LLAMA, "recompute.granularity selective recompute.modules norms,mlp-activation,core-attention"),
         (LLAMA, "parallel.tp 2 parallel.sp true parallel.pp 2 parallel.dp 2 parallel.zero 1"),
-        (LLAMA, "training.dtype bf16"),
+        (LLAMA, "training.dtype f64"),
         (GPT, ""),
         (GPT, "parallel.dp 2 parallel.zero 2"),
         (GPT, "parallel.pp 2 parallel.tp 2"),
     ] {
         for (rank, (measured, planned)) in compare(file, flags).into_iter().enumerate() {
             let ratio = measured as f64 / planned.peak() as f64;
-            println!("{ratio:.3} {measured} {} `{flags}` rank {rank}: {:?}", planned.peak(), planned.kinds());
+            println!("{:>5.1} %  {measured:>10}  {:>10}  rank {rank} `{flags}`", 100.0 * (ratio - 1.0), planned.peak());
             if (ratio - 1.0).abs() > 0.05 {
-                off.push(format!("`{flags}` rank {rank}: {measured} bytes, planned {}", planned.peak()));
+                let (planned, kinds) = (planned.peak(), planned.kinds());
+                off.push(format!("`{flags}` rank {rank}: {measured} bytes, planned {planned}: {kinds:?}"));
             }
         }
     }

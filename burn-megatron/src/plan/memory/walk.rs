@@ -6,6 +6,9 @@ use crate::plan::Job;
 use crate::plan::state::States;
 use crate::schedule::{Action, Pass, Schedule, Work};
 
+/// What matrix products pack their operands into, whatever their size; as measured on CPU ranks.
+const WORKSPACE: u64 = 9 << 17;
+
 pub(super) struct Walk<'a> {
     chunks: Vec<&'a StageMemory>,
     states: States,
@@ -46,7 +49,7 @@ impl<'a> Walk<'a> {
                 Action::Send(_) | Action::Recv(_) => {}
             }
         }
-        self.fullest
+        RankMemory { working: self.fullest.working + WORKSPACE, ..self.fullest }
     }
 
     fn pass(&mut self, work: &Work, recorded: bool) {
