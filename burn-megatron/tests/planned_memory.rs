@@ -1,4 +1,5 @@
-//! The plan's memory against what CPU ranks allocate: the most bytes of every rank in a training step.
+//! The plan's memory against what CPU ranks allocate: the most bytes of every rank in a training step; and activations
+//! are kept for as long as the schedule says.
 
 use backend_dist::launch::launch;
 use backend_dist::memory::{RankAllocator, live, peak, reset_peak};
@@ -41,13 +42,14 @@ micro-batch = 2
 global-batch = 16
 ";
 
-/// Bytes of every rank in its second step, above what was there before the engine.
+/// Bytes of every rank in its second step, above what was there before the engine, and the most micro-batches whose
+/// activations it kept.
 struct Measured<'a>(&'a RunConfig);
 
 impl WithModel for Measured<'_> {
-    type Output = Vec<u64>;
+    type Output = Vec<(u64, usize)>;
 
-    fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Vec<u64> {
+    fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Self::Output {
         let config = self.0;
         let mesh = Mesh::new(config.parallel.clone()).unwrap();
         let (dtype, seq) = (FloatDType::from(config.training.dtype), config.training.seq_length);
@@ -66,7 +68,7 @@ impl WithModel for Measured<'_> {
             reset_peak(rank.rank);
             engine.train_step(&batch)?;
             assert!(peak(rank.rank) >= other);
-            Ok(peak(rank.rank) - before)
+            Ok((peak(rank.rank) - before, engine.peak_in_flight()))
         };
         launch(&mesh, &[Device::flex()], run).unwrap()
     }
@@ -82,7 +84,11 @@ fn compare(file: &str, flags: &str) -> Vec<(u64, RankMemory)> {
     let plan = Plan::new(job, &hardware).unwrap();
     let measured = config.model.config.visit(Measured(&config));
     let per_stage = measured.len() / plan.memory.len();
-    let most = measured.chunks(per_stage).map(|ranks| *ranks.iter().max().unwrap());
+    let in_flight = plan.schedule.peak_activations(|_| 1);
+    for (rank, (_, kept)) in measured.iter().enumerate() {
+        assert_eq!(*kept as u64, in_flight[rank / per_stage], "`{flags}`: micro-batches in flight on rank {rank}");
+    }
+    let most = measured.chunks(per_stage).map(|ranks| ranks.iter().map(|(bytes, _)| *bytes).max().unwrap());
     most.zip(plan.memory).collect()
 }
 
@@ -101,6 +107,9 @@ fn planned_memory_is_what_ranks_allocate() {
         (LLAMA, "parallel.pp 2 parallel.vpp 2"),
         (LLAMA, "parallel.pp 2 pipeline.schedule zb-h1"),
         (LLAMA, "parallel.pp 2 pipeline.schedule gpipe"),
+        (LLAMA, "parallel.pp 2 pipeline.schedule zb-v"),
+        (LLAMA, "parallel.pp 4"),
+        (LLAMA, "recompute.granularity full recompute.method block recompute.num-layers 2"),
         (LLAMA, "recompute.granularity full"),
         (LLAMA, "recompute.granularity selective recompute.modules norms,mlp-activation,core-attention"),
         (LLAMA, "parallel.tp 2 parallel.sp true parallel.pp 2 parallel.dp 2 parallel.zero 1"),
