@@ -34,7 +34,8 @@ fn verify_prints_a_row_per_layout_and_fails_past_the_tolerance() {
 fn verify_names_what_does_not_fit() {
     for (arguments, words) in [
         ("--layout TP3", "nearest legal: 2, 4"),
-        ("--layout PP2", "pipeline-parallel 2 does not run yet"),
+        ("--layout PP3", "nearest legal: layers 3"),
+        ("--layout CP2", "context-parallel 2 does not run yet"),
         ("--layout XY2", "XY2"),
         ("--layout DP3", "--global-batch 8"),
         ("--steps 0", "nothing to verify"),

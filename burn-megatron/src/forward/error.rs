@@ -56,6 +56,16 @@ pub enum ForwardError {
         /// Rows of the input.
         rows: usize,
     },
+    /// A kind of parallelism that only training has.
+    #[error("{key} {value} is for training only; nearest legal: {legal}")]
+    TrainingOnly {
+        /// Name of the size, as its flag is spelled.
+        key: &'static str,
+        /// The refused size.
+        value: usize,
+        /// The only size that one forward and backward pass has.
+        legal: usize,
+    },
     /// The layout is illegal.
     #[error(transparent)]
     Layout(#[from] LayoutError),

@@ -90,6 +90,11 @@ impl WithModel for Run<'_> {
         let Self { input, settings, .. } = self;
         let (layout, vocab) = (&settings.layout, config.vocab_size());
         check_ids(input, vocab)?;
+        for (key, value, legal) in [("pipeline-parallel", layout.pp, 1), ("zero", layout.zero.into(), 0)] {
+            if value > legal {
+                return Err(ForwardError::TrainingOnly { key, value, legal });
+            }
+        }
         if !input.rows.is_multiple_of(layout.dp) {
             return Err(ForwardError::Rows { dp: layout.dp, rows: input.rows });
         }

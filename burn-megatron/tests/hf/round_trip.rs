@@ -190,7 +190,7 @@ fn forward_from_the_command_line() {
     assert_eq!(written["grad.model.layers.0.self_attn.q_norm.weight"].shape, [8]);
 
     let message = fail(&[&words[..], &[text(&output), "--pipeline-parallel", "2"]].concat());
-    assert!(message.contains("pipeline-parallel 2 does not run yet"), "{message}");
+    assert!(message.contains("pipeline-parallel 2 is for training only; nearest legal: 1"), "{message}");
     let weights = golden("qwen3").join("model.safetensors");
     let message = fail(&["forward", "--hf", words[2], "--input", text(&weights), "--output", text(&output)]);
     assert!(message.contains("tensor `input_ids` is missing"), "{message}");
