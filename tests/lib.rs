@@ -1,1 +1,70 @@
-//! t
+//! Small models, and what training them in a layout gives.
+
+use backend_dist::launch::Rank;
+use backend_dist::shard::HostTensor;
+use burn::tensor::{Device, FloatDType};
+use burn_megatron::optim::OptimizerConfig;
+use burn_megatron::verify::{Candidate, RankTrace, Reference, Settings, TOLERANCE, assemble, compare, trace};
+use models::{CausalLm, GptConfig, LlamaConfig, ModelConfig, ParamBuilder};
+use std::collections::BTreeMap;
+
+pub const SETTINGS: Settings = Settings { steps: 3, global_batch: 8, seq: 16, seed: 1234, tolerance: TOLERANCE };
+
+/// Fewer key-value heads than ranks, and a vocabulary that two ranks do not divide.
+pub fn llama() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 101,
+        hidden_size: 32,
+        intermediate_size: 64,
+        num_hidden_layers: 4,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        ..LlamaConfig::tiny()
+    }
+}
+
+/// Tied embeddings and dropout.
+pub fn gpt() -> GptConfig {
+    GptConfig {
+        vocab_size: 101,
+        hidden_size: 32,
+        intermediate_size: 64,
+        num_hidden_layers: 3,
+        num_attention_heads: 4,
+        hidden_dropout: 0.1,
+        ..GptConfig::tiny()
+    }
+}
+
+/// Everything that the ranks of a layout have seen, with AdamW or another optimizer.
+pub fn train<M: CausalLm>(config: &M::Config, layout: &str, optimizer: Option<&OptimizerConfig>) -> Vec<RankTrace> {
+    let candidate: Candidate = layout.parse().unwrap();
+    let mut job = SETTINGS.job(config.vocab_size());
+    if let Some(optimizer) = optimizer {
+        job.engine.optimizer = *optimizer;
+    }
+    let build = |rank: &Rank, part| {
+        let params = ParamBuilder::new(rank, FloatDType::F64, SETTINGS.seed);
+        Ok(M::build(config, params.with_part(part).with_recompute(&candidate.recompute))?)
+    };
+    trace(&candidate, &job, &[Device::flex()], &config.dims(), build).unwrap()
+}
+
+/// The whole model at the end. Slices that several ranks hold are taken from one replica.
+pub fn weights(layout: &str, ranks: &[RankTrace]) -> BTreeMap<String, HostTensor> {
+    let layout = layout.parse::<Candidate>().unwrap().layout;
+    let stage = layout.tp * layout.dp;
+    let first = ranks.iter().enumerate().filter(|(rank, _)| rank % stage < layout.tp);
+    assemble(first.flat_map(|(_, rank)| &rank.parameters)).unwrap()
+}
+
+/// Panics unless the ranks of a layout have seen what one device has.
+pub fn assert_equals_one_device(one: &[RankTrace], layout: &str, ranks: &[RankTrace]) {
+    let found = compare(&Reference::new(&one[0]).unwrap(), ranks);
+    assert!(found.within(TOLERANCE), "{layout}: {found:?}");
+}
+
+/// The trace with the gradients of a step in place of the parameters.
+pub fn with_parameters(rank: &RankTrace, step: usize) -> RankTrace {
+    RankTrace { parameters: rank.gradients[step].clone(), ..rank.clone() }
+}

@@ -5,35 +5,11 @@ use backend_dist::launch::{BoxError, Rank};
 use backend_dist::shard::{HostTensor, ParamSpec, Registry};
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use burn_megatron::verify::{Candidate, Row, Settings, TOLERANCE, assemble, candidates, trace, verify};
+use burn_megatron::verify::{Candidate, Row, Settings, assemble, candidates, trace, verify};
 use models::layers::DropoutKey;
-use models::{BuildError, CausalLm, Gpt, GptConfig, KvCache, Llama, LlamaConfig, ModelConfig, ParamBuilder, Part};
+use models::{BuildError, CausalLm, Gpt, KvCache, Llama, LlamaConfig, ModelConfig, ParamBuilder, Part};
 use std::collections::BTreeMap;
-
-const SETTINGS: Settings = Settings { steps: 3, global_batch: 8, seq: 16, seed: 1234, tolerance: TOLERANCE };
-
-/// Fewer key-value heads than ranks, and a vocabulary that two ranks do not divide.
-fn llama() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 64,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        ..LlamaConfig::tiny()
-    }
-}
-
-fn gpt() -> GptConfig {
-    GptConfig {
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 64,
-        num_attention_heads: 4,
-        hidden_dropout: 0.1,
-        ..GptConfig::tiny()
-    }
-}
+use tests::{SETTINGS, gpt, llama};
 
 fn all_layouts(config: &impl ModelConfig) -> Vec<Candidate> {
     let dims = config.dims();

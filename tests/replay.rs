@@ -4,7 +4,22 @@ use burn::tensor::FloatDType;
 use burn_megatron::replay::{Oracle, replay};
 use std::path::Path;
 
-const LAYOUTS: [&str; 8] = ["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP", "DP2", "TP2 DP2", "TP2 SP DP2"];
+const LAYOUTS: [&str; 14] = [
+    "TP1",
+    "TP2",
+    "TP4",
+    "TP2 SP",
+    "TP4 SP",
+    "DP2",
+    "TP2 DP2",
+    "TP2 SP DP2",
+    "PP2",
+    "PP2 VPP2",
+    "TP2 PP2 DP2 ZeRO1",
+    "TP2 SP PP2 VPP2",
+    "PP2 DP2 ZeRO2",
+    "DP4 ZeRO3",
+];
 
 fn load(name: &str) -> Oracle {
     Oracle::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/megatron").join(name)).unwrap()
@@ -59,7 +74,8 @@ fn what_does_not_run_is_refused() {
     };
     assert!(refuse(&oracle, "DP3").contains("global-batch 8"), "{}", refuse(&oracle, "DP3"));
     assert!(refuse(&oracle, "TP3").contains("nearest legal"), "{}", refuse(&oracle, "TP3"));
-    assert!(refuse(&oracle, "PP2").contains("pipeline-parallel"), "{}", refuse(&oracle, "PP2"));
+    assert!(refuse(&oracle, "PP3").contains("nearest legal"), "{}", refuse(&oracle, "PP3"));
+    assert!(refuse(&oracle, "CP2").contains("context-parallel"), "{}", refuse(&oracle, "CP2"));
     oracle.model.experts = 4;
     assert!(refuse(&oracle, "TP1").contains("4 experts"));
 }

@@ -103,45 +103,42 @@ impl Bucket {
 
     /// One step. `matrices` are the orthogonalised steps of the parts that are not updated by `rule`.
     pub fn step<M: Module>(&mut self, model: M, rule: &Rule, matrices: &MatrixSteps, replicas: &Group) -> M {
-        let model = if self.zero == 0 && !self.keeps_values() {
-            let mut update = Update {
-                first: self.first.as_mut(),
-                second: self.second.as_mut(),
-                rule,
-                matrices,
-                sum: self.grads.sum(),
-            };
-            map(model, &self.layout, |slot, values| {
+        let in_module = self.zero == 0 && !self.keeps_values();
+        let taken = (!in_module).then(|| self.values.take().unwrap_or_else(|| self.extract(&model)));
+        let mut update = Update {
+            layout: &self.layout,
+            parts: &self.parts,
+            second_at: &self.second_at,
+            first: self.first.as_mut(),
+            second: self.second.as_mut(),
+            sum: self.grads.sum(),
+            rule,
+            matrices,
+        };
+        let model = match taken {
+            None => map(model, &self.layout, |slot, values| {
                 let (start, mut values) = (self.layout.slots[slot].range.start, Flat::new(values));
                 for (index, part) in self.parts.iter().enumerate() {
                     if self.layout.units[part.unit].slot == slot {
-                        let at = part.range.start - start;
-                        update.part(&self.layout, part, index, self.second_at[index], &mut values, at);
+                        update.part(index, &mut values, part.range.start - start);
                     }
                 }
                 values.into_tensor()
-            })
-        } else {
-            let mut values = self.values.take().unwrap_or_else(|| self.extract(&model));
-            let mut update = Update {
-                first: self.first.as_mut(),
-                second: self.second.as_mut(),
-                rule,
-                matrices,
-                sum: self.grads.sum(),
-            };
-            for (index, part) in self.parts.iter().enumerate() {
-                update.part(&self.layout, part, index, self.second_at[index], &mut values, part.at);
-            }
-            if self.keeps_values() {
-                self.values = Some(values);
-                let values = self.values.as_ref().expect("they were just put there");
-                match self.zero {
-                    3 => model,
-                    _ => self.fill(model, &self.gather(values.part(0..values.len()), replicas)),
+            }),
+            Some(mut values) => {
+                for (index, part) in self.parts.iter().enumerate() {
+                    update.part(index, &mut values, part.at);
                 }
-            } else {
-                self.fill(model, &self.gather(values.into_tensor(), replicas))
+                if !self.keeps_values() {
+                    self.fill(model, &self.gather(values.into_tensor(), replicas))
+                } else {
+                    let model = match self.zero {
+                        3 => model,
+                        _ => self.fill(model, &self.gather(values.part(0..values.len()), replicas)),
+                    };
+                    self.values = Some(values);
+                    model
+                }
             }
         };
         self.grads.forget();
@@ -156,7 +153,11 @@ pub(super) struct MatrixSteps {
     pub keep: f64,
 }
 
+/// Everything that one step needs of a bucket.
 struct Update<'a> {
+    layout: &'a Layout,
+    parts: &'a [Part],
+    second_at: &'a [Option<usize>],
     first: Option<&'a mut Flat>,
     second: Option<&'a mut Flat>,
     sum: &'a Flat,
@@ -166,17 +167,9 @@ struct Update<'a> {
 
 impl Update<'_> {
     /// Updates one part, whose values begin at `at`.
-    fn part(
-        &mut self,
-        layout: &Layout,
-        part: &Part,
-        index: usize,
-        second_at: Option<usize>,
-        values: &mut Flat,
-        at: usize,
-    ) {
-        let unit = &layout.units[part.unit];
-        let len = part.range.len();
+    fn part(&mut self, index: usize, values: &mut Flat, at: usize) {
+        let part = &self.parts[index];
+        let (unit, len) = (&self.layout.units[part.unit], part.range.len());
         if let Some(step) = self.matrices.steps.get(index).cloned().flatten() {
             let old = values.part(at..at + len);
             let kept = if unit.decays { old.mul_scalar(self.matrices.keep) } else { old };
@@ -185,7 +178,7 @@ impl Update<'_> {
         }
         let here = part.at..part.at + len;
         let first = self.first.as_deref_mut().map(|flat| (flat, here.clone()));
-        let second = self.second.as_deref_mut().zip(second_at).map(|(flat, at)| (flat, at..at + len));
+        let second = self.second.as_deref_mut().zip(self.second_at[index]).map(|(flat, at)| (flat, at..at + len));
         let decays = unit.decays || self.rule.decays_vectors();
         self.rule.update((values, at..at + len), (self.sum, here), first, second, decays);
     }

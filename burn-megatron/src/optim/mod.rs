@@ -5,6 +5,7 @@
 
 mod adamw;
 mod bucket;
+mod check;
 mod clip;
 mod config;
 mod flat;
@@ -24,12 +25,13 @@ mod sgd;
 mod tests;
 
 pub use adamw::AdamWConfig;
+pub use check::OptimError;
 pub use clip::clip_factor;
 pub use config::OptimizerConfig;
 pub use layout::BucketSpec;
 pub use lion::LionConfig;
 pub use muon::{MuonConfig, MuonScale};
-pub use optimizer::{Memory, OptimError, Optimizer, StepInfo};
+pub use optimizer::{Memory, Optimizer, StepInfo};
 pub use pieces::{Piece, pieces};
 pub use saving::ReadBox;
 pub use scaler::{LossScale, LossScaler, LossScalerConfig};

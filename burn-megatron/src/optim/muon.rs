@@ -2,8 +2,9 @@
 //! (Jordan: <https://kellerjordan.github.io/posts/muon/>; Megatron uses NVIDIA's `emerging_optimizers`, `Muon`).
 
 mod orthogonal;
+mod steps;
 
-pub(super) use orthogonal::{gather, local, newton_schulz};
+pub(super) use steps::matrix_steps;
 
 use super::adamw::AdamWConfig;
 use serde::{Deserialize, Serialize};

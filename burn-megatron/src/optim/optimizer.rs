@@ -1,51 +1,16 @@
 //! The optimizer of one rank: gradients in, sums over ranks, one step, new parameters out.
 
-use super::bucket::{Bucket, MatrixSteps};
+use super::bucket::Bucket;
 use super::config::OptimizerConfig;
 use super::flat::Flat;
-use super::layout::{BucketSpec, Layout};
+use super::layout::BucketSpec;
 use super::modules::visit_gradients;
-use super::muon::{MuonConfig, gather, local, newton_schulz};
+use super::muon::matrix_steps;
 use backend_dist::collective::{all_gather, all_reduce};
 use backend_dist::comm::{Group, ReduceOp};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// A module and buckets that do not describe the same parameters.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum OptimError {
-    /// The module holds a float parameter that no bucket knows.
-    #[error(
-        "parameter {id:#x} of shape {shape:?} is in the module but not in the registry: build it with `ParamBuilder`"
-    )]
-    Unregistered {
-        /// Burn's parameter id.
-        id: u64,
-        /// Local shape.
-        shape: Vec<usize>,
-    },
-    /// The registered number of elements is another one.
-    #[error("parameter `{name}` has shape {shape:?}, but {registered} elements are registered")]
-    Length {
-        /// Name of the parameter.
-        name: String,
-        /// Local shape in the module.
-        shape: Vec<usize>,
-        /// Elements that the registry says.
-        registered: usize,
-    },
-    /// The module holds a registered parameter never or more than once.
-    #[error(
-        "parameter `{name}` is in the module {times} times, it must be once: a tied weight is used twice, not held twice"
-    )]
-    Times {
-        /// Name of the parameter.
-        name: String,
-        /// How often.
-        times: usize,
-    },
-}
 
 /// What is the same for all parameters of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -115,25 +80,6 @@ impl Optimizer {
         let sizes: BTreeSet<usize> = sizes.flatten().collect();
         let neighbours = sizes.into_iter().map(|size| (size, neighbours(size))).collect();
         Self { config: *config, buckets, replicas, zero, neighbours, updates: 0, grads_peak: 0 }
-    }
-
-    /// Checks that every float parameter of `model` is in exactly one of these buckets, and every one of theirs in `model`.
-    ///
-    /// # Errors
-    /// Names the first parameter that is not.
-    pub fn check<M: Module>(&self, model: &M, buckets: &[usize]) -> Result<(), OptimError> {
-        let layouts: Vec<&Layout> = buckets.iter().map(|&bucket| &self.buckets[bucket].layout).collect();
-        let times = layouts.iter().map(|layout| vec![0; layout.slots.len()]).collect();
-        let mut check = Check { layouts, times, error: None };
-        model.visit(&mut check);
-        if let Some(error) = check.error {
-            return Err(error);
-        }
-        let slots = check.layouts.iter().flat_map(|layout| &layout.slots);
-        match slots.zip(check.times.into_iter().flatten()).find(|(_, times)| *times != 1) {
-            Some((slot, times)) => Err(OptimError::Times { name: slot.name.clone(), times }),
-            None => Ok(()),
-        }
     }
 
     /// Takes the weights over, once before anything else: wide copies of narrow weights; under ZeRO 3 this rank's shard,
@@ -290,50 +236,10 @@ impl Optimizer {
     /// parameters are changed in place unless somebody else holds their storage. Under ZeRO 3 the module is left as it is.
     pub fn step<M: Module>(&mut self, bucket: usize, model: M, info: &StepInfo) -> M {
         let rule = self.config.rule(info.lr, self.updates, info.grad_scale);
-        let matrices = self.config.muon().copied().map(|muon| self.matrix_steps(bucket, &muon, info));
-        self.buckets[bucket].step(model, &rule, &matrices.unwrap_or_default(), &self.replicas)
-    }
-
-    /// Muon's steps. The momentum of the bucket is gathered over the replicas, and each orthogonalises the matrices that
-    /// its region touches, whole: gathered over the tensor parallel ranks, so that all layouts agree.
-    fn matrix_steps(&mut self, bucket: usize, muon: &MuonConfig, info: &StepInfo) -> MatrixSteps {
-        let Bucket { layout, parts, grads, first, region, .. } = &mut self.buckets[bucket];
-        if !layout.units.iter().any(|unit| unit.matrix) {
-            return MatrixSteps::default();
-        }
-        let sum = grads.sum();
-        let mut mixed = Vec::new();
-        for part in parts.iter() {
-            let range = part.at..part.at + part.range.len();
-            let grad = sum.part(range.clone());
-            if layout.units[part.unit].matrix {
-                let momentum = first.as_mut().expect("matrices have a momentum");
-                let grad = grad.mul_scalar(info.grad_scale * (1.0 - muon.momentum));
-                let mean = momentum.part(range).mul_scalar(muon.momentum) + grad.clone();
-                momentum.put(part.at, mean.clone());
-                mixed.push(if muon.nesterov { mean.mul_scalar(muon.momentum) + grad } else { mean });
-            } else {
-                mixed.push(grad.zeros_like());
-            }
-        }
-        let filled: usize = parts.iter().map(|part| part.range.len()).sum();
-        mixed.push(Tensor::zeros([region.len() - filled], (&sum.device(), sum.dtype())));
-        let mixed = Tensor::cat(mixed, 0);
-        let mixed = if self.zero == 0 { mixed } else { all_gather(mixed, 0, &self.replicas) };
-
-        let step = |part: &super::layout::Part| {
-            let unit = &layout.units[part.unit];
-            let section = &unit.section;
-            let (&[rows, columns], true) = (&section.local_shape()[..], unit.matrix) else { return None };
-            let mine = mixed.clone().slice([unit.range.clone()]).reshape([rows, columns]);
-            let single = Group::single();
-            let ranks = section.split.map_or(&single, |split| &self.neighbours[&(split.parts * section.copies)]);
-            let step = local(newton_schulz(gather(mine, section, ranks), muon.ns_steps), section);
-            let factor = info.lr * muon.step_factor(section.global_shape[0], section.global_shape[1]);
-            let inside = part.range.start - unit.range.start..part.range.end - unit.range.start;
-            Some(step.flatten::<1>(0, 1).slice([inside]).mul_scalar(factor))
-        };
-        MatrixSteps { steps: parts.iter().map(step).collect(), keep: 1.0 - info.lr * muon.weight_decay }
+        let bucket = &mut self.buckets[bucket];
+        let steps = |muon| matrix_steps(bucket, muon, info, &self.replicas, &self.neighbours);
+        let matrices = self.config.muon().map(steps).unwrap_or_default();
+        bucket.step(model, &rule, &matrices, &self.replicas)
     }
 
     /// Ends a step that is not done: the main gradients are forgotten.
@@ -376,26 +282,5 @@ impl Optimizer {
     fn note_memory(&mut self) {
         let grads = self.buckets.iter().map(|bucket| bucket.grads.bytes()).sum();
         self.grads_peak = self.grads_peak.max(grads);
-    }
-}
-
-struct Check<'a> {
-    layouts: Vec<&'a Layout>,
-    /// By bucket and slot.
-    times: Vec<Vec<usize>>,
-    error: Option<OptimError>,
-}
-
-impl ModuleVisitor for Check<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let (id, shape) = (param.id.val(), param.lazy_shape().to_vec());
-        let mut places = self.layouts.iter().enumerate().filter_map(|(at, layout)| Some((at, layout.slot(id)?)));
-        match places.next().map(|(at, slot)| (at, slot, &self.layouts[at].slots[slot])) {
-            None => self.error = Some(OptimError::Unregistered { id, shape }),
-            Some((_, _, slot)) if slot.range.len() != shape.iter().product::<usize>() => {
-                self.error = Some(OptimError::Length { name: slot.name.clone(), shape, registered: slot.range.len() });
-            }
-            Some((at, slot, _)) => self.times[at][slot] += 1,
-        }
     }
 }

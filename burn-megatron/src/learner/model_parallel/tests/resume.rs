@@ -58,7 +58,9 @@ fn after(log: &[Value], step: u64) -> Vec<String> {
 
 #[test]
 fn a_resumed_run_equals_one_that_never_stopped() {
-    for (layout, dtype) in [("TP2 SP DP2", FloatDType::F32), ("DP2", FloatDType::F64)] {
+    for (layout, dtype) in
+        [("TP2 SP DP2", FloatDType::F32), ("DP2", FloatDType::F64), ("PP2 DP2 ZeRO3", FloatDType::F32)]
+    {
         let whole = tempfile::tempdir().unwrap();
         let (weights, steps) = finish(run_of(layout, dtype, whole.path(), Some(1)), whole.path());
         assert_eq!(Checkpoint::list(whole.path().join("checkpoints")).unwrap().len(), 12);
@@ -83,7 +85,7 @@ fn any_layout_goes_on_from_any_other() {
     let losses = |log: &[Value]| -> Vec<f64> {
         log.iter().filter(|line| line["kind"] == "train").map(|line| line["loss"].as_f64().unwrap()).collect()
     };
-    for layout in ["TP1", "TP4 SP", "DP4", "TP8", "TP2 DP2"] {
+    for layout in ["TP1", "TP4 SP", "DP4", "TP8", "PP2 DP2", "TP2 PP2 DP2 ZeRO1", "DP4 ZeRO2", "DP3 ZeRO3"] {
         let folder = tempfile::tempdir().unwrap();
         let at_once = run_of(layout, FloatDType::F64, folder.path(), None).resume(Resume::From(from.clone()));
         let at_once = at_once.finish(|rank, engine| {

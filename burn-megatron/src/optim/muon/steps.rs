@@ -1,0 +1,62 @@
+//! Muon's steps of the matrices of one bucket.
+
+use super::super::bucket::{Bucket, MatrixSteps};
+use super::super::layout::Part;
+use super::super::optimizer::StepInfo;
+use super::MuonConfig;
+use super::orthogonal::{gather, local, newton_schulz};
+use backend_dist::collective::all_gather;
+use backend_dist::comm::Group;
+use burn::tensor::Tensor;
+use std::collections::BTreeMap;
+
+/// Updates the momentum of the bucket's matrices and makes their steps. The momentum is gathered over the replicas where it
+/// is sharded, and each orthogonalises the matrices that its region touches, whole: gathered over the tensor parallel
+/// ranks, so that all layouts agree. `neighbours` are blocks of tensor parallel ranks by size.
+pub(in super::super) fn matrix_steps(
+    bucket: &mut Bucket,
+    muon: &MuonConfig,
+    info: &StepInfo,
+    replicas: &Group,
+    neighbours: &BTreeMap<usize, Group>,
+) -> MatrixSteps {
+    let Bucket { layout, parts, grads, first, region, zero, .. } = bucket;
+    if !layout.units.iter().any(|unit| unit.matrix) {
+        return MatrixSteps::default();
+    }
+    let sum = grads.sum();
+    let mut mixed = Vec::new();
+    for part in parts.iter() {
+        let range = part.at..part.at + part.range.len();
+        let grad = sum.part(range.clone());
+        if layout.units[part.unit].matrix {
+            let momentum = first.as_mut().expect("matrices have a momentum");
+            let grad = grad.mul_scalar(info.grad_scale * (1.0 - muon.momentum));
+            let mean = momentum.part(range).mul_scalar(muon.momentum) + grad.clone();
+            momentum.put(part.at, mean.clone());
+            mixed.push(if muon.nesterov { mean.mul_scalar(muon.momentum) + grad } else { mean });
+        } else {
+            mixed.push(grad.zeros_like());
+        }
+    }
+    let filled: usize = parts.iter().map(|part| part.range.len()).sum();
+    if region.len() > filled {
+        mixed.push(Tensor::zeros([region.len() - filled], (&sum.device(), sum.dtype())));
+    }
+    let mixed = Tensor::cat(mixed, 0);
+    let mixed = if *zero == 0 { mixed } else { all_gather(mixed, 0, replicas) };
+
+    let single = Group::single();
+    let step = |part: &Part| {
+        let unit = &layout.units[part.unit];
+        let section = &unit.section;
+        let (&[rows, columns], true) = (&section.local_shape()[..], unit.matrix) else { return None };
+        let mine = mixed.clone().slice([unit.range.clone()]).reshape([rows, columns]);
+        let ranks = section.split.map_or(&single, |split| &neighbours[&(split.parts * section.copies)]);
+        let step = local(newton_schulz(gather(mine, section, ranks), muon.ns_steps), section);
+        let factor = info.lr * muon.step_factor(section.global_shape[0], section.global_shape[1]);
+        let inside = part.range.start - unit.range.start..part.range.end - unit.range.start;
+        Some(step.flatten::<1>(0, 1).slice([inside]).mul_scalar(factor))
+    };
+    MatrixSteps { steps: parts.iter().map(step).collect(), keep: 1.0 - info.lr * muon.weight_decay }
+}

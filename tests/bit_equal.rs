@@ -1,0 +1,37 @@
+//! Where a layout adds the same numbers in the same order as another one, it must give the same bits: pipelines as no
+//! pipeline, ZeRO as plain data parallelism, recomputation as none.
+
+use models::{CausalLm, Gpt, Llama};
+use tests::{gpt, llama, train, weights};
+
+fn same_bits<M: CausalLm>(config: &M::Config, plain: &str, others: &[&str]) {
+    let reference = train::<M>(config, plain, None);
+    for layout in others {
+        let ranks = train::<M>(config, layout, None);
+        assert_eq!(ranks[0].losses, reference[0].losses, "{layout}: losses");
+        assert_eq!(ranks[0].grad_norms, reference[0].grad_norms, "{layout}: gradient norms");
+        assert!(weights(layout, &ranks) == weights(plain, &reference), "{layout}: weights");
+    }
+}
+
+#[test]
+fn pipelines() {
+    let every = ["PP2 x4", "PP4 x4 gpipe", "PP2 VPP2 x4", "PP4 x4 zb-h1", "PP2 VPP2 x4 zb-v", "PP2 x4 Et|tttL"];
+    same_bits::<Llama>(&llama(), "x4", &every);
+    same_bits::<Llama>(&llama(), "TP2 SP DP2 x2", &["TP2 SP PP2 DP2 x2", "TP2 SP PP2 DP2 ZeRO1 x2 zb-h1"]);
+}
+
+#[test]
+fn zero() {
+    // With several micro-batches ZeRO 2 and 3 sum over the replicas first, then over the micro-batches.
+    same_bits::<Llama>(&llama(), "DP4", &["DP4 ZeRO1", "DP4 ZeRO2", "DP4 ZeRO3"]);
+    same_bits::<Llama>(&llama(), "DP2 x4", &["DP2 ZeRO1 x4"]);
+    same_bits::<Gpt>(&gpt(), "TP2 SP DP2", &["TP2 SP DP2 ZeRO1", "TP2 SP DP2 ZeRO2", "TP2 SP DP2 ZeRO3"]);
+}
+
+#[test]
+fn recomputation_with_dropout() {
+    let ways = ["x2 selective", "x2 uniform1", "x2 uniform2", "x2 block1"];
+    same_bits::<Gpt>(&gpt(), "x2", &ways);
+    same_bits::<Llama>(&llama(), "TP2 SP PP2 x4", &["TP2 SP PP2 x4 selective", "TP2 SP PP2 x4 block1"]);
+}

@@ -1,0 +1,89 @@
+//! Bugs of others that users have reported and that we claim not to have, each named after its report.
+
+use burn_megatron::optim::{MuonConfig, OptimizerConfig};
+use models::{Gpt, GptConfig, Llama, LlamaConfig};
+use tests::{assert_equals_one_device, gpt, llama, train, weights};
+
+/// NVIDIA/Megatron-LM issue 844: with the distributed optimizer the gradients of embedding and output layer were summed
+/// over first and last stage after they had been scattered over the replicas, where they lay at different places.
+#[test]
+fn megatron_lm_844_tied_embeddings_with_sharded_gradients() {
+    let one = train::<Gpt>(&gpt(), "TP1", None);
+    for layout in
+        ["PP2 DP2 ZeRO1 x2 Et|ttL", "PP3 DP2 ZeRO2 x4", "PP3 DP2 ZeRO3 x4 gpipe", "TP2 PP2 DP2 ZeRO1 x2 Ett|tL"]
+    {
+        assert_equals_one_device(&one, layout, &train::<Gpt>(&gpt(), layout, None));
+    }
+}
+
+/// NVIDIA/Megatron-LM issue 656: the two copies of a tied weight drifted apart in training.
+#[test]
+fn megatron_lm_656_tied_weights_stay_equal() {
+    for layout in ["PP3 x4", "PP2 DP2 ZeRO1 x2 Et|ttL", "PP2 VPP2 x2 zb-v Et|t|t|L", "TP2 PP3 x4 zb-h1"] {
+        let ranks = train::<Gpt>(&gpt(), layout, None);
+        let copies = ranks.iter().flat_map(|rank| &rank.parameters).filter(|t| t.section.name == "embed_tokens.weight");
+        let copies: Vec<_> = copies.collect();
+        let held_twice = copies.iter().filter(|copy| !copy.section.is_owned()).count();
+        assert!(held_twice > 0, "{layout}");
+        for copy in &copies {
+            let same = copies.iter().filter(|other| other.section.ranges() == copy.section.ranges());
+            assert!(same.into_iter().all(|other| other.values == copy.values), "{layout}");
+        }
+    }
+}
+
+/// NVIDIA/Megatron-LM issue 4641: Muon took the last stage's copy of a tied weight for a hidden matrix, the first
+/// stage's not.
+#[test]
+fn megatron_lm_4641_muon_treats_both_copies_of_a_tied_weight_alike() {
+    let muon = OptimizerConfig::Muon(MuonConfig::default());
+    let one = train::<Gpt>(&gpt(), "TP1", Some(&muon));
+    for layout in ["PP3 x4", "TP2 PP3 x4 1f1b", "PP2 DP2 ZeRO2 x2 Ett|tL"] {
+        assert_equals_one_device(&one, layout, &train::<Gpt>(&gpt(), layout, Some(&muon)));
+    }
+}
+
+/// bigcode-project/Megatron-LM issue 11: gradients of key and value heads that several tensor parallel ranks share were
+/// not summed under the distributed optimizer, nor in interleaved stages.
+#[test]
+fn bigcode_megatron_lm_11_shared_key_value_heads_in_every_optimizer_and_stage() {
+    let config = LlamaConfig { num_key_value_heads: 1, ..llama() };
+    let one = train::<Llama>(&config, "TP1", None);
+    for layout in ["TP4 SP DP2 ZeRO1", "TP2 PP2 VPP2 DP2 ZeRO1 x2", "TP4 DP2 ZeRO3 x2"] {
+        assert_equals_one_device(&one, layout, &train::<Llama>(&config, layout, None));
+    }
+}
+
+/// NVIDIA/Megatron-LM pull request 5916: the gradient norm left out what some ranks hold. Ours counts every element of
+/// the model once: norms that are whole on each rank, padding, tied copies and shards included.
+#[test]
+fn megatron_lm_5916_the_gradient_norm_counts_everything_once() {
+    let tied = GptConfig { make_vocab_size_divisible_by: 8, ..gpt() };
+    for layout in
+        ["TP1", "TP2 SP", "TP4 SP DP2 ZeRO1", "TP2 SP PP2 DP2 ZeRO2 x2 Et|ttL", "PP2 VPP2 DP2 ZeRO1 x2 zb-v Et|t|t|L"]
+    {
+        let ranks = train::<Gpt>(&tied, layout, None);
+        for step in 0..ranks[0].losses.len() {
+            let traces = ranks.iter().map(|rank| tests::with_parameters(rank, step)).collect::<Vec<_>>();
+            let squares = |tensor: &backend_dist::shard::HostTensor| tensor.data.iter().map(|g| g * g).sum::<f64>();
+            let by_hand = weights(layout, &traces).values().map(squares).sum::<f64>().sqrt();
+            for rank in &ranks {
+                let gap = (rank.grad_norms[step] - by_hand).abs() / by_hand;
+                assert!(gap < 1e-12, "{layout}, step {step}: {} instead of {by_hand}", rank.grad_norms[step]);
+            }
+        }
+    }
+}
+
+/// NVIDIA/Megatron-LM issues 5100 and 5240: pipelines of four stages and more waited for each other forever; 1586: several
+/// chunks per rank trained something else.
+#[test]
+fn megatron_lm_5100_5240_1586_long_pipelines_end_and_train_the_same() {
+    let config = LlamaConfig { num_hidden_layers: 8, ..llama() };
+    let one = train::<Llama>(&config, "x8", None);
+    for layout in ["PP4 x8", "PP8 x8", "PP4 VPP2 x8", "PP8 x8 zb-h1", "PP4 VPP2 x8 zb-v", "PP8 x8 gpipe"] {
+        let ranks = train::<Llama>(&config, layout, None);
+        assert_eq!(ranks[0].losses, one[0].losses, "{layout}");
+        assert!(weights(layout, &ranks) == weights("x8", &one), "{layout}");
+    }
+}
