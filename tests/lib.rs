@@ -41,7 +41,7 @@ pub fn train<M: CausalLm>(config: &M::Config, layout: &str, optimizer: Option<&O
     let candidate: Candidate = layout.parse().unwrap();
     let mut job = SETTINGS.job(config.vocab_size());
     if let Some(optimizer) = optimizer {
-        job.engine.optimizer = optimizer.clone();
+        job.engine.optimizer = *optimizer;
     }
     let build = |rank: &Rank, part| {
         let params = ParamBuilder::new(rank, FloatDType::F64, SETTINGS.seed);

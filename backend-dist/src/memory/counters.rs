@@ -19,7 +19,9 @@ struct Gauge {
 }
 
 impl Gauge {
-    const ZERO: Self = Self { live: AtomicUsize::new(0), peak: AtomicUsize::new(0) };
+    const fn new() -> Self {
+        Self { live: AtomicUsize::new(0), peak: AtomicUsize::new(0) }
+    }
 
     fn add(&self, bytes: usize) {
         let live = self.live.fetch_add(bytes, Relaxed) + bytes;
@@ -45,11 +47,13 @@ struct Owner {
 }
 
 impl Owner {
-    const ZERO: Self = Self { total: Gauge::ZERO, kinds: [Gauge::ZERO; KINDS] };
+    const fn new() -> Self {
+        Self { total: Gauge::new(), kinds: [const { Gauge::new() }; KINDS] }
+    }
 }
 
 /// Number 0 is nobody, number `r + 1` rank `r`.
-static OWNERS: [Owner; MAX_RANKS + 1] = [Owner::ZERO; MAX_RANKS + 1];
+static OWNERS: [Owner; MAX_RANKS + 1] = [const { Owner::new() }; MAX_RANKS + 1];
 
 /// Whether a [`RankAllocator`](super::RankAllocator) is in use.
 static COUNTING: AtomicBool = AtomicBool::new(false);

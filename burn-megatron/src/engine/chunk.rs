@@ -39,11 +39,11 @@ struct Step {
 }
 
 /// What a forward pass leaves of a segment for the backward pass.
-enum Kept {
-    /// Its input and its graph.
-    Graph { leaf: Option<Tensor<3>>, tape: Tape },
-    /// Only its input.
-    Input(Option<Tensor<3>>),
+struct Kept {
+    /// Missing in front of the embedding; the end of the graph if there is one.
+    input: Option<Tensor<3>>,
+    /// Missing where the segment is computed again.
+    tape: Option<Tape>,
 }
 
 struct Late {
@@ -71,12 +71,10 @@ pub(super) struct Pass<'a> {
     pub place: (usize, usize),
 }
 
-/// What a forward pass makes.
-pub(super) enum Output {
-    /// For the next stage.
-    Activation(Tensor<3>),
-    /// Of the last stage.
-    Loss(LossSum),
+/// What a forward pass makes: activations for the next stage, or the loss.
+pub(super) struct Output {
+    pub activation: Option<Tensor<3>>,
+    pub loss: Option<LossSum>,
 }
 
 /// The value of a segment.
@@ -149,14 +147,14 @@ impl<M: CausalLm> Chunk<M> {
                 true => {
                     let leaf = x.take().map(leaf);
                     let (value, tape) = run(self.model(), &segment.link, leaf.clone(), pass, true).split();
-                    kept.push(Kept::Graph { leaf, tape });
+                    kept.push(Kept { input: leaf, tape: Some(tape) });
                     value
                 }
                 false => {
                     let input = x.take();
                     let value = run(&self.model().valid(), &segment.link, input.clone(), pass, false);
                     if pass.keep {
-                        kept.push(Kept::Input(input));
+                        kept.push(Kept { input, tape: None });
                     }
                     value
                 }
@@ -170,11 +168,7 @@ impl<M: CausalLm> Chunk<M> {
         if pass.keep {
             self.live.insert(pass.place.1, kept);
         }
-        match (loss, x) {
-            (Some(loss), _) => Output::Loss(loss),
-            (None, Some(x)) => Output::Activation(x),
-            (None, None) => unreachable!("a stage without a head passes its input on"),
-        }
+        Output { activation: x, loss }
     }
 
     /// The backward pass, from the gradient of the output, which is missing on the last stage, to that of the input. With
@@ -185,8 +179,8 @@ impl<M: CausalLm> Chunk<M> {
         for index in (0..self.steps.len()).rev() {
             self.gather(index, pass);
             let (leaf, tape) = match kept.pop().expect("one entry per segment") {
-                Kept::Graph { leaf, tape } => (leaf, tape),
-                Kept::Input(input) => {
+                Kept { input, tape: Some(tape) } => (input, tape),
+                Kept { input, tape: None } => {
                     let mark = pass.recorder.begin();
                     let leaf = input.map(leaf);
                     let (_, tape) =

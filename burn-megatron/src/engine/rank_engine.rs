@@ -248,10 +248,11 @@ impl<M: CausalLm> RankEngine<M> {
         let chunk = &mut self.chunks[work.chunk];
         let mut loss = LossSum::default();
         match work.pass {
-            Kind::Forward => match chunk.forward(&mut pass, input) {
-                Output::Activation(activation) => mail.put(work, activation),
-                Output::Loss(sum) => loss = sum,
-            },
+            Kind::Forward => {
+                let Output { activation, loss: sum } = chunk.forward(&mut pass, input);
+                activation.into_iter().for_each(|activation| mail.put(work, activation));
+                loss = sum.unwrap_or_default();
+            }
             Kind::Backward | Kind::BackwardInput => {
                 if let Some(grad) = chunk.backward(&mut pass, input, work.pass == Kind::BackwardInput) {
                     mail.put(work, grad);

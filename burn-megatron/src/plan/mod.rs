@@ -79,7 +79,8 @@ impl Job {
     }
 
     fn units(&self, stage: &Stage) -> Vec<Unit> {
-        operations::units(&self.decoder, &self.layout, &self.share(), stage, self.element, &self.recompute)
+        let (share, again) = (self.share(), self.zero() == 3);
+        operations::units(&self.decoder, &self.layout, &share, stage, self.element, &self.recompute, again)
     }
 }
 

@@ -77,7 +77,7 @@ pub struct Unit {
     pub dropped: Vec<Module>,
 }
 
-/// The units of a stage.
+/// The units of a stage; with `again` all are computed again, so that ZeRO 3 can free their weights between the passes.
 pub fn units(
     decoder: &Decoder,
     layout: &ParallelLayout,
@@ -85,6 +85,7 @@ pub fn units(
     stage: &Stage,
     element: u64,
     recompute: &Recompute,
+    again: bool,
 ) -> Vec<Unit> {
     let maker = Maker { decoder, share, layout, element, recompute };
     let mut units = Vec::new();
@@ -106,6 +107,7 @@ pub fn units(
     if stage.loss {
         units.push(maker.head());
     }
+    units.iter_mut().for_each(|unit| unit.recomputed |= again);
     units
 }
 
@@ -146,7 +148,7 @@ impl Maker<'_> {
         let (decoder, share) = (self.decoder, self.share);
         let bias = decoder.attention_bias;
         chain.norm(Some(Module::Norms));
-        let input = chain.enter();
+        let input = chain.enter_again();
         chain.linear(share.queries + 2 * share.keys, share.hidden, bias, input);
         if decoder.head_norms {
             let input = chain.at;
@@ -187,7 +189,7 @@ impl Maker<'_> {
         let (decoder, share) = (self.decoder, self.share);
         let width = share.intermediate;
         chain.norm(Some(Module::Norms));
-        let input = chain.enter();
+        let input = chain.enter_again();
         chain.linear(if decoder.gated { 2 * width } else { width }, share.hidden, decoder.mlp_bias, input);
         let input = chain.at;
         let again = self.recompute.selects(Module::MlpActivation);
@@ -204,8 +206,8 @@ impl Maker<'_> {
         let share = self.share;
         let mut chain = Chain::new(self, self.stream(), true);
         chain.norm(None);
-        let input = chain.enter();
-        chain.linear(share.vocab, share.hidden, false, input);
+        chain.enter();
+        chain.linear(share.vocab, share.hidden, false, chain.at);
         let logits = chain.at;
         let wide = self.element.max(4);
         let statistics = chain.tensor(share.tokens * wide, None);
@@ -286,6 +288,18 @@ impl<'a> Chain<'a> {
         });
     }
 
+    /// Goes into a tensor parallel region; gives what the linear layer there keeps, which gathers its part of the sequence
+    /// again for its weight's gradient.
+    fn enter_again(&mut self) -> Activation {
+        let came = self.enter();
+        if came.id != self.at.id
+            && let Some(exchange) = self.ops.last_mut().and_then(|op| op.exchange.as_mut())
+        {
+            exchange.again = true;
+        }
+        came
+    }
+
     /// Goes into a tensor parallel region; gives what it came with.
     fn enter(&mut self) -> Activation {
         let came = self.at;
@@ -298,8 +312,7 @@ impl<'a> Chain<'a> {
             true => (Some(Collective::AllGather), Some(Collective::ReduceScatter)),
             false => (None, Some(Collective::AllReduce)),
         };
-        // The linear layer keeps its part of the sequence and gathers it again for its weight's gradient.
-        let exchange = Some(Exchange { forward, backward, bytes, context: false, again: sequence });
+        let exchange = Some(Exchange { forward, backward, bytes, context: false, again: false });
         if sequence {
             self.op(bytes, |op| op.exchange = exchange);
         } else {

@@ -76,9 +76,7 @@ impl ColumnParallelLinear {
 
     /// The rank's outputs for the whole sequence of `norm(x)`.
     pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
-        let group = self.parallel.group.clone();
-        let entry = if self.parallel.sequence { Entry::Gathered(group) } else { Entry::Copied(group) };
-        let (x, prologue) = norm.in_front_of_linear(x);
+        let (entry, (x, prologue)) = (entry(&self.parallel), norm.in_front_of_linear(x));
         add_bias(linear_with(x, prologue, self.weight.val(), entry, self.recompute_norm), self.bias.as_ref())
     }
 }
@@ -121,6 +119,12 @@ impl RowParallelLinear {
         let y = linear_with(x, prologue, self.weight.val(), Entry::Own, recompute);
         add_bias(leave_tensor_parallel(Partial::new(y), &self.parallel), self.bias.as_ref())
     }
+}
+
+/// How activations come to a linear layer that computes some of the outputs on each rank.
+pub(super) fn entry(parallel: &TensorParallel) -> Entry {
+    let group = parallel.group.clone();
+    if parallel.sequence { Entry::Gathered(group) } else { Entry::Copied(group) }
 }
 
 /// Hands activations to a computation that each rank does for its own outputs: all of the sequence, and backward sums

@@ -1,13 +1,13 @@
 //! From the last hidden states to logits and losses, with the vocabulary cut over the ranks.
 
 use backend_dist::ops::conjugate::gather_from_tensor_parallel;
-use backend_dist::ops::{linear, vocab_parallel_cross_entropy};
+use backend_dist::ops::{Prologue, linear, linear_with, vocab_parallel_cross_entropy};
 use backend_dist::shard::{Init, Unit};
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
 
 use super::embedding::{Vocab, VocabParallelEmbedding, VocabRows};
-use super::linear::enter_tensor_parallel;
+use super::linear::{enter_tensor_parallel, entry};
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
 /// The output projection; each rank computes the logits of its rows of the vocabulary. Without an own weight it uses the
@@ -90,7 +90,7 @@ impl OutputLayer {
     }
 
     fn local_logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {
-        linear(enter_tensor_parallel(x, &self.parallel), self.weight(embedding))
+        linear_with(x, Prologue::None, self.weight(embedding), entry(&self.parallel), false)
     }
 
     fn weight(&self, embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {

@@ -53,7 +53,9 @@ impl MachineArgs {
             ("gpus-per-host", Some(self.gpus_per_host as f64)),
             ("gpus", self.gpus.map(|gpus| gpus as f64)),
         ];
-        if let Some((key, value)) = numbers.iter().find(|(_, value)| value.is_some_and(|value| !(value > 0.0))) {
+        if let Some((key, value)) =
+            numbers.iter().find(|(_, value)| value.is_some_and(|value| value.is_nan() || value <= 0.0))
+        {
             bail!("--{key} {} is not above 0", value.unwrap_or_default());
         }
         if let Some(gib) = self.memory {

@@ -7,6 +7,7 @@ use crate::engine::{EngineConfig, EngineError};
 use crate::optim::{LossScaler, Optimizer};
 use crate::schedule::Schedule;
 use crate::trace::Recorder;
+use backend_dist::collective::connect;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
 use burn::tensor::DType;
@@ -33,6 +34,7 @@ impl<M: CausalLm> RankEngine<M> {
         let pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
         let (stages, replicas) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
         let placement = pipeline.placement();
+        connect(&stages, &rank.device);
         let zero = if replicas.size() == 1 { 0 } else { layout.zero };
 
         let (mut chunks, mut buckets) = (Vec::new(), Vec::new());

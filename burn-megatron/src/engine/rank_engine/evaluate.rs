@@ -40,10 +40,9 @@ impl<M: CausalLm> RankEngine<M> {
                     device: &self.rank.device,
                     batch: rows,
                 };
-                match self.chunks[chunk].forward(&mut pass, input) {
-                    Output::Activation(activation) => mail.put(work, activation),
-                    Output::Loss(loss) => sum = [sum, loss].into_iter().sum(),
-                }
+                let Output { activation, loss } = self.chunks[chunk].forward(&mut pass, input);
+                activation.into_iter().for_each(|activation| mail.put(work, activation));
+                sum = loss.into_iter().fold(sum, |sum, loss| [sum, loss].into_iter().sum());
                 if let Some(transfer) = self.pipeline.output(self.stages.rank(), work) {
                     mail.send(&transfer);
                 }

@@ -58,9 +58,12 @@ fn after(log: &[Value], step: u64) -> Vec<String> {
 
 #[test]
 fn a_resumed_run_equals_one_that_never_stopped() {
-    for (layout, dtype) in
-        [("TP2 SP DP2", FloatDType::F32), ("DP2", FloatDType::F64), ("PP2 DP2 ZeRO3", FloatDType::F32)]
-    {
+    for (layout, dtype) in [
+        ("TP2 SP DP2", FloatDType::F32),
+        ("DP2", FloatDType::F64),
+        ("PP2 DP2 ZeRO3", FloatDType::F32),
+        ("PP2 DP2 ZeRO1", FloatDType::BF16),
+    ] {
         let whole = tempfile::tempdir().unwrap();
         let (weights, steps) = finish(run_of(layout, dtype, whole.path(), Some(1)), whole.path());
         assert_eq!(Checkpoint::list(whole.path().join("checkpoints")).unwrap().len(), 12);

@@ -1,0 +1,161 @@
+//! What the passes of a stage need.
+
+use super::unit::UnitMemory;
+use super::update;
+use crate::plan::Job;
+use crate::plan::state::{Bucket, States, buckets};
+use crate::schedule::stages::Stage;
+
+/// A stage's units in their passes.
+pub(super) struct StageMemory {
+    units: Vec<Piece>,
+    /// What the stage keeps all the time, without gradients under ZeRO 1.
+    pub states: States,
+    /// The most that updating a bucket adds.
+    pub update: u64,
+    /// The most that summing up the gradients of a bucket adds.
+    pub reduce: u64,
+    /// A tied embedding's buffer, which is open from the head to the embedding under ZeRO 2 and 3.
+    open: u64,
+}
+
+struct Piece {
+    memory: UnitMemory,
+    head: bool,
+    /// Gathered weights under ZeRO 3.
+    gathered: u64,
+    /// Buffers that gradients are reduced in after each micro-batch, under ZeRO 2 and 3.
+    reduced: u64,
+    /// Under ZeRO 1: what the first gradients of a step add, the whole bucket in the place of the shard.
+    grows: u64,
+}
+
+/// A pass: the most that it needs, with what is kept of its micro-batch, and of that gathered weights and buffers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Peak {
+    pub bytes: u64,
+    pub communication: u64,
+    /// By how much ZeRO 1's gradients have grown by then.
+    pub grown: u64,
+}
+
+impl Peak {
+    fn total(&self) -> u64 {
+        self.bytes + self.communication + self.grown
+    }
+
+    fn max(self, other: Peak) -> Peak {
+        if other.total() > self.total() { other } else { self }
+    }
+}
+
+impl StageMemory {
+    pub fn new(job: &Job, stage: &Stage) -> Self {
+        let (units, share) = (job.units(stage), job.share());
+        let owned = buckets(job, &share, stage, &units);
+        let replicas = job.replicas();
+        let flat = |bucket: &Bucket, element: u64| bucket.elements.next_multiple_of(replicas) * element;
+        let sum = |of: &[Bucket], element: u64| of.iter().map(|bucket| flat(bucket, element)).sum::<u64>();
+        let (zero, wide) = (job.zero(), job.wide());
+        let table = Bucket { elements: share.vocab * share.hidden, matrices: 0 };
+        let shared = job.decoder.tied && stage.embedding && stage.loss;
+        let piece = |(unit, owned): (&super::super::operations::Unit, &Vec<Bucket>)| {
+            let used = |element: u64| sum(owned, element) + if unit.head && shared { flat(&table, element) } else { 0 };
+            Piece {
+                memory: UnitMemory::new(unit, job.element),
+                head: unit.head,
+                gathered: if zero == 3 { used(job.element) } else { 0 },
+                reduced: if zero >= 2 { used(wide) } else { 0 },
+                grows: if zero == 1 { sum(owned, wide) - sum(owned, wide) / replicas } else { 0 },
+            }
+        };
+        let mut states = States::default();
+        owned.iter().flatten().for_each(|bucket| states += States::of(bucket, job));
+        let most = |of: &dyn Fn(&Bucket) -> u64| owned.iter().flatten().map(of).max().unwrap_or(0);
+        let reduce = |bucket: &Bucket| match (replicas, zero) {
+            (1, _) | (_, 2..) => 0,
+            (_, 1) => flat(bucket, wide) / replicas,
+            _ => flat(bucket, wide),
+        };
+        let pieces: Vec<Piece> = units.iter().zip(&owned).map(piece).collect();
+        states.gradients -= pieces.iter().map(|piece| piece.grows).sum::<u64>();
+        Self {
+            units: pieces,
+            states,
+            update: most(&|bucket| update(bucket, job)),
+            reduce: most(&reduce),
+            open: if zero >= 2 && shared { flat(&table, wide) } else { 0 },
+        }
+    }
+
+    /// Bytes kept per micro-batch from a forward to its backward: outside of the head, and in it.
+    pub fn kept(&self) -> [u64; 2] {
+        self.split(|memory| memory.kept)
+    }
+
+    /// The same between the two halves of a backward.
+    pub fn deferred(&self) -> [u64; 2] {
+        self.split(|memory| memory.deferred)
+    }
+
+    fn split(&self, of: impl Fn(&UnitMemory) -> u64) -> [u64; 2] {
+        let sum = |head: bool| self.units.iter().filter(|unit| unit.head == head).map(|unit| of(&unit.memory)).sum();
+        [sum(false), sum(true)]
+    }
+
+    /// What the gradients of a step add under ZeRO 1.
+    pub fn grows(&self) -> u64 {
+        self.units.iter().map(|unit| unit.grows).sum()
+    }
+
+    pub fn forward(&self) -> Peak {
+        let (mut kept, mut peak) = (0, Peak::default());
+        for unit in &self.units {
+            peak = peak.max(unit.gathering(kept, 0, 0));
+            peak = peak.max(Peak { bytes: kept + unit.memory.forward, communication: unit.gathered, grown: 0 });
+            kept += unit.memory.kept;
+        }
+        peak
+    }
+
+    /// A backward pass, or with `split` its first half; `first` of the step.
+    pub fn backward(&self, split: bool, first: bool) -> Peak {
+        let (mut kept, mut deferred, mut peak) = (self.kept().iter().sum::<u64>(), 0, Peak::default());
+        let (mut grown, mut open) = (0, 0);
+        for unit in self.units.iter().rev() {
+            let Piece { memory, gathered, reduced, grows, .. } = *unit;
+            peak = peak.max(unit.gathering(kept + deferred, open, grown));
+            kept -= memory.kept;
+            let pass = if split { memory.backward_input } else { memory.backward };
+            peak = peak.max(Peak { bytes: kept + deferred + pass, communication: gathered + open, grown });
+            if split {
+                deferred += memory.deferred;
+                continue;
+            }
+            grown += if first { grows } else { 0 };
+            let communication = gathered + reduced.max(open);
+            peak = peak.max(Peak { bytes: kept + memory.gradients, communication, grown });
+            open = if unit.head { self.open } else { open };
+        }
+        peak
+    }
+
+    /// The second half of a backward pass.
+    pub fn weights(&self, first: bool) -> Peak {
+        let deferred: u64 = self.deferred().iter().sum();
+        let grown = if first { self.grows() } else { 0 };
+        let peak = |unit: &Piece| Peak {
+            bytes: deferred + unit.memory.gradients,
+            communication: unit.reduced.max(self.open),
+            grown,
+        };
+        self.units.iter().map(peak).fold(Peak::default(), Peak::max)
+    }
+}
+
+impl Piece {
+    /// While its weights are gathered they are there as they came and in their parameters.
+    fn gathering(&self, bytes: u64, open: u64, grown: u64) -> Peak {
+        Peak { bytes, communication: 2 * self.gathered + open, grown }
+    }
+}

@@ -1,0 +1,131 @@
+//! The plan's memory against what CPU ranks allocate: the most bytes of every rank in a training step; and activations
+//! are kept for as long as the schedule says.
+
+use backend_dist::launch::launch;
+use backend_dist::memory::{RankAllocator, live, peak, reset_peak};
+use backend_dist::mesh::Mesh;
+use burn::tensor::{Device, FloatDType};
+use burn_megatron::config::RunConfig;
+use burn_megatron::engine::{RankEngine, TokenBatch};
+use burn_megatron::plan::gpus::{self, Hardware};
+use burn_megatron::plan::{Plan, RankMemory};
+use models::{CausalLm, ModelConfig, ParamBuilder, WithModel};
+
+#[global_allocator]
+static ALLOCATOR: RankAllocator = RankAllocator;
+
+const LLAMA: &str = "
+[model]
+preset = \"tiny\"
+vocab-size = 1000
+hidden-size = 128
+intermediate-size = 384
+num-hidden-layers = 4
+head-dim = 16
+make-vocab-size-divisible-by = 64
+[training]
+seq-length = 128
+micro-batch = 2
+global-batch = 16
+";
+
+const GPT: &str = "
+[model]
+preset = \"gpt-tiny\"
+vocab-size = 1000
+hidden-size = 128
+intermediate-size = 512
+num-hidden-layers = 4
+[training]
+seq-length = 128
+micro-batch = 2
+global-batch = 16
+";
+
+/// Bytes of every rank in its second step, above what was there before the engine, and the most micro-batches whose
+/// activations it kept.
+struct Measured<'a>(&'a RunConfig);
+
+impl WithModel for Measured<'_> {
+    type Output = Vec<(u64, usize)>;
+
+    fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Self::Output {
+        let config = self.0;
+        let mesh = Mesh::new(config.parallel.clone()).unwrap();
+        let (dtype, seq) = (FloatDType::from(config.training.dtype), config.training.seq_length);
+        let run = |rank: backend_dist::launch::Rank| {
+            let before = live(rank.rank);
+            let build = |part| {
+                let params = ParamBuilder::new(&rank, dtype, 1).with_part(part).with_recompute(&config.recompute);
+                Ok(M::build(sizes, params)?)
+            };
+            let mut engine = RankEngine::new(&rank, &sizes.dims(), build, config.engine())?;
+            let rows = config.training.global_batch;
+            let tokens: Vec<i64> = (0..rows * (seq + 1)).map(|at| (at * 7919 % 1000) as i64).collect();
+            let batch = TokenBatch::from_sequences(&tokens, seq);
+            engine.train_step(&batch)?;
+            let other = live(rank.rank);
+            reset_peak(rank.rank);
+            engine.train_step(&batch)?;
+            assert!(peak(rank.rank) >= other);
+            Ok((peak(rank.rank) - before, engine.peak_in_flight()))
+        };
+        launch(&mesh, &[Device::flex()], run).unwrap()
+    }
+}
+
+/// Measured and planned, for the rank of each pipeline stage that has most.
+fn compare(file: &str, flags: &str) -> Vec<(u64, RankMemory)> {
+    let words: Vec<&str> = flags.split_whitespace().collect();
+    let overrides: Vec<(String, String)> = words.chunks(2).map(|pair| (pair[0].into(), pair[1].into())).collect();
+    let config = RunConfig::parse("run.toml", file, &overrides).unwrap();
+    let job = config.job().unwrap();
+    let hardware = Hardware::of(gpus::find("h100").unwrap(), job.element);
+    let plan = Plan::new(job, &hardware).unwrap();
+    let measured = config.model.config.visit(Measured(&config));
+    let per_stage = measured.len() / plan.memory.len();
+    let in_flight = plan.schedule.peak_activations(|_| 1);
+    for (rank, (_, kept)) in measured.iter().enumerate() {
+        assert_eq!(*kept as u64, in_flight[rank / per_stage], "`{flags}`: micro-batches in flight on rank {rank}");
+    }
+    let most = measured.chunks(per_stage).map(|ranks| ranks.iter().map(|(bytes, _)| *bytes).max().unwrap());
+    most.zip(plan.memory).collect()
+}
+
+/// One test, because the counts are of the process.
+#[test]
+fn planned_memory_is_what_ranks_allocate() {
+    let mut off = Vec::new();
+    for (file, flags) in [
+        (LLAMA, ""),
+        (LLAMA, "parallel.dp 2 parallel.zero 1"),
+        (LLAMA, "parallel.dp 2 parallel.zero 2"),
+        (LLAMA, "parallel.dp 2 parallel.zero 3"),
+        (LLAMA, "parallel.tp 2"),
+        (LLAMA, "parallel.tp 2 parallel.sp true"),
+        (LLAMA, "parallel.pp 2"),
+        (LLAMA, "parallel.pp 2 parallel.vpp 2"),
+        (LLAMA, "parallel.pp 2 pipeline.schedule zb-h1"),
+        (LLAMA, "parallel.pp 2 pipeline.schedule gpipe"),
+        (LLAMA, "parallel.pp 2 pipeline.schedule zb-v"),
+        (LLAMA, "parallel.pp 4"),
+        (LLAMA, "recompute.granularity full recompute.method block recompute.num-layers 2"),
+        (LLAMA, "recompute.granularity full"),
+        (LLAMA, "recompute.granularity selective recompute.modules norms,mlp-activation,core-attention"),
+        (LLAMA, "parallel.tp 2 parallel.sp true parallel.pp 2 parallel.dp 2 parallel.zero 1"),
+        (LLAMA, "training.dtype f64"),
+        (GPT, ""),
+        (GPT, "parallel.dp 2 parallel.zero 2"),
+        (GPT, "parallel.pp 2 parallel.tp 2"),
+    ] {
+        for (rank, (measured, planned)) in compare(file, flags).into_iter().enumerate() {
+            let ratio = measured as f64 / planned.peak() as f64;
+            println!("{:>5.1} %  {measured:>10}  {:>10}  rank {rank} `{flags}`", 100.0 * (ratio - 1.0), planned.peak());
+            if (ratio - 1.0).abs() > 0.05 {
+                let (planned, kinds) = (planned.peak(), planned.kinds());
+                off.push(format!("`{flags}` rank {rank}: {measured} bytes, planned {planned}: {kinds:?}"));
+            }
+        }
+    }
+    assert!(off.is_empty(), "{}", off.join("\n"));
+}
