@@ -32,7 +32,6 @@ pub use layout::BucketSpec;
 pub use lion::LionConfig;
 pub use muon::{MuonConfig, MuonScale};
 pub use optimizer::{Memory, Optimizer, StepInfo};
-pub use pieces::{Piece, pieces};
 pub use saving::ReadBox;
 pub use scaler::{LossScale, LossScaler, LossScalerConfig};
 pub use sgd::SgdConfig;

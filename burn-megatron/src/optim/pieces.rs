@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// A box of a global tensor, and where its elements lie in the local array of a section.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub(super) struct Piece {
     /// The box, one range per dimension of the global tensor.
     pub ranges: Vec<Range<usize>>,
     /// The same elements, flat in the section's local array, in the row-major order of the box; as few runs as
@@ -19,7 +19,7 @@ pub struct Piece {
 ///
 /// # Panics
 /// If `part` reaches beyond the section.
-pub fn pieces(section: &Section, part: Range<usize>) -> Vec<Piece> {
+pub(super) fn pieces(section: &Section, part: Range<usize>) -> Vec<Piece> {
     let shape = section.local_shape();
     assert!(part.end <= section.local_len(), "{}: elements {part:?} of {shape:?}", section.name);
     let mut pieces = Vec::new();
