@@ -1,107 +1,32 @@
 //! Averages the gradients of a module over the ranks of a group, in one exchange per number type.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
+
+use super::flat_grads::{FlatGrad, cut, dtypes, into_grads, take_used};
 
 /// Replaces every gradient by its mean over `group`.
 ///
 /// All ranks must hold clones of one module: parameters pair up by the order in which the module visits them. A
 /// parameter that only some ranks used counts as zero on the others, one that no rank used keeps having no gradient.
-pub(super) fn average_gradients<M: Module>(module: &M, mut grads: GradientsParams, group: &Group) -> GradientsParams {
+pub(super) fn average_gradients<M: Module>(module: &M, grads: GradientsParams, group: &Group) -> GradientsParams {
     if group.size() == 1 {
         return grads;
     }
-    let mut local = Flatten { grads: &mut grads, seen: HashSet::new(), params: Vec::new() };
-    module.visit(&mut local);
-    let mut params = local.params;
-    let used = used_anywhere(&params, group);
-    params = params.into_iter().zip(used).filter_map(|(param, used)| used.then_some(param)).collect();
-
+    let params = take_used(module, grads, group);
     let mut averaged = HashMap::new();
-    for dtype in dtypes(&params) {
+    for dtype in dtypes(params.iter().map(|param| param.dtype)) {
         let members: Vec<&FlatGrad> = params.iter().filter(|param| param.dtype == dtype).collect();
         let bucket = Tensor::cat(members.iter().map(|param| param.value()).collect(), 0);
         let mean = all_reduce(bucket, ReduceOp::Sum, group).div_scalar(group.size() as f64);
-        let mut start = 0;
-        for param in members {
-            averaged.insert(param.id, mean.clone().narrow(0, start, param.length));
-            start += param.length;
-        }
+        averaged.extend(cut(&mean, &members));
     }
-    let mut restore = Restore { averaged, grads };
-    module.visit(&mut restore);
-    restore.grads
-}
-
-/// One parameter's gradient on this rank, flat.
-struct FlatGrad {
-    id: ParamId,
-    dtype: DType,
-    length: usize,
-    /// `None` when the step did not use the parameter.
-    grad: Option<Tensor<1>>,
-    device: burn::tensor::Device,
-}
-
-impl FlatGrad {
-    fn value(&self) -> Tensor<1> {
-        self.grad.clone().unwrap_or_else(|| Tensor::zeros([self.length], (&self.device, self.dtype)))
-    }
-}
-
-fn used_anywhere(params: &[FlatGrad], group: &Group) -> Vec<bool> {
-    let here: Vec<bool> = params.iter().map(|param| param.grad.is_some()).collect();
-    let ranks = group.all_gather_host(here);
-    (0..params.len()).map(|index| ranks.iter().any(|rank| rank[index])).collect()
-}
-
-/// The number types in order of first use, the same on every rank.
-fn dtypes(params: &[FlatGrad]) -> Vec<DType> {
-    let mut dtypes = Vec::new();
-    for param in params {
-        if !dtypes.contains(&param.dtype) {
-            dtypes.push(param.dtype);
-        }
-    }
-    dtypes
-}
-
-struct Flatten<'a> {
-    grads: &'a mut GradientsParams,
-    /// A module may hold one parameter in two places; its gradient is one.
-    seen: HashSet<ParamId>,
-    params: Vec<FlatGrad>,
-}
-
-impl ModuleVisitor for Flatten<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !self.seen.insert(param.id) {
-            return;
-        }
-        let value = param.val();
-        let length = value.shape().num_elements();
-        let grad = self.grads.remove::<D>(param.id).map(|grad| grad.reshape([length]));
-        let dtype = grad.as_ref().map_or(value.dtype(), Tensor::dtype);
-        self.params.push(FlatGrad { id: param.id, dtype, length, grad, device: value.device().inner() });
-    }
-}
-
-struct Restore {
-    averaged: HashMap<ParamId, Tensor<1>>,
-    grads: GradientsParams,
-}
-
-impl ModuleVisitor for Restore {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(mean) = self.averaged.remove(&param.id) {
-            self.grads.register::<D>(param.id, mean.reshape(param.shape()));
-        }
-    }
+    into_grads(module, averaged)
 }
 
 #[cfg(test)]

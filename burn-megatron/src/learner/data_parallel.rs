@@ -1,24 +1,31 @@
-//! Data parallelism for any Burn module: sets up a rank per device and runs a [`RankLoop`] on each.
+//! Data parallelism for any Burn module: sets up a rank per device and seats a learner on each.
 
 use std::sync::Mutex;
 
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use burn::data::dataloader::DataLoader;
+use burn::optim::OptimizerRecord;
 use burn::tensor::Device;
+use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
 use std::sync::Arc;
 
 use super::items::Items;
-use super::outcome::{Fit, Fitted};
-use super::rank_loop::{RankLoop, Shared};
+use super::outcome::{Failure, Fit, Fitted};
+use super::rank_loop::{Seat, Shared};
+use super::replica::host;
 use super::shares::{equal_shares, whole_shares};
+use super::zero::records::{of_owners, optimizer_record};
+use super::zero::{Owners, Zero};
 
 /// Trains clones of the learner on shares of the data and averages their gradients.
 pub(super) struct DataParallel {
     pub ranks: usize,
     /// One per rank, or none: then all ranks share the device of the model.
     pub devices: Vec<Device>,
+    /// ZeRO stage: 0, 1 or 2.
+    pub zero: u8,
 }
 
 impl<M: LearnerModel> Fit<M> for DataParallel {
@@ -33,6 +40,15 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
         let devices = self.training_devices(&learner);
         // Moving the parameters also draws the values of lazily initialised ones, once, before the model is cloned.
         learner.fork(&devices[0]);
+        let zero = self.zero(&learner);
+        let learners = match self.seat_learners(&mut learner, &zero, starting_epoch, &components.event_store) {
+            Ok(learners) => learners,
+            Err(message) => {
+                learner.fork(&devices[0]);
+                let failure = Some(Failure { rank: 0, message });
+                return Fitted { model: learner.model(), processor: components.event_processor, failure };
+            }
+        };
         let train = split(&train, equal_shares(train.num_items(), self.ranks), &devices);
         let inference: Vec<Device> = devices.iter().map(|device| device.clone().inner()).collect();
         let valid = split(&valid, whole_shares(valid.num_items(), self.ranks), &inference);
@@ -45,12 +61,15 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
             processor: Mutex::new(components.event_processor),
             trained: Items::new(self.ranks),
             validated: Items::new(self.ranks),
+            checkpoints: components.checkpointer.is_some(),
+            states: Items::new(self.ranks),
         };
-        let mut seats: Vec<Option<RankLoop<M>>> = Vec::new();
-        for (rank, (train, valid)) in train.into_iter().zip(valid).enumerate() {
-            seats.push(Some(RankLoop {
-                learner: learner.clone(),
+        let mut seats: Vec<Option<Seat<M>>> = Vec::new();
+        for (rank, ((learner, train), valid)) in learners.into_iter().zip(train).zip(valid).enumerate() {
+            seats.push(Some(Seat {
+                learner,
                 device: devices[rank].clone(),
+                zero: zero.clone(),
                 train,
                 valid,
                 // Rank 0's learner stands for all: they are equal after every step.
@@ -69,12 +88,42 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
         let processor = shared.processor.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         match result {
             Ok(mut models) => Fitted { model: models.swap_remove(0), processor, failure: None },
-            Err(failure) => Fitted { model: learner.model(), processor, failure: Some(failure.into()) },
+            Err(failure) => {
+                learner.fork(&devices[0]);
+                Fitted { model: learner.model(), processor, failure: Some(failure.into()) }
+            }
         }
     }
 }
 
 impl DataParallel {
+    pub(super) fn zero<M: LearnerModel>(&self, learner: &Learner<M>) -> Option<Zero> {
+        (self.zero > 0).then(|| Zero { stage: self.zero, owners: Owners::of(&learner.model(), self.ranks).into() })
+    }
+
+    /// A learner for every rank. With ZeRO, whoever goes on from a checkpoint gets the states that it owns.
+    pub(super) fn seat_learners<M: LearnerModel>(
+        &self,
+        learner: &mut Learner<M>,
+        zero: &Option<Zero>,
+        starting_epoch: usize,
+        store: &EventStoreClient,
+    ) -> Result<Vec<Learner<M>>, String> {
+        let Some(zero) = zero else { return Ok(vec![learner.clone(); self.ranks]) };
+        // Before the clones, so that all ranks share one copy of the values that they do not step.
+        learner.fork(&host());
+        let mut learners = vec![learner.clone(); self.ranks];
+        if starting_epoch > 1 {
+            let states = optimizer_record(learner, store).into_bytes().map_err(|error| error.to_string())?;
+            for (rank, learner) in learners.iter_mut().enumerate() {
+                let own = of_owners([(rank, states.clone())], &zero.owners).map_err(|error| error.to_string())?;
+                learner.load_optim(own);
+            }
+            learner.load_optim(OptimizerRecord::default());
+        }
+        Ok(learners)
+    }
+
     /// The device of every rank, with autodiff.
     fn training_devices<M: LearnerModel>(&self, learner: &Learner<M>) -> Vec<Device> {
         let devices = match self.devices.as_slice() {

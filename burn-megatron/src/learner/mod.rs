@@ -10,18 +10,23 @@
 //! # }
 //! ```
 //!
+//! [`MegatronStrategy::zero`] does the same with the states of the optimizer shared out over the ranks.
+//!
 //! [`Pretraining`] trains this crate's own models in any layout of ranks.
 
 mod average;
 mod data_parallel;
+mod flat_grads;
 mod items;
 mod model_parallel;
 mod outcome;
 mod rank_loop;
+mod replica;
 mod shares;
 mod stop;
 #[cfg(test)]
 mod tests;
+mod zero;
 
 use std::sync::Arc;
 
@@ -49,8 +54,7 @@ impl MegatronStrategy {
     ///
     /// [`data_parallel_on`]: MegatronStrategy::data_parallel_on
     pub fn data_parallel<M: LearnerModel>(ranks: usize) -> TrainingStrategy<M> {
-        assert!(ranks > 0, "data parallelism needs at least 1 rank, not 0");
-        custom(DataParallel { ranks, devices: Vec::new() })
+        Self::zero(0, ranks)
     }
 
     /// Data parallelism for any Burn module with one rank on each of `devices`.
@@ -68,9 +72,54 @@ impl MegatronStrategy {
     /// # Panics
     /// If `devices` is empty.
     pub fn data_parallel_on<M: LearnerModel>(devices: Vec<Device>) -> TrainingStrategy<M> {
-        assert!(!devices.is_empty(), "data parallelism needs at least 1 device");
-        custom(DataParallel { ranks: devices.len(), devices })
+        Self::zero_on(0, devices)
     }
+
+    /// [`data_parallel`](Self::data_parallel) with ZeRO: every rank keeps only its part of the optimizer's states.
+    ///
+    /// See [`zero_on`](Self::zero_on) for the stages.
+    ///
+    /// # Panics
+    /// If `ranks` is 0 or `stage` above 2.
+    pub fn zero<M: LearnerModel>(stage: u8, ranks: usize) -> TrainingStrategy<M> {
+        assert!(ranks > 0, "data parallelism needs at least 1 rank, not 0");
+        custom(DataParallel { ranks, devices: Vec::new(), zero: checked(stage) })
+    }
+
+    /// [`data_parallel_on`](Self::data_parallel_on) with ZeRO, for any Burn module and any of Burn's optimizers.
+    ///
+    /// | `stage` | optimizer states | accumulated gradients | gradients are reduced |
+    /// |---|---|---|---|
+    /// | 0 | whole on every rank | whole on every rank | once per step |
+    /// | 1 | on their owner | whole on every rank | once per step |
+    /// | 2 | on their owner | on their owner | after every micro-step |
+    ///
+    /// - Whole parameters are shared out, each to the rank that has the fewest elements so far; so two ranks differ by
+    ///   the largest parameter at most, and a single large one is the limit of what ZeRO saves. An owner steps its
+    ///   parameters with the learner's optimizer and sends the new values to all.
+    /// - The weights are those of stage 0. On CPU ranks they have the same bits, except that stage 2 adds up the
+    ///   micro-steps of an accumulation in another order.
+    /// - Checkpoints hold the states of all ranks: a run may go on with another stage or number of ranks, or without
+    ///   this strategy. burn-train takes them from one learner only, so at the end of an epoch rank 0 has all states
+    ///   for a moment, on the default device. Without a checkpointer nothing is collected.
+    /// - The learner keeps the values that the training began with of the parameters that it does not step: one copy of
+    ///   the model in host memory for all ranks, none on an accelerator.
+    /// - A model that overrides `TrainStep::optimize` sees the gradients of its rank's parameters only.
+    ///
+    /// # Panics
+    /// If `devices` is empty or `stage` above 2.
+    pub fn zero_on<M: LearnerModel>(stage: u8, devices: Vec<Device>) -> TrainingStrategy<M> {
+        assert!(!devices.is_empty(), "data parallelism needs at least 1 device");
+        custom(DataParallel { ranks: devices.len(), devices, zero: checked(stage) })
+    }
+}
+
+fn checked(stage: u8) -> u8 {
+    assert!(
+        stage <= 2,
+        "any module can have ZeRO 0, 1 or 2, not {stage}; nearest: 2. ZeRO 3 needs a model of segments, see `Pretraining`"
+    );
+    stage
 }
 
 /// burn-train wants an `Arc`, but neither shares nor sends it.

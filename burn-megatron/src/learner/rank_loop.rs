@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex};
 use backend_dist::comm::Group;
 use backend_dist::launch::BoxError;
 use burn::data::dataloader::{DataLoaderIterator, Progress};
-use burn::optim::GradientsAccumulator;
-use burn::tensor::Device;
+use burn::tensor::{Bytes, Device};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
     CloneEarlyStoppingStrategy, EventProcessorError, EventProcessorTraining, InferenceStep, Interrupter, Learner,
@@ -15,8 +14,9 @@ use burn::train::{
     TrainingItem, ValidLoader,
 };
 
-use super::average::average_gradients;
 use super::items::Items;
+use super::replica::Replica;
+use super::zero::Zero;
 
 /// What all ranks of a training see.
 pub(super) struct Shared<M: LearnerModel> {
@@ -29,6 +29,9 @@ pub(super) struct Shared<M: LearnerModel> {
     pub processor: Mutex<SupervisedTrainingEventProcessor<M>>,
     pub trained: Items<TrainingItem<<M as TrainStep>::Output>>,
     pub validated: Items<TrainingItem<<M as InferenceStep>::Output>>,
+    /// Whether rank 0 has a checkpointer, and the way of the ranks' optimizer states to it.
+    pub checkpoints: bool,
+    pub states: Items<Bytes>,
 }
 
 impl<M: LearnerModel> Shared<M> {
@@ -39,14 +42,32 @@ impl<M: LearnerModel> Shared<M> {
     }
 }
 
-/// One rank's learner and its share of the data.
-pub(super) struct RankLoop<M: LearnerModel> {
+/// Where a rank starts: the learner, and the rank's share of the data.
+pub(super) struct Seat<M: LearnerModel> {
     pub learner: Learner<M>,
     pub device: Device,
+    pub zero: Option<Zero>,
     pub train: TrainLoader<M>,
     pub valid: ValidLoader<M>,
     pub checkpointer: Option<LearningCheckpointer<M>>,
     pub early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
+}
+
+impl<M: LearnerModel> Seat<M> {
+    /// Trains to the end and returns the model, which is equal on every rank.
+    pub fn run(self, group: &Group, shared: &Shared<M>) -> Result<M, BoxError> {
+        let replica = Replica::new(self.learner, &self.device, self.zero, group);
+        let Self { train, valid, checkpointer, early_stopping, .. } = self;
+        RankLoop { replica, train, valid, checkpointer, early_stopping }.run(group, shared)
+    }
+}
+
+struct RankLoop<M: LearnerModel> {
+    replica: Replica<M>,
+    train: TrainLoader<M>,
+    valid: ValidLoader<M>,
+    checkpointer: Option<LearningCheckpointer<M>>,
+    early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
 }
 
 /// What the ranks know of a round of batches before they work on it, the same on every rank.
@@ -59,19 +80,16 @@ struct Round {
 }
 
 impl<M: LearnerModel> RankLoop<M> {
-    /// Trains to the end and returns the model, which is equal on every rank.
-    pub fn run(mut self, group: &Group, shared: &Shared<M>) -> Result<M, BoxError> {
-        // Own leaves: graphs of different threads must not share a node.
-        self.learner.fork(&self.device);
+    fn run(mut self, group: &Group, shared: &Shared<M>) -> Result<M, BoxError> {
         for epoch in shared.epochs.clone() {
             let stop = self.train_epoch(epoch, group, shared)?
                 || self.valid_epoch(epoch, group, shared)?
-                || self.end_epoch(epoch, group, shared);
+                || self.end_epoch(epoch, group, shared)?;
             if stop {
                 break;
             }
         }
-        Ok(self.learner.model())
+        Ok(self.replica.model())
     }
 
     fn train_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
@@ -82,7 +100,6 @@ impl<M: LearnerModel> RankLoop<M> {
         if first {
             shared.send(|to| to.process_train(LearnerEvent::StartSplit { epoch_number: epoch, progress: start }));
         }
-        let mut accumulator = GradientsAccumulator::new();
         let mut accumulated = 0;
         for iteration in 1.. {
             let (batch, round) = next(&mut *batches, group, &shared.interrupter)?;
@@ -95,14 +112,14 @@ impl<M: LearnerModel> RankLoop<M> {
                 return Err(uneven(&round.ready, iteration).into());
             }
             let (Some(batch), false) = (batch, round.stop) else { break };
-            let output = self.learner.train_step(batch);
-            accumulator.accumulate(&self.learner.model(), output.grads);
+            let output = self.replica.train_step(batch);
+            self.replica.accumulate(output.grads);
             accumulated += 1;
             if accumulated == shared.accumulation {
-                self.optimizer_step(&mut accumulator, group);
+                self.replica.step();
                 accumulated = 0;
             }
-            let lr = self.learner.lr_current();
+            let lr = self.replica.learning_rate();
             let item = TrainingItem::new(output.item, round.progress, Some(iteration), Some(lr));
             shared.trained.push(group.rank(), item);
         }
@@ -111,7 +128,7 @@ impl<M: LearnerModel> RankLoop<M> {
         }
         let stop = agree_on_stop(group, shared);
         if accumulated > 0 && !stop {
-            self.optimizer_step(&mut accumulator, group);
+            self.replica.step();
         }
         let mut progress = aggregate(group, batches.progress());
         if !stop {
@@ -122,13 +139,6 @@ impl<M: LearnerModel> RankLoop<M> {
             shared.send(EventProcessorTraining::flush);
         }
         Ok(stop)
-    }
-
-    /// Averages the accumulated gradients over the ranks and takes the same optimizer step on all of them.
-    fn optimizer_step(&mut self, accumulator: &mut GradientsAccumulator<M>, group: &Group) {
-        let grads = average_gradients(&self.learner.model(), accumulator.grads(), group);
-        self.learner.lr_step();
-        self.learner.optimizer_step(grads);
     }
 
     fn report_train(&self, first: bool, shared: &Shared<M>) {
@@ -149,7 +159,7 @@ impl<M: LearnerModel> RankLoop<M> {
 
     fn valid_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
         let first = group.rank() == 0;
-        let model = self.learner.model().valid();
+        let model = self.replica.model().valid();
         let mut batches = self.valid.iter();
         let start = aggregate(group, batches.progress());
         if first {
@@ -185,19 +195,20 @@ impl<M: LearnerModel> RankLoop<M> {
     }
 
     /// Checkpoint and early stopping on rank 0; the decision is everyone's.
-    fn end_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> bool {
+    fn end_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
+        let learner = if shared.checkpoints { self.replica.whole(&shared.states, &shared.store)? } else { None };
         let decision = (group.rank() == 0).then(|| {
             shared.send(|to| to.process_train(LearnerEvent::EndEpoch(epoch)));
             shared.send(EventProcessorTraining::flush);
             if shared.interrupter.should_stop() {
                 return true;
             }
-            if let Some(checkpointer) = &mut self.checkpointer {
-                checkpointer.checkpoint(&self.learner, epoch, &shared.store);
+            if let (Some(checkpointer), Some(learner)) = (&mut self.checkpointer, &learner) {
+                checkpointer.checkpoint(learner, epoch, &shared.store);
             }
             self.early_stopping.as_mut().is_some_and(|strategy| strategy.should_stop(epoch, &shared.store))
         });
-        group.broadcast_host(decision, 0)
+        Ok(group.broadcast_host(decision, 0))
     }
 }
 

@@ -22,7 +22,7 @@ use burn::train::{
 use super::MegatronStrategy;
 use super::shares::whole_shares;
 
-const INPUTS: usize = 3;
+pub(super) const INPUTS: usize = 3;
 const HIDDEN: usize = 8;
 
 /// A perceptron in f64, so that rounding cannot hide a wrong gradient; it can be made to fail or to stop.
@@ -52,14 +52,14 @@ impl std::fmt::Debug for Handle {
 }
 
 #[derive(Clone, Debug)]
-struct Row {
+pub(super) struct Row {
     x: [f64; INPUTS],
     y: f64,
 }
 
 struct Rows(DType);
 
-type Batch = (Tensor<2>, Tensor<2>);
+pub(super) type Batch = (Tensor<2>, Tensor<2>);
 
 impl Batcher<Row, Batch> for Rows {
     fn batch(&self, rows: Vec<Row>, device: &Device) -> Batch {
@@ -117,7 +117,7 @@ impl InferenceStep for Net {
     }
 }
 
-fn rows(count: usize) -> Vec<Row> {
+pub(super) fn rows(count: usize) -> Vec<Row> {
     let wave = |i: usize, j: usize| ((i * (j + 3)) as f64 * 0.7).sin();
     (0..count)
         .map(|i| {
@@ -138,7 +138,7 @@ fn interleaved(rows: &[Row], ranks: usize, batch: usize) -> Vec<Row> {
     order
 }
 
-fn loader(rows: Vec<Row>, batch: usize, dtype: DType) -> Arc<dyn DataLoader<Batch>> {
+pub(super) fn loader(rows: Vec<Row>, batch: usize, dtype: DType) -> Arc<dyn DataLoader<Batch>> {
     DataLoaderBuilder::new(Rows(dtype)).batch_size(batch).build(InMemDataset::new(rows))
 }
 
@@ -189,7 +189,7 @@ fn one_device() -> TrainingStrategy<Net> {
     ExecutionStrategy::single(Device::flex()).into()
 }
 
-fn worst(left: &[f64], right: &[f64]) -> f64 {
+pub(super) fn worst(left: &[f64], right: &[f64]) -> f64 {
     assert_eq!(left.len(), right.len());
     left.iter().zip(right).map(|(left, right)| (left - right).abs() / right.abs().max(1e-3)).fold(0.0, f64::max)
 }

@@ -1,0 +1,98 @@
+//! Optimizer states as records: taken out of a learner, cut by owner, joined again.
+//!
+//! burn-train keeps a learner's optimizer to itself; a [`LearningCheckpointer`] may read it. Records are burnpack: names
+//! begin with the id of their parameter.
+
+use std::sync::{Arc, Mutex};
+
+use burn::module::ParamId;
+use burn::optim::OptimizerRecord;
+use burn::store::RecordError;
+use burn::tensor::Bytes;
+use burn::train::checkpoint::{
+    AsyncCheckpointer, Checkpoint, Checkpointer, CheckpointerError, CheckpointingAction, CheckpointingStrategy,
+};
+use burn::train::metric::store::EventStoreClient;
+use burn::train::{Learner, LearnerModel, LearningCheckpointer};
+use burn_pack::{Reader, Writer};
+
+use super::Owners;
+
+/// The states of `learner`'s optimizer, in host memory.
+pub(in crate::learner) fn optimizer_record<M: LearnerModel>(
+    learner: &Learner<M>,
+    store: &EventStoreClient,
+) -> OptimizerRecord {
+    let states = Arc::new(Mutex::new(None));
+    let mut checkpointer = LearningCheckpointer::<M>::new(
+        AsyncCheckpointer::new(Capture(Arc::default())),
+        AsyncCheckpointer::new(Capture(states.clone())),
+        AsyncCheckpointer::new(Capture(Arc::default())),
+        Box::new(Always),
+    );
+    checkpointer.checkpoint(learner, 0, store);
+    // Waits for its threads.
+    drop(checkpointer);
+    states.lock().expect("no panic under this lock").take().expect("the checkpointer saves always")
+}
+
+/// One record of the entries that are in the part of their owner: cuts one rank's states out of a whole record, joins
+/// the ranks' records to a whole one. `parts` are records with the rank each stands for.
+///
+/// States of a parameter that is not trained, which an older checkpoint may hold, stay with rank 0.
+pub(in crate::learner) fn of_owners(
+    parts: impl IntoIterator<Item = (usize, Bytes)>,
+    owners: &Owners,
+) -> Result<OptimizerRecord, RecordError> {
+    let mut tensors = Vec::new();
+    let (mut scalars, mut paths) = (Vec::new(), Vec::new());
+    for (rank, bytes) in parts {
+        let owned = |name: &str| owner_of_entry(name, owners) == rank;
+        let reader = Reader::from_bytes(bytes)?;
+        let entries = reader.scalars().iter().filter(|(name, _)| owned(name));
+        scalars.extend(entries.map(|(name, value)| (name.clone(), *value)));
+        let entries = reader.metadata().iter().filter(|(name, _)| owned(name));
+        paths.extend(entries.map(|(name, path)| (name.clone(), path.clone())));
+        tensors.extend(reader.into_tensors()?.into_iter().filter(|tensor| owned(&tensor.name)));
+    }
+    let mut writer = Writer::new(tensors);
+    for (name, value) in scalars {
+        writer = writer.with_scalar(&name, value);
+    }
+    for (name, path) in paths {
+        writer = writer.with_metadata(&name, &path);
+    }
+    OptimizerRecord::from_bytes(writer.into_bytes()?)
+}
+
+fn owner_of_entry(name: &str, owners: &Owners) -> usize {
+    let id = name.split('.').next().and_then(|id| id.parse::<u64>().ok());
+    id.and_then(|id| owners.owner(ParamId::from(id))).unwrap_or(0)
+}
+
+/// Keeps what it is told to save.
+struct Capture<R>(Arc<Mutex<Option<R>>>);
+
+impl<R: Checkpoint> Checkpointer<R> for Capture<R> {
+    fn save(&self, _epoch: usize, record: R) -> Result<(), CheckpointerError> {
+        *self.0.lock().expect("no panic under this lock") = Some(record);
+        Ok(())
+    }
+
+    fn delete(&self, _epoch: usize) -> Result<(), CheckpointerError> {
+        Ok(())
+    }
+
+    fn restore(&self, epoch: usize) -> Result<R, CheckpointerError> {
+        Err(CheckpointerError::Unknown(format!("nothing is stored for epoch {epoch}")))
+    }
+}
+
+/// Saves whenever asked.
+struct Always;
+
+impl CheckpointingStrategy for Always {
+    fn checkpointing(&mut self, _epoch: usize, _store: &EventStoreClient) -> Vec<CheckpointingAction> {
+        vec![CheckpointingAction::Save]
+    }
+}

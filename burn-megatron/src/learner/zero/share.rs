@@ -1,0 +1,117 @@
+//! The updated parameters, from their owners to everyone.
+
+use std::collections::{HashMap, HashSet};
+
+use backend_dist::collective::broadcast;
+use backend_dist::comm::Group;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{DType, Device, Tensor};
+
+use super::Owners;
+use crate::learner::flat_grads::dtypes;
+
+/// `model` with the values that the owners' `stepped` models hold.
+///
+/// Every rank passes the model of before the step, equal on all, and its own stepped model, of which only the parameters
+/// it owns count. Parameters that are not trained stay as they are in `model`.
+pub(in crate::learner) fn share_parameters<M: Module>(model: M, stepped: &M, owners: &Owners, group: &Group) -> M {
+    let mut slots = Slots { owners, seen: HashSet::new(), slots: Vec::new() };
+    model.visit(&mut slots);
+    let Some(Slot { device, .. }) = slots.slots.first() else { return model };
+    let mut own = Own { rank: group.rank(), owners, device: device.clone(), values: HashMap::new() };
+    stepped.visit(&mut own);
+    let own = own.values;
+
+    let mut values = HashMap::new();
+    for dtype in dtypes(slots.slots.iter().map(|slot| slot.dtype)) {
+        for owner in 0..group.size() {
+            let slots: Vec<&Slot> =
+                slots.slots.iter().filter(|slot| slot.dtype == dtype && slot.owner == owner).collect();
+            if slots.is_empty() || group.size() == 1 {
+                continue;
+            }
+            let length: usize = slots.iter().map(|slot| slot.length).sum();
+            let bucket = if owner == group.rank() {
+                Tensor::cat(slots.iter().map(|slot| own[&slot.id].clone()).collect(), 0)
+            } else {
+                Tensor::empty([length], (&slots[0].device, dtype))
+            };
+            let bucket = broadcast(bucket, owner, group);
+            if owner == group.rank() {
+                // The stepped model's own tensors serve: a second copy would take memory.
+                continue;
+            }
+            let mut start = 0;
+            for slot in slots {
+                values.insert(slot.id, bucket.clone().narrow(0, start, slot.length));
+                start += slot.length;
+            }
+        }
+    }
+    values.extend(own);
+    model.map(&mut Replace { values })
+}
+
+/// The owned values of a stepped model, flat.
+struct Own<'a> {
+    rank: usize,
+    owners: &'a Owners,
+    device: Device,
+    values: HashMap<ParamId, Tensor<1>>,
+}
+
+impl ModuleVisitor for Own<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // Burn's optimizers step the first of two places that hold one parameter, so the first counts.
+        if self.owners.owner(param.id) == Some(self.rank) && !self.values.contains_key(&param.id) {
+            // One that no step has used so far is where the learner keeps what it does not step.
+            let value = param.val().inner().to_device(&self.device);
+            let length = value.shape().num_elements();
+            self.values.insert(param.id, value.reshape([length]));
+        }
+    }
+}
+
+/// Where a parameter's values go.
+struct Slot {
+    id: ParamId,
+    owner: usize,
+    dtype: DType,
+    length: usize,
+    device: Device,
+}
+
+struct Slots<'a> {
+    owners: &'a Owners,
+    seen: HashSet<ParamId>,
+    slots: Vec<Slot>,
+}
+
+impl ModuleVisitor for Slots<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(owner) = self.owners.owner(param.id) else { return };
+        if self.seen.insert(param.id) {
+            let value = param.val();
+            let (dtype, length) = (value.dtype(), value.shape().num_elements());
+            self.slots.push(Slot { id: param.id, owner, dtype, length, device: value.device().inner() });
+        }
+    }
+}
+
+struct Replace {
+    values: HashMap<ParamId, Tensor<1>>,
+}
+
+impl ModuleMapper for Replace {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(value) = self.values.remove(&param.id) else { return param };
+        param.map(|old| {
+            let mut new = Tensor::from_inner(value.reshape(old.shape()));
+            // A new leaf under the tape of the old one, as after Burn's own optimizer step.
+            if let Some(strategy) = old.gradient_checkpointing_strategy() {
+                new = new.with_gradient_checkpointing_strategy(strategy);
+            }
+            if old.is_require_grad() { new.require_grad() } else { new }
+        })
+    }
+}

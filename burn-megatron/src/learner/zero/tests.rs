@@ -1,0 +1,275 @@
+//! ZeRO 1 and 2 under `SupervisedTraining` against stage 0, which is tested against one device.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use backend_dist::launch::launch;
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use burn::grad_clipping::GradientClippingConfig;
+use burn::module::{Module, Param};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamWConfig, ModuleOptimizer, OptimizerRecord, SgdConfig};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{
+    InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainLoader, TrainOutput, TrainStep,
+    TrainingComponents, TrainingStrategy, ValidLoader,
+};
+use burn_pack::Reader;
+
+use crate::learner::data_parallel::DataParallel;
+use crate::learner::outcome::{Fit, Fitted};
+use crate::learner::replica::Replica;
+use crate::learner::tests::{Batch, INPUTS, loader, rows, worst};
+use crate::learner::zero::records::optimizer_record;
+use crate::learner::{MegatronStrategy, custom};
+
+/// Parameters of many sizes, one that no batch uses and one that only some batches use.
+#[derive(Module, Debug)]
+struct Net {
+    first: Param<Tensor<2>>,
+    bias: Param<Tensor<1>>,
+    second: Param<Tensor<2>>,
+    third: Param<Tensor<2>>,
+    never: Param<Tensor<2>>,
+    sometimes: Param<Tensor<2>>,
+}
+
+impl Net {
+    fn new(device: &Device, dtype: DType) -> Self {
+        fn param<const D: usize>(shape: [usize; D], device: &Device, dtype: DType) -> Param<Tensor<D>> {
+            let values = (0..shape.iter().product()).map(|i: usize| ((i * 37 % 23) as f64 - 11.0) / 20.0).collect();
+            Param::from_tensor(Tensor::from_data(TensorData::new::<f64, _>(values, shape), (device, dtype)))
+        }
+        let matrix = |rows, columns| param([rows, columns], device, dtype);
+        Self {
+            first: matrix(INPUTS, 8),
+            bias: param([8], device, dtype),
+            second: matrix(8, 6),
+            third: matrix(6, 1),
+            never: matrix(5, 4),
+            sometimes: matrix(1, 1),
+        }
+    }
+
+    fn forward(&self, (x, y): Batch) -> RegressionOutput {
+        let hidden = (x.clone().matmul(self.first.val()) + self.bias.val().unsqueeze()).tanh();
+        let mut predicted = hidden.matmul(self.second.val()).tanh().matmul(self.third.val());
+        if x.inner().sum().into_data().iter::<f64>().next().unwrap() > 0.0 {
+            predicted = predicted.matmul(self.sometimes.val());
+        }
+        let loss = (predicted.clone() - y.clone()).powi_scalar(2).mean();
+        RegressionOutput::new(loss, predicted, y)
+    }
+
+    /// In the order in which the module is visited.
+    fn weights(&self) -> Vec<Vec<f64>> {
+        let read = |data: TensorData| data.iter::<f64>().collect();
+        let mut weights: Vec<Vec<f64>> = vec![read(self.first.val().into_data()), read(self.bias.val().into_data())];
+        for param in [&self.second, &self.third, &self.never, &self.sometimes] {
+            weights.push(read(param.val().into_data()));
+        }
+        weights
+    }
+}
+
+const NEVER: usize = 4;
+const SOMETIMES: usize = 5;
+
+impl TrainStep for Net {
+    type Input = Batch;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
+        let output = self.forward(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Net {
+    type Input = Batch;
+    type Output = RegressionOutput;
+
+    fn step(&self, (x, y): Batch) -> RegressionOutput {
+        RegressionOutput::new(Tensor::zeros([1], &x.device()), y.clone(), y)
+    }
+}
+
+fn adamw() -> ModuleOptimizer {
+    let clipping = GradientClippingConfig::Norm(0.3);
+    AdamWConfig::new().with_weight_decay(0.1).with_grad_clipping(Some(clipping)).init()
+}
+
+fn sgd() -> ModuleOptimizer {
+    let momentum = MomentumConfig { momentum: 0.9, dampening: 0.1, nesterov: true };
+    SgdConfig::new().with_momentum(Some(momentum)).init()
+}
+
+#[derive(Clone)]
+struct Setup {
+    epochs: usize,
+    accumulation: Option<usize>,
+    optimizer: fn() -> ModuleOptimizer,
+    device: Device,
+    dtype: DType,
+    /// Keeps checkpoints, and goes on from that of an epoch.
+    checkpoints: Option<Option<usize>>,
+}
+
+impl Setup {
+    fn new(optimizer: fn() -> ModuleOptimizer) -> Self {
+        let device = Device::flex().autodiff();
+        Self { epochs: 2, accumulation: None, optimizer, device, dtype: DType::F64, checkpoints: None }
+    }
+
+    /// The weights after training on batches of 2.
+    fn run(&self, directory: &Path, strategy: TrainingStrategy<Net>) -> Vec<Vec<f64>> {
+        let train = loader(rows(59), 2, self.dtype);
+        let mut training = SupervisedTraining::new(directory, train, loader(rows(4), 4, self.dtype))
+            .with_application_logger(None)
+            .renderer(Box::new(CliMetricsRenderer::new()))
+            .num_epochs(self.epochs)
+            .with_training_strategy(strategy);
+        if let Some(accumulation) = self.accumulation {
+            training = training.grads_accumulation(accumulation);
+        }
+        let mut net = Net::new(&self.device, self.dtype);
+        if let Some(resume) = self.checkpoints {
+            training = training.with_default_checkpointers();
+            if let Some(epoch) = resume {
+                training = training.checkpoint(epoch);
+                // Other weights, so that only the checkpoint can bring back the right ones.
+                net.first = net.first.map(|tensor| tensor.mul_scalar(0.5));
+            }
+        }
+        let result = training.launch(Learner::new(net, (self.optimizer)(), 0.01));
+        assert!(result.error.is_none(), "{}", result.error.unwrap());
+        result.model.weights()
+    }
+
+    fn weights(&self, strategy: TrainingStrategy<Net>) -> Vec<Vec<f64>> {
+        self.run(tempfile::tempdir().unwrap().path(), strategy)
+    }
+}
+
+#[test]
+fn zero_1_and_2_have_the_bits_of_stage_0() {
+    let start = Net::new(&Device::flex(), DType::F64).weights();
+    for optimizer in [adamw, sgd] {
+        // On 8 ranks two own nothing.
+        for (ranks, accumulation) in [(1, None), (2, None), (3, None), (4, None), (8, None), (2, Some(3)), (3, Some(4))]
+        {
+            let setup = Setup { accumulation, ..Setup::new(optimizer) };
+            let whole = setup.weights(MegatronStrategy::data_parallel(ranks));
+            let changed: Vec<bool> = whole.iter().zip(&start).map(|(now, start)| now != start).collect();
+            assert!((0..changed.len()).all(|index| changed[index] == (index != NEVER)), "{changed:?}");
+            for stage in [1, 2] {
+                let sharded = setup.weights(MegatronStrategy::zero(stage, ranks));
+                if stage == 2 && accumulation.is_some() {
+                    let worst = worst(&sharded.concat(), &whole.concat());
+                    assert!(worst < 1e-12, "{ranks} ranks: {worst}");
+                } else {
+                    assert_eq!(sharded, whole, "ZeRO {stage}, {ranks} ranks, accumulation {accumulation:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn parameters_keep_their_gradient_checkpointing() {
+    let setup = Setup { device: Device::flex().autodiff().gradient_checkpointing(), ..Setup::new(adamw) };
+    let [whole, sharded] = [0, 1].map(|stage| setup.weights(MegatronStrategy::zero(stage, 2)));
+    assert_eq!(sharded, whole);
+}
+
+#[test]
+fn checkpoints_go_on_in_any_stage() {
+    let setup = |epochs, resume| {
+        // burn-train restores the optimizer's state in f32.
+        Setup { epochs, dtype: DType::F32, checkpoints: Some(resume), ..Setup::new(adamw) }
+    };
+    let uninterrupted = setup(4, None).weights(MegatronStrategy::data_parallel(3));
+    for (before, after) in [(1, 1), (2, 2), (2, 0), (0, 1)] {
+        let directory = tempfile::tempdir().unwrap();
+        setup(2, None).run(directory.path(), MegatronStrategy::zero(before, 3));
+        let resumed = setup(4, Some(2)).run(directory.path(), MegatronStrategy::zero(after, 3));
+        assert_eq!(resumed, uninterrupted, "ZeRO {before}, then {after}");
+    }
+}
+
+/// Takes one step of a training that goes on from a checkpoint and notes the states that each rank holds, before and
+/// after.
+struct Probe {
+    ranks: usize,
+    zero: u8,
+    elements: Arc<Mutex<Vec<[usize; 2]>>>,
+}
+
+impl Fit<Net> for Probe {
+    fn fit(
+        &self,
+        components: TrainingComponents<Net>,
+        mut learner: Learner<Net>,
+        train: TrainLoader<Net>,
+        _valid: ValidLoader<Net>,
+        starting_epoch: usize,
+    ) -> Fitted<Net> {
+        let strategy = DataParallel { ranks: self.ranks, devices: Vec::new(), zero: self.zero };
+        let store = &*components.event_store;
+        let (zero, model) = (strategy.zero(&learner), learner.model());
+        let learners = strategy.seat_learners(&mut learner, &zero, starting_epoch, store).unwrap();
+        let learners = Mutex::new(learners);
+        let mesh = Mesh::new(ParallelLayout { dp: self.ranks, ..Default::default() }).unwrap();
+        let device = Device::flex().autodiff();
+        let batch = Mutex::new(train.to_device(&device).iter().next().unwrap().unwrap());
+        let counts = launch(&mesh, std::slice::from_ref(&device), |rank| {
+            let learner = learners.lock().unwrap()[rank.rank].clone();
+            let before = elements(optimizer_record(&learner, store));
+            let mut replica = Replica::new(learner, &device, zero.clone(), &rank.group(Axis::Dp));
+            let output = replica.train_step(batch.lock().unwrap().clone());
+            replica.accumulate(output.grads);
+            replica.step();
+            Ok([before, elements(replica.states(store))])
+        });
+        *self.elements.lock().unwrap() = counts.unwrap();
+        Fitted { model, processor: components.event_processor, failure: None }
+    }
+}
+
+/// Elements of all tensors of the record.
+fn elements(record: OptimizerRecord) -> usize {
+    let tensors = Reader::from_bytes(record.into_bytes().unwrap()).unwrap().into_tensors().unwrap();
+    tensors.iter().map(|tensor| tensor.shape.num_elements()).sum()
+}
+
+#[test]
+fn a_state_exists_on_its_owner_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let setup = |resume| Setup { epochs: 1, dtype: DType::F32, checkpoints: Some(resume), ..Setup::new(adamw) };
+    let weights = setup(None).run(directory.path(), MegatronStrategy::data_parallel(2));
+    let lengths: Vec<usize> = weights.iter().map(Vec::len).collect();
+    // AdamW's two moments of every parameter that was used.
+    let total = 2 * (lengths.iter().sum::<usize>() - lengths[NEVER]);
+    let largest = 2 * lengths.iter().max().unwrap();
+    assert_eq!((lengths[NEVER], lengths[SOMETIMES], total, largest), (20, 1, 174, 96));
+    for (zero, ranks) in [(0, 2), (1, 2), (2, 3), (1, 4)] {
+        let probe = Arc::new(Mutex::new(Vec::new()));
+        setup(Some(1)).run(directory.path(), custom(Probe { ranks, zero, elements: probe.clone() }));
+        let counts = probe.lock().unwrap().clone();
+        assert!(counts.iter().all(|[restored, stepped]| restored == stepped), "{counts:?}");
+        let held: Vec<usize> = counts.into_iter().map(|[held, _]| held).collect();
+        if zero == 0 {
+            assert_eq!(held, vec![total; ranks]);
+        } else {
+            assert_eq!(held.iter().sum::<usize>(), total, "{held:?}");
+            assert!(held.iter().all(|held| *held <= total / ranks + largest), "{held:?}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "any module can have ZeRO 0, 1 or 2, not 3; nearest: 2")]
+fn zero_3_is_refused() {
+    let _ = MegatronStrategy::zero::<Net>(3, 2);
+}
