@@ -132,6 +132,12 @@ impl<M: CausalLm> Chunk<M> {
         }
     }
 
+    /// Drops what passes have left for later ones.
+    pub fn forget(&mut self) {
+        self.live.clear();
+        self.late.clear();
+    }
+
     /// Micro-batches whose activations are kept.
     pub fn in_flight(&self) -> usize {
         self.live.len() + self.late.len()

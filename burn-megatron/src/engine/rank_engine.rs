@@ -135,6 +135,9 @@ impl<M: CausalLm> RankEngine<M> {
         if rows != expected || micro_batches.len() != self.plan.accumulation {
             return Err(EngineError::Rows { rows, expected });
         }
+        // What a step that failed has left.
+        self.optimizer.skip();
+        self.chunks.iter_mut().for_each(Chunk::forget);
         let sum = self.passes(micro_batches)?;
         let (loss, tokens) = (sum.mean(), sum.tokens);
         let loss_scale = self.scaler.as_ref().map(LossScaler::scale);
@@ -173,9 +176,7 @@ impl<M: CausalLm> RankEngine<M> {
         let mut mail = self.mail(rows, micro_batches[0].seq);
         let mut sum = LossSum::default();
         self.peak_in_flight = 0;
-        // Taken out and put back: the passes below need the rest of the engine.
-        let list = std::mem::take(&mut self.pipeline.ranks[self.stages.rank()]);
-        for action in &list {
+        for action in &self.pipeline.ranks[self.stages.rank()].clone() {
             match action {
                 Action::Compute(work) => {
                     let loss = self.compute(*work, &micro_batches[work.micro_batch], &mut mail)?;
@@ -193,7 +194,6 @@ impl<M: CausalLm> RankEngine<M> {
                 Action::Step => {}
             }
         }
-        self.pipeline.ranks[self.stages.rank()] = list;
         debug_assert!(mail.is_empty(), "the schedule leaves nothing behind");
         self.sum_over_model_parallel();
         Ok(self.over_all(sum, micro_batches))

@@ -202,3 +202,16 @@ fn a_bad_batch_changes_nothing() {
     assert_eq!(table(&engine), before);
     assert_eq!(engine.steps(), 0);
 }
+
+#[test]
+fn a_step_after_a_failed_one_is_the_step_without_it() {
+    let rank = Rank::single(Device::flex());
+    let engine = || RankEngine::new(&rank, &NoConfig.dims(), |_| Ok(bigram(Some(4))), config(2, LossMean::PerToken));
+    // Only row 3 of the other batch meets the poisoned token.
+    let clean = TokenBatch::from_sequences(&[0, 1, 2, 3].repeat(4), SEQ);
+    let (mut failing, mut plain) = (engine().unwrap(), engine().unwrap());
+    assert!(matches!(failing.train_step(&batch()), Err(EngineError::NonFiniteLoss { .. })));
+    let (again, expected) = (failing.train_step(&clean).unwrap(), plain.train_step(&clean).unwrap());
+    assert_eq!((again.loss, again.grad_norm, again.step), (expected.loss, expected.grad_norm, expected.step));
+    assert_eq!(failing.gradients(), plain.gradients());
+}
