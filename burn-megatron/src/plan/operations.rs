@@ -73,7 +73,7 @@ pub struct Unit {
     pub head: bool,
     /// Layers in it.
     pub layers: usize,
-    /// What is left when a recomputing backward has run: nothing but this is needed of the others.
+    /// Modules whose outputs are not kept but computed again.
     pub dropped: Vec<Module>,
 }
 
