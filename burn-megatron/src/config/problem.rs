@@ -77,9 +77,16 @@ impl std::error::Error for ConfigErrors {}
 
 /// `; did you mean X?` for the candidate that is closest to `word`, if one is close.
 pub(super) fn did_you_mean<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
-    let closest = candidates.into_iter().map(|candidate| (distance(word, candidate), candidate)).min();
+    let section = |key: &'_ str| key.rsplit_once('.').map(|(section, _)| section.len());
+    // A key that lacks a word is closer than the same name in another section.
+    let far = |candidate: &'a str| {
+        let (distance, edits) = distance(word, candidate);
+        let here = section(word).is_some_and(|end| candidate.starts_with(&word[..=end]));
+        ((2 * distance).saturating_sub(if here { 3 } else { 0 }), edits, distance)
+    };
+    let closest = candidates.into_iter().map(|candidate| (far(candidate), candidate)).min();
     match closest {
-        Some(((distance, _), candidate)) if distance <= word.len() / 3 + 1 => format!("; did you mean `{candidate}`?"),
+        Some(((.., distance), candidate)) if distance <= word.len() / 3 + 1 => format!("; did you mean `{candidate}`?"),
         _ => String::new(),
     }
 }

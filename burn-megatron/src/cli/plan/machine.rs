@@ -8,38 +8,56 @@ use crate::plan::gpus::{self, Hardware};
 #[command(next_help_heading = "Machine (with a CONFIG)")]
 pub(super) struct MachineArgs {
     /// Look for the best layouts on this many GPUs; by default as many as the layout of CONFIG has ranks
-    #[arg(long, value_name = "N", requires = "config")]
+    #[arg(long, value_name = "N")]
     pub gpus: Option<usize>,
     /// h100, h100-pcie, h200, b200, a100-80gb, a100-40gb, l40s or rtx-4090
     #[arg(long, value_name = "NAME", default_value = "h100")]
     gpu: String,
     /// Memory of a GPU that a run may use
-    #[arg(long, value_name = "GIB", requires = "config")]
+    #[arg(long, value_name = "GIB")]
     memory: Option<f64>,
     /// Measured rate of large matrix products
-    #[arg(long, value_name = "TFLOPS", requires = "config")]
+    #[arg(long, value_name = "TFLOPS")]
     tflops: Option<f64>,
     /// Measured memory bandwidth
-    #[arg(long, value_name = "GB/S", requires = "config")]
+    #[arg(long, value_name = "GB/S")]
     bandwidth: Option<f64>,
     /// Measured bandwidth between GPUs of a host, one direction
-    #[arg(long, value_name = "GB/S", requires = "config")]
+    #[arg(long, value_name = "GB/S")]
     link: Option<f64>,
     /// Measured bandwidth to other hosts, one direction and per GPU
-    #[arg(long, value_name = "GB/S", requires = "config")]
+    #[arg(long, value_name = "GB/S")]
     network: Option<f64>,
     /// GPUs of a host
     #[arg(long, value_name = "N", default_value_t = 8)]
     gpus_per_host: usize,
     /// Exchanges with replicas wait for the passes instead of running beside them
-    #[arg(long, requires = "config")]
+    #[arg(long)]
     no_overlap: bool,
     /// Show the memory of every pipeline rank, not only of the fullest
-    #[arg(long, requires = "config")]
+    #[arg(long)]
     pub all_ranks: bool,
 }
 
 impl MachineArgs {
+    /// Refuses flags that mean nothing for a schedule by itself.
+    pub(super) fn refuse_without_config(&self) -> Result<()> {
+        let flags = [
+            ("gpus", self.gpus.is_some()),
+            ("memory", self.memory.is_some()),
+            ("tflops", self.tflops.is_some()),
+            ("bandwidth", self.bandwidth.is_some()),
+            ("link", self.link.is_some()),
+            ("network", self.network.is_some()),
+            ("no-overlap", self.no_overlap),
+            ("all-ranks", self.all_ranks),
+        ];
+        match flags.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => bail!("--{flag} is for a run: name its CONFIG, the TOML file"),
+            None => Ok(()),
+        }
+    }
+
     /// What a GPU does, and what it is called, for weights of `element` bytes.
     pub(super) fn hardware(&self, element: u64) -> Result<(Hardware, &'static str)> {
         let gpu = gpus::find(&self.gpu).map_err(|error| anyhow!(error))?;
