@@ -40,6 +40,16 @@ pub(super) struct MachineArgs {
 }
 
 impl MachineArgs {
+    /// Refuses what means nothing without a CONFIG.
+    pub(super) fn refuse(&self) -> Result<()> {
+        let numbers = [self.memory, self.tflops, self.bandwidth, self.link, self.network];
+        let given = self.gpus.is_some() || numbers.iter().any(Option::is_some) || self.no_overlap || self.all_ranks;
+        if given {
+            bail!("a machine is planned for with a CONFIG only; without one leave out --gpus, --memory and the like");
+        }
+        Ok(())
+    }
+
     /// What a GPU does, and what it is called, for weights of `element` bytes.
     pub(super) fn hardware(&self, element: u64) -> Result<(Hardware, &'static str)> {
         let gpu = gpus::find(&self.gpu).map_err(|error| anyhow!(error))?;

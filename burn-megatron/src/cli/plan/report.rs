@@ -22,6 +22,7 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn of(args: &Args) -> Result<Self> {
+        args.machine.refuse()?;
         let spec = args.pipeline.spec(&args.layout)?;
         let layout = args.stages.layout(&spec)?;
         let costs = args.durations.costs(&spec, layout.as_ref())?;
