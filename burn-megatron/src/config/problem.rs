@@ -98,9 +98,9 @@ fn distance(word: &str, candidate: &str) -> (usize, usize) {
     let (other_section, other_name) = candidate.rsplit_once('.').unwrap_or(("", candidate));
     let within = |few: &str, many: &str| few.split('-').all(|word| many.split('-').any(|other| word == other));
     let distance = match (name == other_name, section == other_section) {
-        // The right name in a wrong section, and a name that lacks a word.
-        (true, _) => 1,
-        (false, true) if within(name, other_name) => 2,
+        // A name that lacks a word, and the right name in a wrong section.
+        (false, true) if within(name, other_name) => 1,
+        (true, _) => 2,
         _ => edits,
     };
     (distance.min(edits), edits)
