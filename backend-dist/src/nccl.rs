@@ -5,7 +5,7 @@
 
 pub(crate) mod pairs;
 
-use crate::comm::{FailureCause, Group, ReduceOp};
+use crate::comm::{FailureCause, Group, ReduceOp, describe};
 use crate::exchange::Exchange;
 use burn::backend::Cube;
 use burn::backend::ops::FloatTensorOps;
@@ -151,6 +151,14 @@ pub(crate) fn communicator(group: &Group, x: &CubeTensor) -> Option<Communicator
 
 /// Does `exchange` to `x` over NCCL.
 pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: Communicator) -> CubeTensor {
+    // Nothing is queued before the hosts of all members are here. A collective that waits on one GPU keeps the driver
+    // from loading kernels there; kernels are compiled and tuned at first use, under locks that all ranks share: the
+    // member that it waits for could be waiting for just that. It also tells at once who does something else.
+    match &exchange {
+        Exchange::Identity | Exchange::Slice(_) => {}
+        Exchange::AllToAll { .. } => group.arrive("all-to-all".into(), format!("{:?}", x.dtype)),
+        other => group.arrive(format!("{other:?}"), describe(x.dtype, x.meta.shape())),
+    }
     match exchange {
         Exchange::Identity => x,
         Exchange::AllReduce(op) => {

@@ -96,6 +96,12 @@ impl Group {
         self.meet("barrier".into(), String::new(), (), |_| ());
     }
 
+    /// Waits until every member has arrived at the same operation.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn arrive(&self, name: String, payload: String) {
+        self.meet(name, payload, (), |_| ());
+    }
+
     /// Every member's value, in group order.
     pub fn all_gather_host<T: Clone + Send + Sync + 'static>(&self, value: T) -> Vec<T> {
         let payload = std::any::type_name::<T>().to_string();
