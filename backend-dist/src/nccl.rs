@@ -151,9 +151,8 @@ pub(crate) fn communicator(group: &Group, x: &CubeTensor) -> Option<Communicator
 
 /// Does `exchange` to `x` over NCCL.
 pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: Communicator) -> CubeTensor {
-    // Nothing is queued before the hosts of all members are here. A collective that waits on one GPU keeps the driver
-    // from loading kernels there; kernels are compiled and tuned at first use, under locks that all ranks share: the
-    // member that it waits for could be waiting for just that. It also tells at once who does something else.
+    // Nothing is queued before the hosts of all members are here: a collective on a GPU cannot be taken back, and the
+    // member that it waits for may have failed, or be about to do something else. Both are known here.
     match &exchange {
         Exchange::Identity | Exchange::Slice(_) => {}
         Exchange::AllToAll { .. } => group.arrive("all-to-all".into(), format!("{:?}", x.dtype)),
