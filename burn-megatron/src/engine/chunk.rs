@@ -63,6 +63,8 @@ pub(super) struct Pass<'a> {
     pub dropout: Option<DropoutKey>,
     /// A backward pass will follow.
     pub keep: bool,
+    /// No other pass of the step adds to this stage's gradients.
+    pub last: bool,
     /// Type of the losses: the parameters' own, at least `f32`.
     pub loss_type: DType,
     /// What the gradient of each counted loss is.
@@ -240,10 +242,13 @@ impl<M: CausalLm> Chunk<M> {
                 self.refuse_strangers(&self.steps[step].segment.link, &grads);
             }
         }
-        if self.zero >= 2 {
+        if self.zero >= 2 || pass.last {
             let mark = pass.recorder.begin();
             for bucket in completes {
                 pass.optimizer.complete(*bucket);
+                if pass.last {
+                    pass.optimizer.reduce(*bucket);
+                }
             }
             pass.recorder.end(mark, What::ReduceGradients, Some(pass.place.0), Some(pass.place.1));
         }

@@ -29,6 +29,8 @@ pub struct RankEngine<M> {
     chunks: Vec<Chunk<M>>,
     optimizer: Optimizer,
     pipeline: Schedule,
+    /// By chunk: the pass after which its gradients are complete.
+    last_passes: Vec<Work>,
     lr: LrSchedule,
     scaler: Option<LossScaler>,
     config: EngineConfig,
@@ -190,8 +192,8 @@ impl<M: CausalLm> RankEngine<M> {
                     self.recorder.end(mark, What::Send, Some(transfer.chunk), Some(transfer.micro_batch));
                 }
                 Action::Recv(transfer) => mail.expect(*transfer),
-                Action::ReduceGrads { chunk } => self.reduce(*chunk),
-                Action::Step => {}
+                // Each bucket is reduced as soon as its last gradient is there, within the passes.
+                Action::ReduceGrads { .. } | Action::Step => {}
             }
         }
         debug_assert!(mail.is_empty(), "the schedule leaves nothing behind");
@@ -237,6 +239,7 @@ impl<M: CausalLm> RankEngine<M> {
                 first_sample: self.plan.rows(work.micro_batch, self.rank.coords.dp).start,
             }),
             keep: true,
+            last: self.last_passes[work.chunk] == work,
             loss_grad: self.loss_grad(batch),
             loss_type: if self.dtype == DType::F64 { DType::F64 } else { DType::F32 },
             place: (work.chunk, work.micro_batch),
@@ -282,17 +285,6 @@ impl<M: CausalLm> RankEngine<M> {
             LossMean::PerMicroBatch => {
                 scale / (batch.counted().max(1) * self.plan.accumulation * self.replicas.size()) as f64
             }
-        }
-    }
-
-    /// Sums a stage's gradients over the replicas.
-    fn reduce(&mut self, chunk: usize) {
-        let mark = self.recorder.begin();
-        for (_, bucket) in &self.chunks[chunk].buckets {
-            self.optimizer.reduce(*bucket);
-        }
-        if self.replicas.size() > 1 {
-            self.recorder.end(mark, What::ReduceGradients, Some(chunk), None);
         }
     }
 

@@ -35,6 +35,9 @@ impl<M: CausalLm> RankEngine<M> {
         let (stages, replicas) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
         let placement = pipeline.placement();
         connect(&stages, &rank.device);
+        let passes: Vec<_> = pipeline.passes(stages.rank()).filter(|work| work.pass.frees_activations()).collect();
+        let last = |chunk| passes.iter().rfind(|work| work.chunk == chunk).copied();
+        let last_passes = (0..placement.chunks()).filter_map(last).collect();
         let zero = if replicas.size() == 1 { 0 } else { layout.zero };
 
         let (mut chunks, mut buckets) = (Vec::new(), Vec::new());
@@ -62,6 +65,7 @@ impl<M: CausalLm> RankEngine<M> {
             chunks,
             optimizer,
             pipeline,
+            last_passes,
             lr,
             scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),
             config,

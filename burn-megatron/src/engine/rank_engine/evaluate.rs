@@ -32,6 +32,7 @@ impl<M: CausalLm> RankEngine<M> {
                 let mut pass = Pass {
                     dropout: None,
                     keep: false,
+                    last: false,
                     loss_grad: 0.0,
                     loss_type: if self.dtype == DType::F64 { DType::F64 } else { DType::F32 },
                     place: (chunk, micro_batch),
