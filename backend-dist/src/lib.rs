@@ -2,6 +2,8 @@
 
 pub mod collective;
 pub mod comm;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub mod exchange;
 pub mod launch;
 pub mod memory;

@@ -6,22 +6,16 @@
 pub(crate) mod pairs;
 
 use crate::comm::{FailureCause, Group, ReduceOp, describe};
+use crate::cuda::{self, dense};
 use crate::exchange::Exchange;
 use burn::backend::Cube;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape};
-use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl_common::device_handle::DeviceHandle;
-use cubecl_environment::stream::StreamId;
-use cubecl_runtime::server::ServerStorage;
-use cubecl_server::stream::WriteScoped;
-use cudarc::driver::{result as cuda, sys as cuda_sys};
+use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::{result as nccl, sys as nccl_sys};
 use std::ffi::c_void;
-
-type CudaServer = <cubecl::cuda::CudaRuntime as cubecl_server::runtime::Runtime>::Server;
 
 /// One rank's end of a group's communicator. Raw handles as integers, so that they can cross to CubeCL's thread.
 #[derive(Clone, Copy, Debug)]
@@ -42,15 +36,16 @@ impl Communicator {
         // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process; `comm` is
         // written before it is read, and the id comes from member 0 of this very group.
         unsafe {
-            let context = cuda::primary_ctx::retain(device as i32).map_err(|error| error.to_string())?;
-            cuda::ctx::set_current(context).map_err(|error| error.to_string())?;
+            let context = driver::primary_ctx::retain(device as i32).map_err(|error| error.to_string())?;
+            driver::ctx::set_current(context).map_err(|error| error.to_string())?;
             nccl::comm_init_rank(&mut comm, group.size() as i32, id, group.rank() as i32).map_err(text)?;
         }
         let event = || {
-            let event = cuda::event::create(cuda_sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+            let event = driver::event::create(cuda_sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
             event.map(|event| event as usize).map_err(|error| error.to_string())
         };
-        let stream = cuda::stream::create(cuda::stream::StreamKind::NonBlocking).map_err(|error| error.to_string())?;
+        let stream =
+            driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(|error| error.to_string())?;
         Ok(Self { comm: comm as usize, stream: stream as usize, inputs_ready: event()?, done: event()? })
     }
 
@@ -82,25 +77,12 @@ impl Communicator {
         tensors: [&CubeTensor; N],
         work: impl FnOnce([*mut c_void; N], cuda_sys::CUstream) -> Result<(), String> + Send + 'static,
     ) {
-        let device = DeviceHandle::<CudaServer>::new(tensors[0].client.service_id().device);
-        let (handles, stream_id) = (tensors.map(|tensor| tensor.handle.clone()), StreamId::current());
-        let group = group.clone();
-        device.submit(move |server: &mut CudaServer| {
-            let queue = || -> Result<(), String> {
-                let mut resources = Vec::with_capacity(N);
-                for handle in handles {
-                    let resource = server.get_resource(handle.binding(), stream_id);
-                    resources.push(resource.map_err(|error| format!("{error:?}"))?);
-                }
-                let compute =
-                    server.write_streams().try_stream_mut(&stream_id).ok_or("the compute stream is gone")?.sys;
-                work(std::array::from_fn(|i| resources[i].resource().ptr as *mut c_void), compute)
-            };
-            if let Err(message) = queue() {
-                group.fail(FailureCause::Error(format!("NCCL on {group:?}: {message}")));
-            }
-        });
-        device.flush_queue();
+        let failed = {
+            let group = group.clone();
+            move |message| group.fail(FailureCause::Error(format!("NCCL on {group:?}: {message}")))
+        };
+        cuda::submit(tensors, work, failed);
+        cuda::flush(tensors[0]);
     }
 
     /// Lets the communicator's stream wait for what `compute` has queued.
@@ -111,8 +93,9 @@ impl Communicator {
         let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: the events and the stream live as long as the process.
         unsafe {
-            cuda::event::record(self.inputs_ready as _, compute).map_err(|error| error.to_string())?;
-            cuda::stream::wait_event(self.stream as _, self.inputs_ready as _, wait).map_err(|error| error.to_string())
+            driver::event::record(self.inputs_ready as _, compute).map_err(|error| error.to_string())?;
+            driver::stream::wait_event(self.stream as _, self.inputs_ready as _, wait)
+                .map_err(|error| error.to_string())
         }
     }
 
@@ -124,8 +107,8 @@ impl Communicator {
         let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: as above.
         unsafe {
-            cuda::event::record(self.done as _, self.stream as _).map_err(|error| error.to_string())?;
-            cuda::stream::wait_event(compute, self.done as _, wait).map_err(|error| error.to_string())
+            driver::event::record(self.done as _, self.stream as _).map_err(|error| error.to_string())?;
+            driver::stream::wait_event(compute, self.done as _, wait).map_err(|error| error.to_string())
         }
     }
 }
@@ -237,12 +220,6 @@ fn run(
     let out = empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), shape, x.dtype);
     link.queue(group, &x, &out, operation);
     out
-}
-
-/// NCCL sees one run of elements; CubeCL pads rows and its 'contiguous' ignores that.
-fn dense(x: CubeTensor) -> CubeTensor {
-    let x = into_contiguous(x);
-    if x.is_contiguous_buffer() { x } else { copy_contiguous(x) }
 }
 
 /// Runs `f`, which works along dimension 0, along `dim`.

@@ -4,8 +4,9 @@
 //! waits for what goes the other way, in whichever order the two ranks issue them. The compute stream does not wait for a
 //! send either: it would wait for the receiver, which may be waiting for something that comes later on this stream.
 
-use super::{Communicator, dense, elements};
+use super::{Communicator, elements};
 use crate::comm::Group;
+use crate::cuda::dense;
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;

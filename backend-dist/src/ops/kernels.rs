@@ -214,6 +214,3 @@ pub trait LocalKernels: Backend {
         plain::dropout::apply::<Self>(x, p, key)
     }
 }
-
-#[cfg(feature = "cuda")]
-impl LocalKernels for burn::backend::Cube {}

@@ -15,6 +15,8 @@ mod api;
 mod autodiff;
 pub mod conjugate;
 mod cross_entropy;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod drop_key;
 mod flex;
 mod fused;
