@@ -11,4 +11,5 @@ pub mod mesh;
 #[cfg(feature = "cuda")]
 mod nccl;
 pub mod ops;
+pub mod process;
 pub mod shard;

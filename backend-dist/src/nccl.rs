@@ -30,8 +30,9 @@ impl Communicator {
     /// Joins the communicator of `group`; every member must call this, from the thread that owns GPU `device`.
     fn join(group: &Group, device: usize) -> Result<Self, String> {
         let text = |error| format!("{error:?}");
-        let id = (group.rank() == 0).then(|| nccl::get_uniqueid().map(|id| id.internal).map_err(text)).transpose()?;
-        let id = nccl_sys::ncclUniqueId { internal: group.broadcast_host(id, 0) };
+        let id = || nccl::get_uniqueid().map(|id| id.internal.to_vec()).map_err(text);
+        let id = group.broadcast_host((group.rank() == 0).then(id).transpose()?, 0);
+        let id = nccl_sys::ncclUniqueId { internal: id.try_into().expect("an id is an id in every process") };
         let mut comm = std::ptr::null_mut();
         // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process; `comm` is
         // written before it is read, and the id comes from member 0 of this very group.
