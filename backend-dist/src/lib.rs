@@ -1,6 +1,8 @@
 //! Device meshes, ranks, collectives and sharded-tensor operations with autodiff for Burn.
 
 pub mod collective;
+#[cfg(any(test, feature = "cuda"))]
+mod column_major;
 pub mod comm;
 #[cfg(feature = "cuda")]
 mod cuda;

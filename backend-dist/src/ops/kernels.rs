@@ -38,6 +38,11 @@ pub struct NormGrads<B: Backend> {
 /// Shapes are checked by the public functions of [`ops`](super); `grad` has the shape of the operation's output. The
 /// default bodies are the formulas in Burn's primitives.
 pub trait LocalKernels: Backend {
+    /// `a · b` of the last two dimensions, `[.., m, k] · [.., k, n]`; the others are equal.
+    fn matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_matmul(a, b)
+    }
+
     /// `x · wᵀ`, `x [.., in]`, `w [out, in]`.
     fn linear_forward(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
         plain::linear::forward::<Self>(x, w)

@@ -7,6 +7,10 @@ use burn::backend::{Cube, tensor::FloatTensor};
 use super::kernels::LocalKernels;
 
 impl LocalKernels for Cube {
+    fn matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        linear::matmul(a, b)
+    }
+
     fn linear_forward(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
         linear::forward(x, w)
     }
