@@ -7,6 +7,7 @@ pub mod comm;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub mod exchange;
+pub mod gpu;
 pub mod launch;
 pub mod memory;
 pub mod mesh;

@@ -127,7 +127,8 @@ pub trait LocalKernels: Backend {
         plain::activation::gelu_grad::<Self>(x, grad, kind)
     }
 
-    /// Softmax attention: the output `[s, b, hq, d]` and the log-sum-exp of the scaled scores `[b, hq, s]`.
+    /// Softmax attention: the output `[s, b, hq, d]` and the log-sum-exp of the scaled scores, `[b, hq, s]` or as the
+    /// backend's own gradient kernels read it.
     fn attention_forward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
