@@ -185,6 +185,18 @@ pub trait LocalKernels: Backend {
         plain::embedding::weight_grad::<Self>(grad, ids, first_row, rows)
     }
 
+    /// Adds [`embedding_weight_grad`](Self::embedding_weight_grad) to `sum`, f32 with `rows * hidden` elements without gaps.
+    /// False where there is no kernel for it; nothing was done then.
+    fn embedding_add_weight_grad(
+        _grad: &FloatTensor<Self>,
+        _ids: &IntTensor<Self>,
+        _first_row: usize,
+        _rows: usize,
+        _sum: &FloatTensor<Self>,
+    ) -> bool {
+        false
+    }
+
     /// Maximum over the first `valid` columns of `logits [s, b, v]`, `[s, b]`, at least in f32.
     fn vocab_maximum(logits: FloatTensor<Self>, valid: usize) -> FloatTensor<Self> {
         plain::cross_entropy::maximum::<Self>(logits, valid)

@@ -1,24 +1,45 @@
 //! The operations on NVIDIA GPUs. What has no kernel here (other types, odd sizes, other devices) is computed by the
 //! formulas of `plain`.
 
+/// Runs `$body` with `$E` the element type of `$x`, for which [`are_half`] holds.
+macro_rules! by_half {
+    ($x:expr, $E:ident => $body:expr) => {
+        if $x.dtype() == burn::backend::DType::F16 {
+            type $E = half::f16;
+            $body
+        } else {
+            type $E = half::bf16;
+            $body
+        }
+    };
+}
+
 mod activation;
 mod attention;
+mod cross_entropy;
+mod embedding;
 mod linear;
 mod norm;
+mod rope;
 
-use burn::backend::{Cube, DType, TensorMetadata, tensor::FloatTensor};
+use burn::backend::ops::IntTensorOps;
+use burn::backend::{
+    Cube, DType, IntDType, TensorMetadata,
+    tensor::{FloatTensor, IntTensor},
+};
 use burn::tensor::Shape;
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::kernels::{LocalKernels, NormGrads, NormNeeds};
-use super::options::{AttentionOptions, PackedHeads};
+use super::options::{AttentionOptions, PackedHeads, Rotation};
 
 type Float = FloatTensor<Cube>;
+type Int = IntTensor<Cube>;
 
-/// What a vector access of the kernels needs.
-const ALIGNMENT: u64 = 16;
+/// What the longest vector access of the kernels needs: eight f32.
+const ALIGNMENT: u64 = 32;
 
 impl LocalKernels for Cube {
     fn matmul(a: Float, b: Float) -> Float {
@@ -43,6 +64,10 @@ impl LocalKernels for Cube {
 
     fn rms_norm_grads(x: Float, w: Float, grad: Float, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
         norm::rms_grads(x, w, grad, eps, needs)
+    }
+
+    fn rope_apply(x: Float, cos: Float, sin: Float, heads: usize, rotation: Rotation) -> Float {
+        rope::apply(x, cos, sin, heads, rotation)
     }
 
     fn swiglu_forward(x: Float) -> Float {
@@ -74,6 +99,30 @@ impl LocalKernels for Cube {
     ) -> Float {
         attention::packed_grad(qkv, result, grad, heads, options)
     }
+
+    fn embedding_forward(w: Float, ids: Int, first_row: usize) -> Float {
+        embedding::forward(w, ids, first_row)
+    }
+
+    fn embedding_weight_grad(grad: Float, ids: Int, first_row: usize, rows: usize) -> Float {
+        embedding::weight_grad(grad, ids, first_row, rows)
+    }
+
+    fn embedding_add_weight_grad(grad: &Float, ids: &Int, first_row: usize, rows: usize, sum: &Float) -> bool {
+        embedding::add_weight_grad(grad, ids, first_row, rows, sum)
+    }
+
+    fn vocab_maximum(logits: Float, valid: usize) -> Float {
+        cross_entropy::maximum(logits, valid)
+    }
+
+    fn vocab_sums(logits: Float, max: Float, labels: Int, first_row: usize, valid: usize) -> Float {
+        cross_entropy::sums(logits, max, labels, first_row, valid)
+    }
+
+    fn vocab_logits_grad(logits: Float, lse: Float, labels: Int, grad: Float, first_row: usize, valid: usize) -> Float {
+        cross_entropy::logits_grad(logits, [lse, grad], labels, first_row, valid)
+    }
 }
 
 /// Size of the last dimension.
@@ -86,11 +135,26 @@ fn rows(x: &CubeTensor) -> usize {
     x.meta.shape().num_elements() / columns(x).max(1)
 }
 
-/// Whether all are bf16 on an NVIDIA GPU and `x`, the first, has elements.
+/// Whether `x` has elements, on an NVIDIA GPU.
+fn is_here(x: &CubeTensor) -> bool {
+    matches!(x.device, cubecl::Device::Cuda(_)) && x.meta.shape().num_elements() > 0
+}
+
+/// Whether all are bf16 and the first has elements on an NVIDIA GPU.
 fn are_bf16<const N: usize>(tensors: [&CubeTensor; N]) -> bool {
-    matches!(tensors[0].device, cubecl::Device::Cuda(_))
-        && tensors.iter().all(|x| x.dtype() == DType::BF16)
-        && tensors[0].meta.shape().num_elements() > 0
+    is_here(tensors[0]) && tensors.iter().all(|x| x.dtype() == DType::BF16)
+}
+
+/// Whether all are of the same half precision type and the first has elements on an NVIDIA GPU.
+fn are_half<const N: usize>(tensors: [&CubeTensor; N]) -> bool {
+    let dtype = tensors[0].dtype();
+    let is_half = matches!(dtype, DType::BF16 | DType::F16);
+    is_here(tensors[0]) && is_half && tensors.iter().all(|x| x.dtype() == dtype)
+}
+
+/// Ids as the kernels read them: i32 without gaps.
+fn ids(x: Int) -> CubeTensor {
+    packed(Cube::int_cast(x, IntDType::I32))
 }
 
 /// Whether vector accesses may start where the tensor starts.
