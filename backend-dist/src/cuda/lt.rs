@@ -7,8 +7,9 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::cublaslt::sys;
 
-use super::lt_plan::{Key, Onto};
-use super::{dense, failed, lt_plan, submit};
+pub(crate) use super::lt_plan::Onto;
+use super::lt_plan::{self, Key};
+use super::{clear, dense, failed, submit};
 use crate::column_major::{Matrices, Problem};
 
 /// A tensor as a batch of matrices where it lies, or a copy of it where the library could not read that.
@@ -94,21 +95,21 @@ pub(crate) fn multiply(a: Operand, b: Operand, out: &CubeTensor, onto: Onto) {
     if elements == 0 {
         return;
     }
+    if am.columns == 0 {
+        if onto == Onto::Replace {
+            clear(out);
+        }
+        return;
+    }
     loaded();
     let device = out.client.service_id().device;
-    let (inner, bytes) = (am.columns, elements * out.dtype.size());
     submit(
         [&a.tensor, &b.tensor, out],
         move |[a, b, out], stream| {
+            let key = Key::new(problem, kinds, onto, [a, b, out]);
             // SAFETY: the operands' spans and the result were checked against their buffers, which are held until the
             // work is queued; CubeCL reuses memory in the order of this stream.
-            let done = unsafe {
-                if inner == 0 {
-                    lt_plan::clear(out, bytes, onto, stream)
-                } else {
-                    lt_plan::run(device, stream, Key::new(problem, kinds, onto, [a, b, out]), [a, b, out])
-                }
-            };
+            let done = unsafe { lt_plan::run(device, stream, key, [a, b, out]) };
             done.map_err(|error| format!("{what}: {error}"))
         },
         move |message| failed::note(device, message),

@@ -109,20 +109,6 @@ pub(super) unsafe fn run(
     })
 }
 
-/// The product of matrices without inner elements: zero.
-///
-/// # Safety
-///
-/// `out` must hold `bytes` bytes on the device of `stream`.
-pub(super) unsafe fn clear(out: *mut c_void, bytes: usize, onto: Onto, stream: CUstream) -> Result<(), String> {
-    match onto {
-        Onto::Add => Ok(()),
-        // SAFETY: as promised by the caller.
-        Onto::Replace => unsafe { driver::memset_d8_async(out as CUdeviceptr, 0, bytes, stream) }
-            .map_err(|error| format!("clearing {bytes} bytes: {error}")),
-    }
-}
-
 impl Stream {
     fn new() -> Result<Self, String> {
         let handle = result::create_handle().map_err(|error| format!("cublasLtCreate: {}", name(error)))?;

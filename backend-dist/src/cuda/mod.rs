@@ -11,7 +11,8 @@ use cubecl_environment::backtrace::BackTrace;
 use cubecl_environment::stream::StreamId;
 use cubecl_runtime::server::{ServerError, ServerStorage};
 use cubecl_server::stream::{FailureStore, WriteScoped};
-use cudarc::driver::sys::CUstream;
+use cudarc::driver::result as driver;
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use std::ffi::c_void;
 
 type CudaServer = <cubecl::cuda::CudaRuntime as cubecl_server::runtime::Runtime>::Server;
@@ -47,6 +48,27 @@ pub(crate) fn submit<const N: usize>(
             failed(message);
         }
     });
+}
+
+/// Sets all bytes of the tensor, which has no gaps, to zero, in the order of the compute stream.
+pub(crate) fn clear(x: &CubeTensor) {
+    let bytes = x.meta.shape().num_elements() * x.dtype.size();
+    let held = x.handle.size_in_used() as usize;
+    assert!(x.is_contiguous() && bytes <= held, "to be cleared: {x:?} in a buffer of {held} bytes");
+    if bytes == 0 {
+        return;
+    }
+    let device = x.client.service_id().device;
+    submit(
+        [x],
+        move |[pointer], stream| {
+            // SAFETY: the buffer has this many bytes and is held until the work is queued on the stream that orders
+            // its reuse.
+            unsafe { driver::memset_d8_async(pointer as CUdeviceptr, 0, bytes, stream) }
+                .map_err(|error| format!("clearing {bytes} bytes: {error}"))
+        },
+        move |message| self::failed::note(device, message),
+    );
 }
 
 /// Hands what this thread has issued to CubeCL's thread. Needed before the host waits for a device by other means than

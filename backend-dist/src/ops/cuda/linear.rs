@@ -4,7 +4,7 @@ use burn::backend::{Cube, tensor::FloatTensor};
 use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::cuda::lt::{Operand, product};
+use crate::cuda::lt::{Onto, Operand, multiply, product};
 
 type Float = FloatTensor<Cube>;
 
@@ -34,6 +34,12 @@ pub fn weight_grad(grad: Float, x: Float) -> Float {
     let (grad, x) = (Operand::flat(grad).transposed(), Operand::flat(x));
     let shape = Shape::from([grad.rows(), x.columns()]);
     product(grad, x, shape, dtype)
+}
+
+/// The product is added by the library, in f32, where the sum lies.
+pub fn accumulate_weight_grad(grad: Float, x: Float, sum: &CubeTensor, add: bool) {
+    let onto = if add { Onto::Add } else { Onto::Replace };
+    multiply(Operand::flat(grad).transposed(), Operand::flat(x), sum, onto);
 }
 
 /// The shape of `x` with another last dimension.
