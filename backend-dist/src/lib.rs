@@ -5,10 +5,16 @@ pub mod comm;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub mod exchange;
+#[cfg(any(feature = "cuda", test))]
+mod in_place;
 pub mod launch;
 pub mod memory;
 pub mod mesh;
 #[cfg(feature = "cuda")]
 mod nccl;
 pub mod ops;
+#[cfg(feature = "cuda")]
+pub mod overlap;
 pub mod shard;
+#[cfg(any(feature = "cuda", test))]
+mod slots;
