@@ -8,10 +8,16 @@ pub mod comm;
 mod cuda;
 pub mod exchange;
 pub mod gpu;
+#[cfg(any(feature = "cuda", test))]
+mod in_place;
 pub mod launch;
 pub mod memory;
 pub mod mesh;
 #[cfg(feature = "cuda")]
 mod nccl;
 pub mod ops;
+#[cfg(feature = "cuda")]
+pub mod overlap;
 pub mod shard;
+#[cfg(any(feature = "cuda", test))]
+mod slots;
