@@ -105,9 +105,13 @@ mod tests {
 
     #[test]
     fn values_keep_their_bits() {
-        let floats = vec![0.1f64, -0.0, f64::NAN, f64::INFINITY, f64::MIN_POSITIVE / 2.0, f64::from_bits(0x7ff8_dead_beef_0001)];
+        let floats =
+            vec![0.1f64, -0.0, f64::NAN, f64::INFINITY, f64::MIN_POSITIVE / 2.0, f64::from_bits(0x7ff8_dead_beef_0001)];
         let back: Vec<f64> = from_bytes(&to_bytes(&floats)).unwrap();
-        assert_eq!(back.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), floats.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+        assert_eq!(
+            back.iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+            floats.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        );
         let both = optional::<Option<u8>>();
         for value in [None, Some(None), Some(Some(3))] {
             assert_eq!((both.decode)(&(both.encode)(&value)), Ok(value));

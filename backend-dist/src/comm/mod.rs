@@ -5,14 +5,24 @@
 //! run inside a backward pass: they stop the rank, and [`launch`](crate::launch::launch) returns the first failure.
 
 mod codec;
+#[cfg(feature = "cuda")]
+mod device;
 mod failure;
+#[cfg(any(feature = "cuda", test))]
+mod recorder;
 mod reduce;
 pub(crate) mod remote;
 mod world;
 
+#[cfg(feature = "cuda")]
+pub(crate) use device::Member;
 pub(crate) use failure::Aborted;
 pub use failure::{FailureCause, LostProcess, OpRecord, RunError};
-pub(crate) use world::World;
+#[cfg(feature = "cuda")]
+pub(crate) use recorder::{DeviceOp, DeviceOpKind};
+#[cfg(feature = "cuda")]
+pub(crate) use world::PATIENCE;
+pub(crate) use world::{GroupId, World};
 
 use crate::memory::{self, without_rank};
 use burn::backend::flex::{FlexTensor, Layout};
@@ -24,7 +34,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt;
 use std::sync::Arc;
-use world::GroupId;
 
 /// How values of several ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,12 +132,6 @@ impl Group {
         self.meet("barrier".into(), String::new(), (), codec::host(), |_| ());
     }
 
-    /// Waits until every member has arrived at the same operation.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn arrive(&self, name: String, payload: String) {
-        self.meet(name, payload, (), codec::host(), |_| ());
-    }
-
     /// Every member's value, in group order. Within a process it is moved; to other processes it goes with all its bits.
     pub fn all_gather_host<T>(&self, value: T) -> Vec<T>
     where
@@ -160,7 +163,8 @@ impl Group {
                 }
             })
         };
-        self.meet(format!("all-reduce({})", op.name()), "f64 scalar".into(), value, codec::host(), fold).expect("a group has members")
+        self.meet(format!("all-reduce({})", op.name()), "f64 scalar".into(), value, codec::host(), fold)
+            .expect("a group has members")
     }
 
     /// The value of member `root`; the others pass `None`.
@@ -179,7 +183,9 @@ impl Group {
 
     pub(crate) fn all_reduce(&self, x: FlexTensor, op: ReduceOp) -> FlexTensor {
         let name = format!("all-reduce({})", op.name());
-        self.own(Arc::unwrap_or_clone(self.meet(name, describe_tensor(&x), x, codec::TENSOR, |inputs| reduce(inputs, op))))
+        self.own(Arc::unwrap_or_clone(
+            self.meet(name, describe_tensor(&x), x, codec::TENSOR, |inputs| reduce(inputs, op)),
+        ))
     }
 
     pub(crate) fn all_gather(&self, x: FlexTensor, dim: usize) -> FlexTensor {
@@ -246,45 +252,6 @@ impl Group {
     pub(crate) fn receive(&self, payload: String, from: usize) -> FlexTensor {
         let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("receive from member {from} of {self:?}"));
         self.own(world.take(*id, (from, self.member), payload, codec::TENSOR))
-    }
-
-    /// Ends the run with `cause`, as a failure of this rank.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn fail(&self, cause: FailureCause) {
-        if let Some((world, _)) = &self.world {
-            world.fail(self.ranks[self.member], cause);
-        }
-    }
-
-    /// This rank's end of the group's device communicator, made by `join` on first use.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn device_link(
-        &self,
-        join: impl FnOnce(&Self) -> Option<crate::nccl::Communicator>,
-    ) -> Option<crate::nccl::Communicator> {
-        let (world, id) = self.world.as_ref()?;
-        let key = (*id, self.member);
-        if let Some(link) = world.links.lock().expect("no panic under this lock").get(&key) {
-            return *link;
-        }
-        let link = join(self);
-        world.links.lock().expect("no panic under this lock").insert(key, link);
-        link
-    }
-
-    /// The device communicator of [`device_link`](Self::device_link), if it was made.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn existing_link(&self) -> Option<crate::nccl::Communicator> {
-        let (world, id) = self.world.as_ref()?;
-        world.links.lock().expect("no panic under this lock").get(&(*id, self.member)).copied().flatten()
-    }
-
-    /// The group of the two members `from` and `to`, in this order; one of them must be this rank.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn pair(&self, from: usize, to: usize) -> Self {
-        let (world, _) = self.world.as_ref().unwrap_or_else(|| panic!("{self:?} has no pair {from}, {to}"));
-        let ranks = [self.ranks[from], self.ranks[to]];
-        Self::new(world, &format!("{}/{from}>{to}", self.name), &ranks, self.ranks[self.member])
     }
 
     fn meet<I, O>(

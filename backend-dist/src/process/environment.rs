@@ -73,9 +73,10 @@ impl ProcessWorld {
             return Ok(None);
         }
         let processes = number(variables, size, "the number of processes, at least 1", |size| size >= 1)?;
-        let process = number(variables, rank, &format!("a process of {size} = {processes}, so 0 to {}", processes - 1), |p| {
-            p < processes
-        })?;
+        let process =
+            number(variables, rank, &format!("a process of {size} = {processes}, so 0 to {}", processes - 1), |p| {
+                p < processes
+            })?;
         if processes == 1 {
             return Ok(None);
         }
@@ -90,11 +91,16 @@ impl ProcessWorld {
         let local = number(variables, local_rank, &expected, |local| local < here)?;
         let address = variables.get("MASTER_ADDR").filter(|address| !address.is_empty()).cloned();
         let address = address.ok_or_else(|| {
-            wrong(variables, "MASTER_ADDR", format!("the name or address of the host of process 0, as there are {processes}"))
+            wrong(
+                variables,
+                "MASTER_ADDR",
+                format!("the name or address of the host of process 0, as there are {processes}"),
+            )
         })?;
         let patience = match has("BURN_MEGATRON_TIMEOUT") {
             true => {
-                let seconds = number(variables, "BURN_MEGATRON_TIMEOUT", "a number of seconds, at least 1", |s| s >= 1)?;
+                let seconds =
+                    number(variables, "BURN_MEGATRON_TIMEOUT", "a number of seconds, at least 1", |s| s >= 1)?;
                 Duration::from_secs(seconds as u64)
             }
             false => PATIENCE,
@@ -186,7 +192,11 @@ mod tests {
             ("WORLD_SIZE=8 ", "WORLD_SIZE=0 ", "WORLD_SIZE = \"0\""),
             (" LOCAL_RANK=1", "", "LOCAL_RANK is not set: expected the number of this process among the 4 of its host"),
             ("LOCAL_RANK=1", "LOCAL_RANK=4", "LOCAL_RANK = \"4\""),
-            ("LOCAL_WORLD_SIZE=4", "LOCAL_WORLD_SIZE=9", "LOCAL_WORLD_SIZE = \"9\": expected the number of processes of"),
+            (
+                "LOCAL_WORLD_SIZE=4",
+                "LOCAL_WORLD_SIZE=9",
+                "LOCAL_WORLD_SIZE = \"9\": expected the number of processes of",
+            ),
             ("MASTER_ADDR=node0", "", "MASTER_ADDR is not set"),
             ("MASTER_PORT=29500", "", "MASTER_PORT is not set: expected a free port"),
             ("MASTER_PORT=29500", "MASTER_PORT=29500 BURN_MEGATRON_TIMEOUT=0", "BURN_MEGATRON_TIMEOUT = \"0\""),

@@ -221,11 +221,8 @@ fn next<B>(
     let batch = batches.next().transpose()?;
     let progress = aggregate(group, batches.progress());
     let ranks = group.all_gather_host((batch.is_some(), interrupter.should_stop()));
-    let round = Round {
-        ready: ranks.iter().map(|rank| rank.0).collect(),
-        stop: ranks.iter().any(|rank| rank.1),
-        progress,
-    };
+    let round =
+        Round { ready: ranks.iter().map(|rank| rank.0).collect(), stop: ranks.iter().any(|rank| rank.1), progress };
     Ok((batch, round))
 }
 

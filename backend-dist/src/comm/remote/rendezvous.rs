@@ -51,7 +51,8 @@ fn gather(
     addresses: &[SocketAddr],
 ) -> Result<(Vec<Option<TcpStream>>, Vec<String>), JoinError> {
     let (address, port) = (world.address.clone(), world.port);
-    let listener = listen(addresses, port).map_err(|cause| JoinError::Listen { address, port, cause: cause.to_string() })?;
+    let listener =
+        listen(addresses, port).map_err(|cause| JoinError::Listen { address, port, cause: cause.to_string() })?;
     let start = Instant::now();
     let mut streams: Vec<Option<TcpStream>> = (0..world.processes).map(|_| None).collect();
     let mut there = vec![(0, me.host.clone())];
@@ -88,7 +89,14 @@ fn gather(
             let missing = (0..world.processes).filter(|process| there.iter().all(|(other, _)| other != process));
             let (missing, waited) = (missing.collect(), world.patience);
             there.sort();
-            let error = JoinError::Missing { address: world.address.clone(), port, waited, processes: world.processes, missing, there };
+            let error = JoinError::Missing {
+                address: world.address.clone(),
+                port,
+                waited,
+                processes: world.processes,
+                missing,
+                there,
+            };
             refuse(streams.iter_mut().flatten(), &error.to_string());
             return Err(error);
         }
@@ -210,10 +218,16 @@ fn disagreement(first: &Introduction, other: &Introduction) -> Option<String> {
         None => return None,
     };
     // Of a long text, the first line that differs.
-    let lines = |a: &str, b: &str| a.lines().find(|line| !b.lines().any(|other| other == *line)).unwrap_or("(nothing more)").trim().to_string();
+    let lines = |a: &str, b: &str| {
+        a.lines().find(|line| !b.lines().any(|other| other == *line)).unwrap_or("(nothing more)").trim().to_string()
+    };
     let [ours, theirs] = match ours.contains('\n') || theirs.contains('\n') {
         true => [lines(ours, theirs), lines(theirs, ours)],
         false => [ours, theirs].map(str::to_string),
     };
-    Some(format!("{}, but {}; all processes must be started alike", says(first, what, &ours), says(other, what, &theirs)))
+    Some(format!(
+        "{}, but {}; all processes must be started alike",
+        says(first, what, &ours),
+        says(other, what, &theirs)
+    ))
 }

@@ -162,7 +162,8 @@ impl World {
             let mut state = self.lock();
             for (part, _) in &parts {
                 let last = Some(part.record.clone());
-                state.ranks[part.rank] = super::RankState { activity: Activity::WaitingElsewhere, last };
+                state.ranks[part.rank].activity = Activity::WaitingElsewhere;
+                state.ranks[part.rank].last = last;
             }
         }
         let arrival =

@@ -1,6 +1,6 @@
 //! How a run ends before its time: the first failure of any rank stops all.
 
-use super::{Activity, PATIENCE, RankState, State, World};
+use super::{Activity, PATIENCE, State, World};
 use crate::comm::failure::{Aborted, FailureCause, OpRecord, RunError};
 use std::panic::resume_unwind;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long the ranks of a process may take to notice a failure: what does not come back from a device by then never will.
-const GRACE: Duration = Duration::from_secs(30);
+const GRACE: Duration = Duration::from_secs(40);
 /// How long a process that has failed waits to hear whether another one failed before it.
 const VERDICT: Duration = Duration::from_secs(10);
 
@@ -30,6 +30,10 @@ impl World {
     pub(crate) fn finish(&self, rank: usize) {
         let mut state = self.lock();
         state.ranks[rank].activity = Activity::Finished;
+        #[cfg(any(feature = "cuda", test))]
+        if let Some(cause) = state.is_missed(rank) {
+            self.fail_locked(&mut state, rank, cause);
+        }
         self.detect_deadlock(&mut state, rank);
         self.changed.notify_all();
     }
@@ -49,6 +53,12 @@ impl World {
         } else {
             state.ending.hooks.push(hook);
         }
+    }
+
+    /// The first failure that this process knows of.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn failure(&self) -> Option<RunError> {
+        self.lock().failure.clone()
     }
 
     /// The first failure of the run, if any, after the ranks of this process have stopped. With other processes, this
@@ -134,7 +144,7 @@ impl World {
 
     pub(super) fn fail_locked(&self, state: &mut State, rank: usize, cause: FailureCause) {
         if state.failure.is_none() {
-            let ranks = state.ranks.iter().enumerate().map(|(r, s)| self.describe(r, s)).collect();
+            let ranks = (0..state.ranks.len()).map(|r| self.describe(r, state)).collect();
             self.set_failure(state, RunError { rank, place: self.places[rank].clone(), cause, ranks });
         }
         self.changed.notify_all();
@@ -144,7 +154,7 @@ impl World {
     pub(super) fn completed(&self, state: &State, mut error: RunError, from: usize) -> RunError {
         for (rank, line) in error.ranks.iter_mut().enumerate() {
             if self.process_of(rank) != from {
-                *line = self.describe(rank, &state.ranks[rank]);
+                *line = self.describe(rank, state);
             }
         }
         error
@@ -175,11 +185,13 @@ impl World {
         }
     }
 
-    fn describe(&self, rank: usize, state: &RankState) -> String {
+    fn describe(&self, rank: usize, state: &State) -> String {
         let place = &self.places[rank];
-        let last = state.last.as_ref().map(OpRecord::to_string);
+        let last = state.ranks[rank].last.as_ref().map(OpRecord::to_string);
+        // Process 0 knows of the others' ranks what they bring to meetings; the others know nothing of them.
         let elsewhere = self.remote.as_ref().filter(|_| !self.is_here(rank));
-        let doing = match (state.activity, last) {
+        let doing = match (state.ranks[rank].activity, last) {
+            (_, None) if elsewhere.is_some_and(|remote| remote.process > 0) => "not known to this process".to_string(),
             (Activity::Waiting | Activity::WaitingElsewhere, Some(op)) => format!("waiting in {op}"),
             (Activity::Finished, Some(op)) => format!("finished; its last operation was {op}"),
             (Activity::Finished, None) => "finished without any operation".to_string(),
@@ -191,6 +203,11 @@ impl World {
             (Activity::Waiting | Activity::WaitingElsewhere, None) => {
                 unreachable!("a waiting rank has issued something")
             }
+        };
+        #[cfg(any(feature = "cuda", test))]
+        let doing = match state.last_on_device(rank) {
+            Some(op) => format!("{doing}; on its GPU: {op}"),
+            None => doing,
         };
         let process = self.remote.as_ref().map(|remote| {
             let process = remote.process_of(rank);

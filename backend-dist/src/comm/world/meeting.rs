@@ -1,7 +1,9 @@
 //! Meetings: every member of a group brings something, all leave with the same.
 
 use super::failing::mismatch;
-use super::{Activity, Blob, Codec, GroupId, Meeting, MeetingKey, OpRecord, Part, Shared, World, decoded, unwrap_shared};
+use super::{
+    Activity, Blob, Codec, GroupId, Meeting, MeetingKey, OpRecord, Part, Shared, World, decoded, unwrap_shared,
+};
 use std::sync::Arc;
 
 impl World {
@@ -70,8 +72,11 @@ impl World {
             for peer in members {
                 state.ranks[peer].activity = Activity::Running;
             }
-            state.groups[group.index].meetings.get_mut(&sequence).expect("a meeting stays until all have left").output =
-                Some(output);
+            state.groups[group.index]
+                .meetings
+                .get_mut(&sequence)
+                .expect("a meeting stays until all have left")
+                .output = Some(output);
             self.changed.notify_all();
         } else {
             let ready = |s: &super::State| s.groups[group.index].meetings[&sequence].output.is_some();

@@ -5,6 +5,8 @@
 //! rank, so a deadlock is known the moment it happens.
 
 mod across;
+#[cfg(any(feature = "cuda", test))]
+mod device;
 mod failing;
 mod mail;
 mod meeting;
@@ -22,7 +24,7 @@ type Shared = Arc<dyn Any + Send + Sync>;
 
 /// How long a rank waits for its peers before the run is declared dead. A rank that computes for longer between two
 /// collectives than this is indistinguishable from one that hangs.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// All ranks and everything they exchange, as one process sees it.
 pub(crate) struct World {
@@ -33,15 +35,18 @@ pub(crate) struct World {
     remote: Option<Remote>,
     /// For threads that outlive a call.
     me: Weak<Self>,
-    /// Per group and member: its device communicator, or `None` where the host carries the data.
+    /// The device communicators of its groups.
     #[cfg(feature = "cuda")]
-    pub(crate) links: Mutex<HashMap<(GroupId, usize), Option<crate::nccl::Communicator>>>,
+    pub(crate) links: crate::nccl::Links,
 }
 
 struct State {
     /// Of the other processes' ranks, process 0 knows what they bring to meetings, and others nothing.
     ranks: Vec<RankState>,
     groups: Vec<GroupState>,
+    /// Its groups are those of `groups`, in this order.
+    #[cfg(any(feature = "cuda", test))]
+    recorder: super::recorder::FlightRecorder,
     /// What other processes have brought to meetings whose members here wait for it.
     met: HashMap<MeetingKey, Vec<(usize, Blob)>>,
     /// What ranks of other processes have sent, by group, sender and receiver.
@@ -54,6 +59,8 @@ struct State {
 struct RankState {
     activity: Activity,
     last: Option<OpRecord>,
+    #[cfg(any(feature = "cuda", test))]
+    issued: Option<device::Issued>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -113,6 +120,8 @@ impl World {
         let state = State {
             ranks: places.iter().map(|_| RankState::default()).collect(),
             groups: Vec::new(),
+            #[cfg(any(feature = "cuda", test))]
+            recorder: super::recorder::FlightRecorder::default(),
             met: HashMap::new(),
             post: HashMap::new(),
             failure: None,
@@ -125,7 +134,7 @@ impl World {
             remote,
             me: me.clone(),
             #[cfg(feature = "cuda")]
-            links: Mutex::default(),
+            links: crate::nccl::Links::default(),
         })
     }
 
@@ -148,6 +157,8 @@ impl World {
         if let Some(index) = state.groups.iter().position(|g| g.label == label) {
             return GroupId { index, across };
         }
+        #[cfg(any(feature = "cuda", test))]
+        state.recorder.add_group(ranks.iter().map(|&rank| self.is_here(rank)));
         let mut processes: Vec<usize> = ranks.iter().filter(|_| across).map(|&rank| self.process_of(rank)).collect();
         processes.sort_unstable();
         processes.dedup();

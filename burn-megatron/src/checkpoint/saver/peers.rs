@@ -98,7 +98,8 @@ impl Peers {
             }
             Err(error) => Err(error.to_string()),
         });
-        let first = self.gather(step, &told.into_iter().collect::<Vec<_>>())?.into_iter().next().and_then(|mut of| of.pop());
+        let first =
+            self.gather(step, &told.into_iter().collect::<Vec<_>>())?.into_iter().next().and_then(|mut of| of.pop());
         match (report, first) {
             (Some(report), _) => report,
             (None, Some(Ok(Completed { path, bytes, seconds, deleted }))) => {
@@ -116,7 +117,11 @@ impl Peers {
         told.into_iter().next().unwrap_or(Ok(())).map_err(|error| other(step, 0, &error))
     }
 
-    fn gather<T: Serialize + serde::de::DeserializeOwned>(&self, step: u64, value: &T) -> Result<Vec<T>, CheckpointError> {
+    fn gather<T: Serialize + serde::de::DeserializeOwned>(
+        &self,
+        step: u64,
+        value: &T,
+    ) -> Result<Vec<T>, CheckpointError> {
         let failed = |error| CheckpointError::Writers { step, what: format!("the run has failed: {error}") };
         self.channel.all_gather(value).map_err(failed)
     }

@@ -89,11 +89,15 @@ impl Shared {
             None => complete(parts),
             Some(peers) => {
                 let folder = self.folder(save);
-                peers.complete(save.state.step, folder.and_then(|folder| {
-                    let parts = parts?;
-                    self.files.sync_folder(&folder)?;
-                    Ok(parts)
-                }), complete)
+                peers.complete(
+                    save.state.step,
+                    folder.and_then(|folder| {
+                        let parts = parts?;
+                        self.files.sync_folder(&folder)?;
+                        Ok(parts)
+                    }),
+                    complete,
+                )
             }
         };
         if outcome.is_err() {
@@ -162,8 +166,13 @@ impl Shared {
     pub fn give_up(&self, progress: &mut Progress) {
         let Some(current) = progress.current.take() else { return };
         let step = current.save.state.step;
-        let missing: Vec<String> =
-            self.writers.clone().zip(&current.submitted).filter(|(_, came)| !**came).map(|(i, _)| i.to_string()).collect();
+        let missing: Vec<String> = self
+            .writers
+            .clone()
+            .zip(&current.submitted)
+            .filter(|(_, came)| !**came)
+            .map(|(i, _)| i.to_string())
+            .collect();
         let what = format!("nothing came from writer {} of {}", missing.join(", "), self.writers.len());
         progress.ended.push(Err(current.failure.unwrap_or(CheckpointError::Writers { step, what })));
         self.discard();

@@ -112,12 +112,7 @@ struct Start {
 impl<M: CausalLm, R: Send> ModelParallel<M, R> {
     /// Takes the folder of checkpoints and looks at the one to go on from. `epoch` is burn-train's
     /// `SupervisedTraining::checkpoint`.
-    fn start(
-        &self,
-        processes: &Processes,
-        epoch: Option<usize>,
-        interrupter: &Interrupter,
-    ) -> Result<Start, BoxError> {
+    fn start(&self, processes: &Processes, epoch: Option<usize>, interrupter: &Interrupter) -> Result<Start, BoxError> {
         let resumed = self.resumed.as_ref().as_ref().map_err(Clone::clone)?;
         let epoch_of = |checkpoint: &Checkpoint| checkpoint.state().step as usize / self.epoch;
         let of_epoch = match (epoch, &self.checkpoints) {
