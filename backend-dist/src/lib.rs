@@ -1,10 +1,13 @@
 //! Device meshes, ranks, collectives and sharded-tensor operations with autodiff for Burn.
 
 pub mod collective;
+#[cfg(any(test, feature = "cuda"))]
+mod column_major;
 pub mod comm;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub mod exchange;
+pub mod gpu;
 #[cfg(any(feature = "cuda", test))]
 mod in_place;
 pub mod launch;
