@@ -5,6 +5,8 @@ pub mod comm;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub mod exchange;
+#[cfg(feature = "cuda")]
+pub mod idle;
 pub mod launch;
 pub mod memory;
 pub mod mesh;
