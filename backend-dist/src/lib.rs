@@ -8,6 +8,8 @@ pub mod comm;
 mod cuda;
 pub mod exchange;
 pub mod gpu;
+#[cfg(feature = "cuda")]
+pub mod idle;
 #[cfg(any(feature = "cuda", test))]
 mod in_place;
 pub mod launch;
