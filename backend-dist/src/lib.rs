@@ -11,4 +11,6 @@ pub mod mesh;
 #[cfg(feature = "cuda")]
 mod nccl;
 pub mod ops;
+#[cfg(feature = "cuda")]
+pub mod overlap;
 pub mod shard;
