@@ -1,5 +1,6 @@
 //! Device meshes, ranks, collectives and sharded-tensor operations with autodiff for Burn.
 
+pub mod buffer;
 pub mod collective;
 pub mod comm;
 #[cfg(feature = "cuda")]

@@ -2,6 +2,7 @@
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
 pub mod adamw;
+pub mod flat;
 pub mod rms_norm;
 pub mod swiglu;
 
