@@ -2,10 +2,15 @@
 
 pub mod buffer;
 pub mod collective;
+#[cfg(any(test, feature = "cuda"))]
+mod column_major;
 pub mod comm;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub mod exchange;
+pub mod gpu;
+#[cfg(any(feature = "cuda", test))]
+mod in_place;
 pub mod launch;
 pub mod memory;
 pub mod mesh;
@@ -15,3 +20,5 @@ pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod overlap;
 pub mod shard;
+#[cfg(any(feature = "cuda", test))]
+mod slots;
