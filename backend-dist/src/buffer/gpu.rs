@@ -3,7 +3,7 @@
 use super::{AdamWBuffers, AdamWStep, chunks};
 use crate::collective;
 use crate::comm::{Group, ReduceOp};
-use crate::cuda::dense;
+use crate::cuda::{self, dense};
 use crate::overlap::{self, Pending};
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Shape, Tensor};
@@ -101,7 +101,7 @@ impl Buffer {
     /// # Panics
     /// If the range ends behind the buffer.
     pub fn clear(&self, range: Range<usize>) {
-        flat::clear(&self.0.client, self.run(range)).unwrap_or_else(|error| panic!("clearing {self:?}: {error}"));
+        cuda::clear(&self.part(range).0);
     }
 
     /// Starts to sum the elements over the group. Nobody may touch the buffer before [`Wait::wait`].

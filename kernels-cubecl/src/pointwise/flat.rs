@@ -1,4 +1,4 @@
-//! Flat arrays in place: copies and sums between types, zeros, sums of squares.
+//! Flat arrays in place: copies and sums between types, sums of squares.
 use super::{PointwiseError, SCRATCH, UNITS, buffer, cube_sums};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -74,14 +74,6 @@ fn write_run<S: Float, T: Float, N: Size>(
     }
 }
 
-#[cube(launch_unchecked)]
-fn clear_run<T: Float>(target: &mut [T], len: u32) {
-    let at = CUBE_POS_X * UNITS + UNIT_POS;
-    if at < len {
-        target[at as usize] = T::new(0.0);
-    }
-}
-
 /// A cube for each chunk; every unit sums every `UNITS`th of the chunk's elements.
 #[cube(launch_unchecked)]
 fn chunk_squares(values: &[f32], starts: &[u32], lens: &[u32], sums: &mut [f32], first: u32) {
@@ -152,28 +144,6 @@ pub fn write(client: &Client, source: Run, target: Run, adds: bool) -> Result<()
         (F16, F32) => launch!(f16, f32),
         (F16, Bf16) => launch!(f16, bf16),
         (F16, F16) => launch!(f16, f16),
-    }
-    Ok(())
-}
-
-/// Zeroes a run.
-///
-/// # Errors
-/// If it is not within its buffer.
-pub fn clear(client: &Client, run: Run) -> Result<(), PointwiseError> {
-    if run.len == 0 {
-        return Ok(());
-    }
-    let count = units("run", run.len)?;
-    let target = buffer("run", &run.handle("run")?, run.len, run.float.size())?;
-    let (dim, len) = (CubeDim::new_1d(UNITS), run.len as u32);
-    // SAFETY: the buffer holds `len` elements; other units do nothing.
-    unsafe {
-        match run.float {
-            FloatType::F32 => clear_run::launch_unchecked::<f32>(client, count, dim, target, len),
-            FloatType::Bf16 => clear_run::launch_unchecked::<bf16>(client, count, dim, target, len),
-            FloatType::F16 => clear_run::launch_unchecked::<f16>(client, count, dim, target, len),
-        }
     }
     Ok(())
 }
