@@ -126,13 +126,13 @@ impl Processes {
         launch_in(&self.0.world, &self.0.mesh, self.ranks(), devices, f)
     }
 
-    /// Does something before the launch; if it fails here, the run fails everywhere.
+    /// Does something before the launch; if it fails here, the run fails everywhere, with its alternate (`{:#}`) text.
     ///
     /// # Errors
     /// Its own.
     pub fn attempt<T, E: Display>(&self, f: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         f().inspect_err(|error| {
-            self.0.world.fail(self.0.ranks.start, FailureCause::Error(error.to_string()));
+            self.0.world.fail(self.0.ranks.start, FailureCause::Error(format!("{error:#}")));
             // Who ends before the others have heard of the failure is gone for them.
             self.0.world.end();
         })

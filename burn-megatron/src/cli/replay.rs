@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use backend_dist::mesh::ParallelLayout;
 
 use super::layout::LayoutArgs;
+use super::processes::alone;
 use crate::config::Precision;
 use crate::replay::{Oracle, replay};
 
@@ -27,6 +28,7 @@ pub struct Args {
 /// # Errors
 /// If the folder or the layout cannot be run.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    alone("replay")?;
     let layout = args.layout.over(ParallelLayout::default())?;
     let oracle = Oracle::load(&args.dir)?;
     let (model, training) = (&oracle.model, &oracle.training);
