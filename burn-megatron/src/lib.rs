@@ -7,6 +7,7 @@ pub mod cli;
 pub mod config;
 pub mod console;
 pub mod data;
+pub mod doctor;
 pub mod element;
 pub mod engine;
 pub mod flops;

@@ -2,6 +2,7 @@
 
 mod bench;
 pub mod device;
+mod doctor;
 mod export;
 mod forward;
 mod generate;
@@ -52,6 +53,8 @@ pub enum Command {
     Import(import::Args),
     /// Turn a checkpoint into a Hugging Face folder
     Export(export::Args),
+    /// Say what this machine can run, and what is missing for runs on GPUs
+    Doctor(doctor::Args),
     /// Compute logits, loss and gradients of a Hugging Face folder, in any layout
     Forward(forward::Args),
 }
@@ -72,6 +75,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Replay(args) => replay::run(args),
         Command::Import(args) => import::run(args),
         Command::Export(args) => export::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Forward(args) => forward::run(args),
     }
 }

@@ -4,6 +4,8 @@
 //! world, an [`EvalStats`] one validation batch of the whole world, both plain host numbers.
 
 mod gauge;
+#[cfg(feature = "cuda")]
+mod gpu_watch;
 mod jsonl;
 mod memory;
 mod reading;
@@ -13,7 +15,7 @@ mod saves;
 mod stats;
 mod tensorboard;
 
-pub use gauge::{Gauge, RankReading};
+pub use gauge::{Gauge, RankReading, mean};
 pub use memory::{resident_bytes, step_memory};
 pub use reading::{
     GradNorm, GradNormReading, LearningRate, LearningRateReading, Loss, LossReading, Memory, MemoryReading, Perplexity,

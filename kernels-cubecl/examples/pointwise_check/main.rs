@@ -2,11 +2,16 @@
 //!
 //! `cargo run --release --example pointwise_check --features cuda`. An error is ‖x − ref‖ / ‖ref‖; bf16 results may be
 //! off by 3e-3, fp32 ones by 1e-6 (AdamW) and 1e-5 (sums over rows).
+mod tokens;
+
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use cubecl_runtime::runtime::Runtime;
 use half::bf16;
 use kernels_cubecl::pointwise::adamw::{self, AdamWBucket, AdamWStep};
+use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
+use kernels_cubecl::pointwise::embedding::TableShape;
+use kernels_cubecl::pointwise::rope::RopeShape;
 use kernels_cubecl::pointwise::{rms_norm, swiglu};
 use std::time::Instant;
 
@@ -174,6 +179,12 @@ fn main() {
         + check_rms_norm(client, 700, 4096)
         + check_rms_norm(client, 33, 1000)
         + check_rms_norm(client, 5, 8192)
+        + tokens::check_rope(client, RopeShape { rows: 37, batch: 3, heads: 10, all_heads: 12, head_dim: 128 })
+        + tokens::check_rope(client, RopeShape { rows: 5, batch: 1, heads: 3, all_heads: 3, head_dim: 64 })
+        + tokens::check_cross_entropy(client, LogitsShape { rows: 70, columns: 1064, valid: 1003, first_row: 5000 })
+        + tokens::check_cross_entropy(client, LogitsShape { rows: 33, columns: 20008, valid: 20008, first_row: 0 })
+        + tokens::check_embedding(client, TableShape { rows: 100, hidden: 2064, first_row: 50, ids: 2000 })
+        + tokens::check_embedding(client, TableShape { rows: 9, hidden: 64, first_row: 0, ids: 5 })
         + check_adamw(client);
 
     // Several times the L2 cache each.
@@ -202,6 +213,7 @@ fn main() {
             rms_norm::backward(client, (&x, &w), &slope, (&dx, &dw), EPS as f32, rows, columns).expect("legal")
         });
     }
+    tokens::time_all(client, big);
     let len = 1 << 28;
     // No negative second moments.
     let state =

@@ -167,6 +167,11 @@ fn sum_parts(parts: &[f32], w_gradient: &mut [f32], count: u32, columns: u32) {
     }
 }
 
+/// Whether there is a kernel for rows of this length.
+pub fn has_kernel(columns: usize) -> bool {
+    check("columns", columns, 8, LONGEST).is_ok()
+}
+
 /// `y [rows, columns]` from `x` and `w [columns]`, bf16 without gaps; the sum of squares in fp32.
 pub fn forward(
     client: &Client,

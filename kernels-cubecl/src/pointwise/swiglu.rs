@@ -53,6 +53,11 @@ fn swiglu_backward(x: &[Bf16x8], out_gradient: &[Bf16x8], x_gradient: &mut [Bf16
     }
 }
 
+/// Whether there is a kernel for half rows of this length.
+pub fn has_kernel(half: usize) -> bool {
+    check("half", half, 8, LONGEST).is_ok()
+}
+
 fn grid(rows: usize, half: usize) -> CubeCount {
     CubeCount::Static(rows as u32, (half / 8).div_ceil(UNITS as usize) as u32, 1)
 }
