@@ -1,8 +1,12 @@
 //! What a rank's device says of itself: memory, idle time, clocks.
 
+use backend_dist::gpu::gpus;
 use backend_dist::launch::Rank;
 use backend_dist::memory;
+use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
+
+use crate::plan::gpus::Gpu;
 
 /// A look at a rank's device. What it does not tell is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -35,6 +39,18 @@ impl RankReading {
             ..self
         }
     }
+}
+
+/// Whether a device is a GPU.
+pub fn on_gpu(device: &Device) -> bool {
+    *device != Device::flex()
+}
+
+/// FLOP/s of a GPU's dense matrix products with weights of `element` bytes, by its data sheet; `None` of a CPU or of a GPU
+/// that [`plan`](crate::plan::gpus) does not know. The GPUs of a host are taken to be of one kind.
+pub fn peak(device: &Device, element: u64) -> Option<f64> {
+    let gpus = on_gpu(device).then(|| gpus().ok()).flatten()?;
+    Some(Gpu::named(&gpus.first()?.name)?.peak(element))
 }
 
 /// The mean of what some ranks tell.

@@ -1,5 +1,6 @@
 //! Watches the GPU of a rank from threads of its own.
 
+use std::cell::Cell;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,6 +20,8 @@ pub(super) struct GpuWatch {
     idle: IdleWatch,
     gpu: Option<GpuInfo>,
     seen: Arc<Mutex<Seen>>,
+    /// The answers before the last begin: a short step has none of its own.
+    last: Cell<Seen>,
     /// Ends the thread when it is dropped.
     _end: Sender<()>,
 }
@@ -92,20 +95,25 @@ impl GpuWatch {
             };
             std::thread::Builder::new().name(format!("watch of GPU {}", idle.gpu())).spawn(ask).ok()?;
         }
-        Some(Self { idle, gpu, seen, _end: end })
+        Some(Self { idle, gpu, seen, last: Cell::default(), _end: end })
     }
 
     /// Forgets what was seen before.
     pub fn begin(&self) {
         self.idle.reset();
-        *lock(&self.seen) = Seen::default();
+        let seen = std::mem::take(&mut *lock(&self.seen));
+        if seen.memory > 0 {
+            self.last.set(seen);
+        }
     }
 
-    /// What was seen since [`begin`](Self::begin). Where the time was too short for an answer, asks now.
+    /// What was seen since [`begin`](Self::begin), or before where the time was too short for an answer.
     pub fn read(&self) -> RankReading {
-        let mut seen = *lock(&self.seen);
+        let now = *lock(&self.seen);
+        let mut seen = if now.memory > 0 { now } else { self.last.get() };
         if let (0, Some(gpu)) = (seen.memory, &self.gpu) {
             seen.ask(gpu);
+            self.last.set(seen);
         }
         RankReading {
             memory: (seen.memory > 0).then_some(seen.memory),
