@@ -150,12 +150,6 @@ impl FlightRecorder {
         self.groups[group].members[member].1
     }
 
-    /// Whether `member` runs in this process and has not issued operation `sequence`; of others nothing is known.
-    pub(crate) fn lacks(&self, group: usize, member: usize, sequence: u64) -> bool {
-        let (here, issued) = self.groups[group].members[member];
-        here && issued <= sequence
-    }
-
     /// The first operation that a peer in this process has issued and `member` has not: its number, the peer, and what.
     pub(crate) fn missed(&self, group: usize, member: usize) -> Option<(u64, usize, &DeviceOp)> {
         let log = &self.groups[group];
@@ -229,7 +223,6 @@ mod tests {
             recorder.issue(0, 2, &reduce(n)).unwrap();
         }
         assert!(recorder.groups[0].open.is_empty());
-        assert!([0, 1, 2].map(|member| recorder.lacks(0, member, 9)) == [false; 3] && recorder.lacks(0, 2, 10));
     }
 
     #[test]

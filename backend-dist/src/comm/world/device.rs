@@ -74,7 +74,7 @@ impl State {
     fn finished_before(&self, group: GroupId, sequence: u64) -> Option<usize> {
         self.groups[group.0].ranks.iter().enumerate().find_map(|(member, &rank)| {
             let is_absent =
-                self.ranks[rank].activity == Activity::Finished && self.recorder.lacks(group.0, member, sequence);
+                self.ranks[rank].activity == Activity::Finished && self.recorder.issued(group.0, member) <= sequence;
             is_absent.then_some(rank)
         })
     }
