@@ -1,5 +1,6 @@
 //! Device meshes, ranks, collectives and sharded-tensor operations with autodiff for Burn.
 
+pub mod buffer;
 pub mod collective;
 #[cfg(any(test, feature = "cuda"))]
 mod column_major;
@@ -8,6 +9,8 @@ pub mod comm;
 mod cuda;
 pub mod exchange;
 pub mod gpu;
+#[cfg(feature = "cuda")]
+pub mod idle;
 #[cfg(any(feature = "cuda", test))]
 mod in_place;
 pub mod launch;

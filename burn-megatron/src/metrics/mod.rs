@@ -3,6 +3,7 @@
 //! Every rank's numbers are already reduced when they get here: a [`StepStats`] is one optimizer step of the whole
 //! world, an [`EvalStats`] one validation batch of the whole world, both plain host numbers.
 
+mod gauge;
 mod jsonl;
 mod memory;
 mod reading;
@@ -12,6 +13,7 @@ mod saves;
 mod stats;
 mod tensorboard;
 
+pub use gauge::{Gauge, RankReading};
 pub use memory::{resident_bytes, step_memory};
 pub use reading::{
     GradNorm, GradNormReading, LearningRate, LearningRateReading, Loss, LossReading, Memory, MemoryReading, Perplexity,

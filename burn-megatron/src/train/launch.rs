@@ -1,16 +1,18 @@
 //! From a model's family to its training.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
-use models::{CausalLm, ModelConfig, ParamBuilder, WithModel};
+use models::{CausalLm, ModelConfig, ParamBuilder, Part, WithModel};
 use serde_json::Value;
 
 use super::{Plan, RunData, TrainError, resume as saving};
 use crate::config::RunConfig;
 use crate::flops::AttentionCount;
-use crate::hf::keep_companions;
+use crate::hf::{HfFolder, keep_companions};
 use crate::learner::{Description, LogOptions, Pretraining, Resume, loss_over};
 use crate::metrics::{FlopsPerToken, TokenLoss};
 use crate::plan::Decoder;
@@ -40,17 +42,8 @@ impl WithModel for Launch<'_> {
         let Self { plan, devices, data } = self;
         let (config, weights, start) = (plan.config(), plan.weights(), Instant::now());
         let (training, evaluation) = (&config.training, &config.evaluation);
-        let (sizes, dtype, seed) = (sizes.clone(), FloatDType::from(training.dtype), training.seed);
         let (dims, engine) = (sizes.dims(), config.engine());
-        let recompute = engine.recompute.clone();
-        let build = move |rank: &_, part| {
-            let params = ParamBuilder::new(rank, dtype, seed).with_part(part).with_recompute(&recompute);
-            let params = match &weights {
-                Some(weights) => params.with_source(&**weights),
-                None => params,
-            };
-            Ok(M::build(&sizes, params)?)
-        };
+        let build = stage_builder::<M>(sizes, config, weights);
         let mesh = Mesh::new(config.parallel.clone())?;
         let json = |part: Result<Value, serde_json::Error>| part.expect("configurations are plain data");
         let mut description = Description {
@@ -82,6 +75,27 @@ impl WithModel for Launch<'_> {
             Some(last) => Ok(Outcome { last, stopped, seconds: start.elapsed().as_secs_f64() }),
             None => Err(TrainError::Failed),
         }
+    }
+}
+
+/// What makes a rank's stages of a model: random, or read from a folder.
+pub(crate) fn stage_builder<M: CausalLm>(
+    sizes: &M::Config,
+    config: &RunConfig,
+    weights: Option<Arc<HfFolder>>,
+) -> impl Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync + 'static
+where
+    M::Config: 'static,
+{
+    let (sizes, recompute) = (sizes.clone(), config.recompute.clone());
+    let (dtype, seed) = (FloatDType::from(config.training.dtype), config.training.seed);
+    move |rank, part| {
+        let params = ParamBuilder::new(rank, dtype, seed).with_part(part).with_recompute(&recompute);
+        let params = match &weights {
+            Some(weights) => params.with_source(&**weights),
+            None => params,
+        };
+        Ok(M::build(&sizes, params)?)
     }
 }
 
