@@ -1,11 +1,13 @@
 //! Megatron-LM in Rust on Burn: any parallel layout, equal to one device.
 
 pub mod batch;
+pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod console;
 pub mod data;
+pub mod doctor;
 pub mod element;
 pub mod engine;
 pub mod flops;

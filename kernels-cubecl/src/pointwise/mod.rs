@@ -1,10 +1,12 @@
 //! Kernels bound by memory: one pass over their tensors, 16 bytes a unit and access.
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
+pub mod accumulate;
 pub mod adamw;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;
+pub mod flat;
 pub mod gelu;
 pub mod layer_norm;
 pub mod rms_norm;

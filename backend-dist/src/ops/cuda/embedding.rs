@@ -4,7 +4,9 @@ use burn::backend::{Cube, DType, FloatDType, Shape, TensorMetadata, ops::FloatTe
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::pointwise::embedding::{self as kernels, TableShape};
 
+use super::accumulate::accumulate;
 use super::{Float, Int, columns, empty, ids, is_aligned, is_here, launched, packed};
+use crate::cuda;
 use crate::ops::plain;
 
 fn shape_of(x: &CubeTensor, rows: usize, tokens: &Int, first_row: usize) -> Option<TableShape> {
@@ -38,12 +40,17 @@ pub fn weight_grad(grad: Float, tokens: Int, first_row: usize, rows: usize) -> F
 }
 
 /// Every sum is taken in the order of the tokens.
-pub fn add_weight_grad(grad: &Float, tokens: &Int, first_row: usize, rows: usize, sum: &Float) -> bool {
-    let shape = shape_of(grad, rows, tokens, first_row).filter(|_| has_gradient(grad));
+pub fn accumulate_weight_grad(grad: Float, tokens: Int, [first_row, rows]: [usize; 2], sum: &Float, add: bool) {
+    let shape = shape_of(&grad, rows, &tokens, first_row).filter(|_| has_gradient(&grad));
     let ready = sum.dtype() == DType::F32 && sum.is_contiguous() && is_aligned(sum);
-    let Some(shape) = shape.filter(|_| ready) else { return false };
-    run(grad.clone(), tokens.clone(), sum, shape, true);
-    true
+    let fits = |shape: &TableShape| ready && sum.shape().num_elements() == rows * shape.hidden;
+    let Some(shape) = shape.filter(fits) else {
+        return accumulate(weight_grad(grad, tokens, first_row, rows), sum, add);
+    };
+    if !add {
+        cuda::clear(sum);
+    }
+    run(grad, tokens, sum, shape, true);
 }
 
 fn has_gradient(grad: &CubeTensor) -> bool {

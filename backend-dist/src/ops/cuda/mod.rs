@@ -14,6 +14,7 @@ macro_rules! by_half {
     };
 }
 
+mod accumulate;
 mod activation;
 mod attention;
 mod cross_entropy;
@@ -28,7 +29,7 @@ use burn::backend::{
     Cube, DType, IntDType, TensorMetadata,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::Shape;
+use burn::tensor::{Shape, Tensor};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
@@ -44,6 +45,10 @@ type Int = IntTensor<Cube>;
 const ALIGNMENT: u64 = 32;
 
 impl LocalKernels for Cube {
+    fn matmul(a: Float, b: Float) -> Float {
+        linear::matmul(a, b)
+    }
+
     fn linear_forward(x: Float, w: Float) -> Float {
         linear::forward(x, w)
     }
@@ -54,6 +59,18 @@ impl LocalKernels for Cube {
 
     fn linear_weight_grad(grad: Float, x: Float) -> Float {
         linear::weight_grad(grad, x)
+    }
+
+    fn in_place(view: &Tensor<1>) -> Option<Float> {
+        accumulate::in_place(view)
+    }
+
+    fn accumulate(value: Float, sum: &Float, add: bool) {
+        accumulate::accumulate(value, sum, add);
+    }
+
+    fn linear_accumulate_weight_grad(grad: Float, x: Float, sum: &Float, add: bool) {
+        linear::accumulate_weight_grad(grad, x, sum, add);
     }
 
     fn rms_norm_forward(x: Float, w: Float, eps: f64) -> Float {
@@ -122,8 +139,8 @@ impl LocalKernels for Cube {
         embedding::weight_grad(grad, ids, first_row, rows)
     }
 
-    fn embedding_add_weight_grad(grad: &Float, ids: &Int, first_row: usize, rows: usize, sum: &Float) -> bool {
-        embedding::add_weight_grad(grad, ids, first_row, rows, sum)
+    fn embedding_accumulate_weight_grad(grad: Float, ids: Int, first_row: usize, rows: usize, sum: &Float, add: bool) {
+        embedding::accumulate_weight_grad(grad, ids, [first_row, rows], sum, add);
     }
 
     fn vocab_maximum(logits: Float, valid: usize) -> Float {

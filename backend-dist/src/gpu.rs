@@ -1,0 +1,280 @@
+//! What this machine's GPUs are and hold, and whether everything that a run on them loads is there.
+//!
+//! Built without the feature `cuda`, every function that asks the driver returns [`GpuError::NotBuilt`].
+
+#[cfg(feature = "cuda")]
+mod driver;
+mod library;
+#[cfg(feature = "cuda")]
+mod nvml;
+mod out_of_memory;
+
+pub use library::{Library, libdevice};
+pub use out_of_memory::{index, out_of_memory};
+use std::fmt;
+
+/// Why GPUs cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GpuError {
+    /// The program has no code for GPUs in it.
+    #[error("this program was built without GPUs; build it with `cargo build --release --features cuda`")]
+    NotBuilt,
+    /// A library cannot be loaded.
+    #[error("{library} cannot be loaded: {advice}")]
+    Library {
+        /// Which.
+        library: Library,
+        /// What was found and what to install or set.
+        advice: String,
+    },
+    /// The driver is there, but no GPU.
+    #[error("the NVIDIA driver sees no GPU{}", hidden(.visible))]
+    NoGpu {
+        /// `CUDA_VISIBLE_DEVICES`, if set.
+        visible: Option<String>,
+    },
+    /// More GPUs are asked for than there are.
+    #[error("{asked} ranks need a GPU each, this machine has {present}{}", hidden(.visible))]
+    TooFew {
+        /// GPUs asked for.
+        asked: usize,
+        /// GPUs that the driver shows.
+        present: usize,
+        /// `CUDA_VISIBLE_DEVICES`, if set.
+        visible: Option<String>,
+    },
+    /// A call failed.
+    #[error("{what}: {message}")]
+    Call {
+        /// What was asked, in words.
+        what: String,
+        /// The library's answer.
+        message: String,
+    },
+}
+
+fn hidden(visible: &Option<String>) -> String {
+    visible.as_ref().map_or_else(String::new, |list| format!(" (CUDA_VISIBLE_DEVICES is `{list}`)"))
+}
+
+/// A version of a library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// Major.
+    pub major: u32,
+    /// Minor.
+    pub minor: u32,
+    /// Patch; 0 for CUDA itself, which has none.
+    pub patch: u32,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+/// Versions of driver and CUDA.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverVersion {
+    /// The driver's own, for example `580.95.05`; `None` if NVML is not there.
+    pub driver: Option<String>,
+    /// The newest CUDA that the driver runs.
+    pub cuda: Version,
+}
+
+/// A GPU, in the order of CUDA: rank `r` of a host owns the one with index `r`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// CUDA's index.
+    pub index: usize,
+    /// For example `NVIDIA H200`.
+    pub name: String,
+    /// Bytes of memory.
+    pub total: u64,
+    /// Compute capability, for example `(9, 0)`.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub processors: usize,
+    /// Place on the PCI bus, for example `0000:1b:00.0`: what NVML and `nvidia-smi` know the GPU by.
+    pub bus: String,
+}
+
+/// Memory of a GPU in bytes, over all processes that use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Not allocated.
+    pub free: u64,
+    /// All.
+    pub total: u64,
+}
+
+impl MemoryInfo {
+    /// Bytes in use, what the driver keeps for itself included.
+    pub fn used(&self) -> u64 {
+        self.total.saturating_sub(self.free)
+    }
+}
+
+/// What NVML measures; `None` where a GPU does not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Readings {
+    /// Percent of the last sampling period (up to a second) in which a kernel ran.
+    pub utilisation: Option<u32>,
+    /// Clock of the multiprocessors in MHz.
+    pub clock: Option<u32>,
+    /// Its maximum.
+    pub max_clock: Option<u32>,
+    /// Clock of the memory in MHz.
+    pub memory_clock: Option<u32>,
+    /// Watts.
+    pub power: Option<f64>,
+    /// The watts at which the clock is lowered.
+    pub power_limit: Option<f64>,
+    /// Degrees Celsius.
+    pub temperature: Option<u32>,
+    /// NVLinks that are up.
+    pub nvlinks: Option<usize>,
+}
+
+#[cfg(feature = "cuda")]
+mod asked {
+    use super::*;
+
+    /// The GPUs that this process may use.
+    ///
+    /// # Errors
+    /// If the driver is missing or sees none.
+    pub fn gpus() -> Result<Vec<GpuInfo>, GpuError> {
+        driver::gpus()
+    }
+
+    /// Versions of driver and CUDA.
+    ///
+    /// # Errors
+    /// If the driver is missing.
+    pub fn driver_version() -> Result<DriverVersion, GpuError> {
+        Ok(DriverVersion { cuda: driver::cuda_version()?, driver: nvml::driver_version() })
+    }
+
+    /// Version of NCCL.
+    ///
+    /// # Errors
+    /// If it is missing.
+    pub fn nccl_version() -> Result<Version, GpuError> {
+        driver::nccl_version()
+    }
+
+    /// Version of cuBLASLt.
+    ///
+    /// # Errors
+    /// If it is missing.
+    pub fn cublas_lt_version() -> Result<Version, GpuError> {
+        driver::cublas_lt_version()
+    }
+
+    /// Whether GPU `a` can read and write the memory of GPU `b` directly.
+    ///
+    /// # Errors
+    /// If the driver is missing or knows no such GPU.
+    pub fn reaches(a: usize, b: usize) -> Result<bool, GpuError> {
+        driver::reaches(a, b)
+    }
+
+    impl GpuInfo {
+        /// Memory in use on this GPU now, by all processes.
+        ///
+        /// # Errors
+        /// If the driver does not tell.
+        pub fn memory(&self) -> Result<MemoryInfo, GpuError> {
+            nvml::memory(&self.bus).map_or_else(|| driver::memory(self.index), Ok)
+        }
+
+        /// What NVML measures now; all `None` without NVML.
+        pub fn readings(&self) -> Readings {
+            nvml::readings(&self.bus).unwrap_or_default()
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+#[allow(missing_docs, reason = "the same functions with the feature `cuda` have them")]
+mod asked {
+    use super::*;
+
+    pub fn gpus() -> Result<Vec<GpuInfo>, GpuError> {
+        Err(GpuError::NotBuilt)
+    }
+
+    pub fn driver_version() -> Result<DriverVersion, GpuError> {
+        Err(GpuError::NotBuilt)
+    }
+
+    pub fn nccl_version() -> Result<Version, GpuError> {
+        Err(GpuError::NotBuilt)
+    }
+
+    pub fn cublas_lt_version() -> Result<Version, GpuError> {
+        Err(GpuError::NotBuilt)
+    }
+
+    pub fn reaches(_: usize, _: usize) -> Result<bool, GpuError> {
+        Err(GpuError::NotBuilt)
+    }
+
+    impl GpuInfo {
+        pub fn memory(&self) -> Result<MemoryInfo, GpuError> {
+            Err(GpuError::NotBuilt)
+        }
+
+        pub fn readings(&self) -> Readings {
+            Readings::default()
+        }
+    }
+}
+
+pub use asked::*;
+
+/// Checks that `ranks` ranks of this host can have a GPU each, and that every library they load is there.
+///
+/// # Errors
+/// The first thing that is missing, and what to do about it.
+pub fn require(ranks: usize) -> Result<Vec<GpuInfo>, GpuError> {
+    let gpus = gpus()?;
+    if gpus.len() < ranks {
+        return Err(GpuError::TooFew { asked: ranks, present: gpus.len(), visible: visible() });
+    }
+    cublas_lt_version()?;
+    if ranks > 1 {
+        nccl_version()?;
+    }
+    libdevice()?;
+    Ok(gpus)
+}
+
+/// `CUDA_VISIBLE_DEVICES`, if set.
+fn visible() -> Option<String> {
+    std::env::var("CUDA_VISIBLE_DEVICES").ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_few_gpus_are_two_numbers() {
+        let error = GpuError::TooFew { asked: 8, present: 2, visible: Some("0,1".into()) };
+        let text = error.to_string();
+        assert!(
+            text.starts_with("8 ranks need a GPU each, this machine has 2 (CUDA_VISIBLE_DEVICES is `0,1`)"),
+            "{text}"
+        );
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn a_program_without_gpus_says_how_to_build_one_with() {
+        assert_eq!(require(1), Err(GpuError::NotBuilt));
+        assert!(GpuError::NotBuilt.to_string().contains("--features cuda"));
+    }
+}
