@@ -22,3 +22,5 @@ pub mod overlap;
 pub mod shard;
 #[cfg(any(feature = "cuda", test))]
 mod slots;
+#[cfg(feature = "cuda")]
+pub mod timeline;
