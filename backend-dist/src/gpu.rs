@@ -7,8 +7,10 @@ mod driver;
 mod library;
 #[cfg(feature = "cuda")]
 mod nvml;
+mod out_of_memory;
 
 pub use library::{Library, libdevice};
+pub use out_of_memory::{index, out_of_memory};
 use std::fmt;
 
 /// Why GPUs cannot be used.
@@ -32,10 +34,7 @@ pub enum GpuError {
         visible: Option<String>,
     },
     /// More GPUs are asked for than there are.
-    #[error(
-        "{asked} ranks need a GPU each, this machine has {present}{}: choose a layout of {present} ranks",
-        hidden(.visible)
-    )]
+    #[error("{asked} ranks need a GPU each, this machine has {present}{}", hidden(.visible))]
     TooFew {
         /// GPUs asked for.
         asked: usize,

@@ -9,6 +9,8 @@ pub mod comm;
 mod cuda;
 pub mod exchange;
 pub mod gpu;
+#[cfg(feature = "cuda")]
+pub mod idle;
 #[cfg(any(feature = "cuda", test))]
 mod in_place;
 pub mod launch;
@@ -19,6 +21,7 @@ mod nccl;
 pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod overlap;
+pub mod process;
 pub mod shard;
 #[cfg(any(feature = "cuda", test))]
 mod slots;
