@@ -69,7 +69,7 @@ pub fn send<const D: usize>(x: Tensor<D>, to: usize, group: &Group) {
     if let Some((pair, link)) = crate::nccl::pairs::link(group, group.rank(), to)
         && let Ok(x) = x.clone().without_autodiff().try_into_primitive::<burn::backend::Cube>()
     {
-        return crate::nccl::pairs::send(x, &pair, link);
+        return crate::nccl::pairs::send(x, &pair, &link);
     }
     let host = match x.clone().try_into_primitive::<Flex>() {
         Ok(primitive) => primitive,
@@ -84,7 +84,7 @@ pub fn recv<const D: usize>(shape: [usize; D], dtype: DType, device: &Device, fr
     if let Some((pair, link)) = crate::nccl::pairs::link(group, from, group.rank())
         && let Some(anchor) = crate::nccl::pairs::anchor(device)
     {
-        let x = crate::nccl::pairs::receive(&anchor, shape.into(), dtype, &pair, link);
+        let x = crate::nccl::pairs::receive(&anchor, shape.into(), dtype, &pair, &link);
         let x = Tensor::from_primitive::<burn::backend::Cube>(x);
         return if device.is_autodiff() { x.autodiff() } else { x };
     }

@@ -93,8 +93,8 @@ impl ExchangeOps for burn::backend::Cube {
         if group.size() == 1 {
             return x;
         }
-        if let Some(link) = crate::nccl::communicator(&group, &x) {
-            return crate::nccl::exchange(x, forward, &group, link);
+        if let Some(link) = crate::nccl::connect(&group, crate::nccl::gpu_of(&x.device)) {
+            return crate::nccl::exchange(x, forward, &group, &link);
         }
         let device = x.device.clone();
         let data = burn::tensor::try_read_sync(Self::float_into_data(x)).expect("a CubeCL device reads synchronously");
@@ -106,8 +106,8 @@ impl ExchangeOps for burn::backend::Cube {
         if group.size() == 1 {
             return x;
         }
-        if let Some(link) = crate::nccl::communicator(&group, &x) {
-            return crate::nccl::exchange(x, forward, &group, link);
+        if let Some(link) = crate::nccl::connect(&group, crate::nccl::gpu_of(&x.device)) {
+            return crate::nccl::exchange(x, forward, &group, &link);
         }
         let device = x.device.clone();
         let data = burn::tensor::try_read_sync(Self::int_into_data(x)).expect("a CubeCL device reads synchronously");

@@ -121,7 +121,10 @@ pub fn launch<T: Send>(
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or(None)).collect()
     });
-    match world.failure() {
+    let failure = world.failure();
+    #[cfg(feature = "cuda")]
+    world.links.close(failure.is_some());
+    match failure {
         Some(failure) => Err(failure),
         None => Ok(results.into_iter().map(|value| value.expect("no failure means a value from every rank")).collect()),
     }

@@ -1,6 +1,7 @@
 //! Megatron-LM in Rust on Burn: any parallel layout, equal to one device.
 
 pub mod batch;
+pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;

@@ -8,7 +8,9 @@ use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
 use backend_dist::shard::{HostTensor, Init, ParamSpec, Place, Registry, RegistryError, Section, Unit};
 use burn::module::{Param, ParamId};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Element, FloatDType, Tensor, TensorData};
+use half::{bf16, f16};
+use rayon::prelude::*;
 use thiserror::Error;
 
 use crate::config::ConfigError;
@@ -260,11 +262,14 @@ impl<'a> ParamBuilder<'a> {
     ) -> Result<Param<Tensor<D>>, BuildError> {
         let mut values = Vec::new();
         for (section, init) in &sections {
-            values.extend(self.values(section, *init)?);
+            match self.values(section, *init)? {
+                first if values.is_empty() => values = first,
+                next => values.extend(next),
+            }
         }
         let spec = ParamSpec::new(sections.into_iter().map(|(section, _)| section).collect(), partial_gradient);
         let spec = ParamSpec { unit: self.unit, ..spec };
-        let data = TensorData::new(values, spec.local_shape());
+        let data = rounded(values, &spec.local_shape(), self.dtype);
         let tensor = Tensor::<D>::from_data(data, (&self.device, DType::from(self.dtype)));
         let tensor = if self.device.is_autodiff() { tensor.require_grad() } else { tensor };
         let param = Param::initialized(ParamId::from(spec.id), tensor);
@@ -277,5 +282,18 @@ impl<'a> ParamBuilder<'a> {
         let read = source.read(&section.name, &section.global_shape, &section.ranges());
         let values = read.map_err(|source| BuildError::Weight { name: section.name.clone(), source })?;
         Ok(section.pad(&values))
+    }
+}
+
+/// The values in the parameters' type. Uses all cores.
+fn rounded(values: Vec<f64>, shape: &[usize], dtype: FloatDType) -> TensorData {
+    fn all<E: Element + Send>(values: &[f64], shape: &[usize], round: impl Fn(f64) -> E + Sync + Send) -> TensorData {
+        TensorData::new(values.par_iter().map(|value| round(*value)).collect::<Vec<E>>(), shape)
+    }
+    match dtype {
+        FloatDType::F64 => TensorData::new(values, shape),
+        FloatDType::F32 | FloatDType::Flex32 => all(&values, shape, |value| value as f32),
+        FloatDType::F16 => all(&values, shape, f16::from_f64),
+        FloatDType::BF16 => all(&values, shape, bf16::from_f64),
     }
 }

@@ -41,6 +41,13 @@ pub enum FailureCause {
         /// What that rank issued.
         expected: Box<OpRecord>,
     },
+    /// The rank has finished without an operation in which the GPU of a peer waits for it.
+    Missing {
+        /// The global rank that waits.
+        peer: usize,
+        /// What it has issued.
+        waiting_in: Box<OpRecord>,
+    },
     /// Every rank waits or has finished, so nobody can ever make progress.
     Deadlock,
     /// A peer did not arrive in time.
@@ -79,6 +86,11 @@ impl fmt::Display for RunError {
                 f,
                 "{who} issued {issued}, but rank {peer} issued {expected}: all ranks of a group must issue the same \
                  operations in the same order with the same shapes"
+            )?,
+            FailureCause::Missing { peer, waiting_in } => write!(
+                f,
+                "{who} has finished without {waiting_in}, in which rank {peer} waits: all ranks of a group must issue \
+                 the same operations in the same order"
             )?,
             FailureCause::Deadlock => {
                 write!(f, "deadlock, seen by {who}: every rank waits for another one or has finished")?

@@ -4,13 +4,23 @@
 //! whoever does not is named at once (see [`RunError`]). Operations that can fail do not return errors, because they also
 //! run inside a backward pass: they stop the rank, and [`launch`](crate::launch::launch) returns the first failure.
 
+#[cfg(feature = "cuda")]
+mod device;
 mod failure;
+#[cfg(any(feature = "cuda", test))]
+mod recorder;
 mod reduce;
 mod world;
 
+#[cfg(feature = "cuda")]
+pub(crate) use device::Member;
 pub(crate) use failure::Aborted;
 pub use failure::{FailureCause, OpRecord, RunError};
-pub(crate) use world::World;
+#[cfg(feature = "cuda")]
+pub(crate) use recorder::{DeviceOp, DeviceOpKind};
+#[cfg(feature = "cuda")]
+pub(crate) use world::PATIENCE;
+pub(crate) use world::{GroupId, World};
 
 use crate::memory::{self, without_rank};
 use burn::backend::flex::{FlexTensor, Layout};
@@ -19,7 +29,6 @@ use bytemuck::allocation::pod_collect_to_vec;
 use reduce::{concat, reduce};
 use std::fmt;
 use std::sync::Arc;
-use world::GroupId;
 
 /// How values of several ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,12 +103,6 @@ impl Group {
     /// Waits until every member has arrived.
     pub fn barrier(&self) {
         self.meet("barrier".into(), String::new(), (), |_| ());
-    }
-
-    /// Waits until every member has arrived at the same operation.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn arrive(&self, name: String, payload: String) {
-        self.meet(name, payload, (), |_| ());
     }
 
     /// Every member's value, in group order.
@@ -206,45 +209,6 @@ impl Group {
     pub(crate) fn receive(&self, payload: String, from: usize) -> FlexTensor {
         let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("receive from member {from} of {self:?}"));
         self.own(world.take(*id, (from, self.member), payload))
-    }
-
-    /// Ends the run with `cause`, as a failure of this rank.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn fail(&self, cause: FailureCause) {
-        if let Some((world, _)) = &self.world {
-            world.fail(self.ranks[self.member], cause);
-        }
-    }
-
-    /// This rank's end of the group's device communicator, made by `join` on first use.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn device_link(
-        &self,
-        join: impl FnOnce(&Self) -> Option<crate::nccl::Communicator>,
-    ) -> Option<crate::nccl::Communicator> {
-        let (world, id) = self.world.as_ref()?;
-        let key = (*id, self.member);
-        if let Some(link) = world.links.lock().expect("no panic under this lock").get(&key) {
-            return *link;
-        }
-        let link = join(self);
-        world.links.lock().expect("no panic under this lock").insert(key, link);
-        link
-    }
-
-    /// The device communicator of [`device_link`](Self::device_link), if it was made.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn existing_link(&self) -> Option<crate::nccl::Communicator> {
-        let (world, id) = self.world.as_ref()?;
-        world.links.lock().expect("no panic under this lock").get(&(*id, self.member)).copied().flatten()
-    }
-
-    /// The group of the two members `from` and `to`, in this order; one of them must be this rank.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn pair(&self, from: usize, to: usize) -> Self {
-        let (world, _) = self.world.as_ref().unwrap_or_else(|| panic!("{self:?} has no pair {from}, {to}"));
-        let ranks = [self.ranks[from], self.ranks[to]];
-        Self::new(world, &format!("{}/{from}>{to}", self.name), &ranks, self.ranks[self.member])
     }
 
     fn meet<I, O>(&self, name: String, payload: String, input: I, combine: impl FnOnce(Vec<I>) -> O) -> Arc<O>

@@ -4,6 +4,9 @@
 //! runs unlocked, in the thread of the last rank to arrive. Because one lock sees every rank, a deadlock is known the
 //! moment it happens.
 
+#[cfg(any(feature = "cuda", test))]
+mod device;
+
 use super::failure::{Aborted, FailureCause, OpRecord, RunError};
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -15,21 +18,24 @@ type Shared = Arc<dyn Any + Send + Sync>;
 
 /// How long a rank waits for its peers before the run is declared dead. A rank that computes for longer between two
 /// collectives than this is indistinguishable from one that hangs.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// All ranks of a process and everything they exchange.
 pub(crate) struct World {
     places: Vec<String>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Per group and member: its device communicator, or `None` where the host carries the data.
+    /// The device communicators of its groups.
     #[cfg(feature = "cuda")]
-    pub(crate) links: Mutex<HashMap<(GroupId, usize), Option<crate::nccl::Communicator>>>,
+    pub(crate) links: crate::nccl::Links,
 }
 
 struct State {
     ranks: Vec<RankState>,
     groups: Vec<GroupState>,
+    /// Its groups are those of `groups`, in this order.
+    #[cfg(any(feature = "cuda", test))]
+    recorder: super::recorder::FlightRecorder,
     failure: Option<RunError>,
 }
 
@@ -37,6 +43,8 @@ struct State {
 struct RankState {
     activity: Activity,
     last: Option<OpRecord>,
+    #[cfg(any(feature = "cuda", test))]
+    issued: Option<device::Issued>,
 }
 
 #[derive(Default, PartialEq)]
@@ -75,13 +83,19 @@ impl World {
     /// A world of `places.len()` ranks; `places[r]` says where rank `r` sits in the mesh, for error messages.
     pub(crate) fn new(places: Vec<String>) -> Arc<Self> {
         let ranks = places.iter().map(|_| RankState::default()).collect();
-        let state = State { ranks, groups: Vec::new(), failure: None };
+        let state = State {
+            ranks,
+            groups: Vec::new(),
+            #[cfg(any(feature = "cuda", test))]
+            recorder: super::recorder::FlightRecorder::default(),
+            failure: None,
+        };
         Arc::new(Self {
             places,
             state: Mutex::new(state),
             changed: Condvar::new(),
             #[cfg(feature = "cuda")]
-            links: Mutex::default(),
+            links: crate::nccl::Links::default(),
         })
     }
 
@@ -92,6 +106,8 @@ impl World {
         if let Some(index) = state.groups.iter().position(|g| g.label == label) {
             return GroupId(index);
         }
+        #[cfg(any(feature = "cuda", test))]
+        state.recorder.add_group(ranks.iter().map(|_| true));
         state.groups.push(GroupState {
             label,
             ranks: ranks.to_vec(),
@@ -234,6 +250,10 @@ impl World {
     pub(crate) fn finish(&self, rank: usize) {
         let mut state = self.lock();
         state.ranks[rank].activity = Activity::Finished;
+        #[cfg(any(feature = "cuda", test))]
+        if let Some(cause) = state.is_missed(rank) {
+            self.fail_locked(&mut state, rank, cause);
+        }
         self.detect_deadlock(&mut state, rank);
         self.changed.notify_all();
     }
@@ -303,22 +323,27 @@ impl World {
 
     fn fail_locked(&self, state: &mut State, rank: usize, cause: FailureCause) {
         if state.failure.is_none() {
-            let ranks = state.ranks.iter().enumerate().map(|(r, s)| self.describe(r, s)).collect();
+            let ranks = (0..state.ranks.len()).map(|r| self.describe(r, state)).collect();
             state.failure = Some(RunError { rank, place: self.places[rank].clone(), cause, ranks });
         }
         self.changed.notify_all();
     }
 
-    fn describe(&self, rank: usize, state: &RankState) -> String {
+    fn describe(&self, rank: usize, state: &State) -> String {
         let place = &self.places[rank];
-        let last = state.last.as_ref().map(OpRecord::to_string);
-        let doing = match (&state.activity, last) {
+        let last = state.ranks[rank].last.as_ref().map(OpRecord::to_string);
+        let doing = match (&state.ranks[rank].activity, last) {
             (Activity::Waiting, Some(op)) => format!("waiting in {op}"),
             (Activity::Finished, Some(op)) => format!("finished; its last operation was {op}"),
             (Activity::Finished, None) => "finished without any operation".to_string(),
             (Activity::Running, Some(op)) => format!("running; its last operation was {op}"),
             (Activity::Running, None) => "running; no operation yet".to_string(),
             (Activity::Waiting, None) => unreachable!("a waiting rank has issued something"),
+        };
+        #[cfg(any(feature = "cuda", test))]
+        let doing = match state.last_on_device(rank) {
+            Some(op) => format!("{doing}; on its GPU: {op}"),
+            None => doing,
         };
         if place.is_empty() { format!("rank {rank}: {doing}") } else { format!("rank {rank} ({place}): {doing}") }
     }

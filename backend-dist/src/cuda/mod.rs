@@ -1,39 +1,74 @@
 //! The way from CubeCL's tensors to raw pointers and the CUDA stream of the calling thread.
 
+mod failed;
+pub(crate) mod lt;
+mod lt_plan;
+
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl_common::device_handle::DeviceHandle;
+use cubecl_environment::backtrace::BackTrace;
 use cubecl_environment::stream::StreamId;
-use cubecl_runtime::server::ServerStorage;
-use cubecl_server::stream::WriteScoped;
-use cudarc::driver::sys::CUstream;
+use cubecl_runtime::server::{ServerError, ServerStorage};
+use cubecl_server::stream::{FailureStore, WriteScoped};
+use cudarc::driver::result as driver;
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use std::ffi::c_void;
 
 type CudaServer = <cubecl::cuda::CudaRuntime as cubecl_server::runtime::Runtime>::Server;
 
 /// Runs `work(pointers, compute stream)` on CubeCL's thread, after all that this thread has issued before; does not wait.
-/// The buffers are held until `work` returns. An error goes to `failed`.
+/// The buffers are held until `work` returns. An error goes to `failed`, and CubeCL refuses to read the buffers from then on.
+///
+/// # Panics
+/// If earlier work on the device failed, see [`failed`](self::failed).
 pub(crate) fn submit<const N: usize>(
     tensors: [&CubeTensor; N],
     work: impl FnOnce([*mut c_void; N], CUstream) -> Result<(), String> + Send + 'static,
     failed: impl FnOnce(String) + Send + 'static,
 ) {
-    let device = DeviceHandle::<CudaServer>::new(tensors[0].client.service_id().device);
+    let device = tensors[0].client.service_id().device;
+    self::failed::check(device);
+    let device = DeviceHandle::<CudaServer>::new(device);
     let (handles, stream_id) = (tensors.map(|tensor| tensor.handle.clone()), StreamId::current());
     device.submit(move |server: &mut CudaServer| {
+        let bindings = handles.map(|handle| handle.binding());
         let queue = || -> Result<(), String> {
             let mut resources = Vec::with_capacity(N);
-            for handle in handles {
-                let resource = server.get_resource(handle.binding(), stream_id);
+            for binding in &bindings {
+                let resource = server.get_resource(binding.clone(), stream_id);
                 resources.push(resource.map_err(|error| format!("{error:?}"))?);
             }
             let compute = server.write_streams().try_stream_mut(&stream_id).ok_or("the compute stream is gone")?.sys;
             work(std::array::from_fn(|i| resources[i].resource().ptr as *mut c_void), compute)
         };
         if let Err(message) = queue() {
+            let error = ServerError::Generic { reason: message.clone(), backtrace: BackTrace::default() };
+            server.write_streams().taint(error, bindings.iter());
             failed(message);
         }
     });
+}
+
+/// Sets all bytes of the tensor, which has no gaps, to zero, in the order of the compute stream.
+pub(crate) fn clear(x: &CubeTensor) {
+    let bytes = x.meta.shape().num_elements() * x.dtype.size();
+    let held = x.handle.size_in_used() as usize;
+    assert!(x.is_contiguous() && bytes <= held, "to be cleared: {x:?} in a buffer of {held} bytes");
+    if bytes == 0 {
+        return;
+    }
+    let device = x.client.service_id().device;
+    submit(
+        [x],
+        move |[pointer], stream| {
+            // SAFETY: the buffer has this many bytes and is held until the work is queued on the stream that orders
+            // its reuse.
+            unsafe { driver::memset_d8_async(pointer as CUdeviceptr, 0, bytes, stream) }
+                .map_err(|error| format!("clearing {bytes} bytes: {error}"))
+        },
+        move |message| self::failed::note(device, message),
+    );
 }
 
 /// Hands what this thread has issued to CubeCL's thread. Needed before the host waits for a device by other means than

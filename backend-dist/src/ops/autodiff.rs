@@ -17,6 +17,7 @@ use super::{
     drop_key::DropKey,
     kernels::{LocalKernels, NormGrads, NormNeeds},
     local::LocalOps,
+    main_grads::{deliver, place},
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
 };
 
@@ -43,7 +44,7 @@ node!(RmsNorm, 2, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
     let NormGrads { x, w, b: _ } = B::rms_norm_grads(x, w, grad, eps, needs);
     for (node, value) in [(x_node, x), (w_node, w)] {
         if let (Some(node), Some(value)) = (node, value) {
-            grads.register::<B>(node.id, value);
+            deliver::<B>(grads, node.id, value);
         }
     }
 });
@@ -54,7 +55,7 @@ node!(LayerNorm, 3, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
     let NormGrads { x, w, b } = B::layer_norm_grads(x, w, grad, eps, needs);
     for (node, value) in [(x_node, x), (w_node, w), (b_node, b)] {
         if let (Some(node), Some(value)) = (node, value) {
-            grads.register::<B>(node.id, value);
+            deliver::<B>(grads, node.id, value);
         }
     }
 });
@@ -97,7 +98,10 @@ node!(AttentionPacked, 1, (FloatTensor<B>, [FloatTensor<B>; 2], PackedHeads, Att
 node!(Embedding, 1, (IntTensor<B>, usize, usize), |ops, grad, grads| {
     let (ids, first_row, rows) = ops.state;
     if let [Some(node)] = ops.parents {
-        grads.register::<B>(node.id, B::embedding_weight_grad(grad, ids, first_row, rows));
+        match place::<B>(node.id) {
+            Some((sum, add)) => B::embedding_accumulate_weight_grad(grad, ids, first_row, rows, &sum, add),
+            None => grads.register::<B>(node.id, B::embedding_weight_grad(grad, ids, first_row, rows)),
+        }
     }
 });
 

@@ -18,6 +18,7 @@ use burn::tensor::Tensor;
 
 use super::{
     kernels::LocalKernels,
+    main_grads::{deliver, place},
     prologue::{Made, Prologue, Step, side_by_side},
     weight_grads::run_or_defer,
 };
@@ -204,7 +205,11 @@ impl<B: LocalKernels + ExchangeOps, const N: usize> Backward<B, N> for Linear {
         if let (Some(node), Some(out)) = (weight, out) {
             let (id, grad, entry) = (node.id, grad.clone(), entry.clone());
             let job = move |grads: &mut Gradients| {
-                grads.register::<B>(id, B::linear_weight_grad(grad, entry.forward::<B>(out)));
+                let out = entry.forward::<B>(out);
+                match place::<B>(id) {
+                    Some((sum, add)) => B::linear_accumulate_weight_grad(grad, out, &sum, add),
+                    None => grads.register::<B>(id, B::linear_weight_grad(grad, out)),
+                }
             };
             // A gradient that other nodes wait for cannot be late.
             if node.order == 0 { run_or_defer(grads, job) } else { job(grads) }
@@ -215,7 +220,7 @@ impl<B: LocalKernels + ExchangeOps, const N: usize> Backward<B, N> for Linear {
             let x = x.unwrap_or_else(|| grad.clone());
             for (node, grad) in inputs.iter().zip(step.grads::<B, N>(x, &params, statistics, grad, needed)) {
                 if let (Some(node), Some(grad)) = (node, grad) {
-                    grads.register::<B>(node.id, grad);
+                    deliver::<B>(grads, node.id, grad);
                 }
             }
         }

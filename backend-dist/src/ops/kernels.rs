@@ -1,9 +1,10 @@
 //! Forward and gradient kernels of one backend.
 
 use burn::backend::{
-    Backend,
+    Backend, TensorMetadata,
     tensor::{FloatTensor, IntTensor},
 };
+use burn::tensor::Tensor;
 
 use super::{
     drop_key::DropKey,
@@ -38,6 +39,11 @@ pub struct NormGrads<B: Backend> {
 /// Shapes are checked by the public functions of [`ops`](super); `grad` has the shape of the operation's output. The
 /// default bodies are the formulas in Burn's primitives.
 pub trait LocalKernels: Backend {
+    /// `a · b` of the last two dimensions, `[.., m, k] · [.., k, n]`; the others are equal.
+    fn matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_matmul(a, b)
+    }
+
     /// `x · wᵀ`, `x [.., in]`, `w [out, in]`.
     fn linear_forward(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
         plain::linear::forward::<Self>(x, w)
@@ -51,6 +57,39 @@ pub trait LocalKernels: Backend {
     /// Gradient of [`linear_forward`](Self::linear_forward) in `w`: `gradᵀ · x` over all leading dimensions.
     fn linear_weight_grad(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         plain::linear::weight_grad::<Self>(grad, x)
+    }
+
+    /// The tensor as one that [`accumulate`](Self::accumulate) writes in place; `None` on backends that have no such
+    /// tensors, which is most. Only what this gives may be passed as `sum` to the methods that add in place.
+    fn in_place(_view: &Tensor<1>) -> Option<FloatTensor<Self>> {
+        None
+    }
+
+    /// Writes `value` to the f32 elements of `sum`, or adds it to them.
+    fn accumulate(_value: FloatTensor<Self>, sum: &FloatTensor<Self>, _add: bool) {
+        panic!("{:?} does not write in place", sum.device())
+    }
+
+    /// Writes [`linear_weight_grad`](Self::linear_weight_grad) to the f32 elements of `sum`, or adds it to them.
+    fn linear_accumulate_weight_grad(
+        grad: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        sum: &FloatTensor<Self>,
+        add: bool,
+    ) {
+        Self::accumulate(Self::linear_weight_grad(grad, x), sum, add);
+    }
+
+    /// Writes [`embedding_weight_grad`](Self::embedding_weight_grad) to the f32 elements of `sum`, or adds it to them.
+    fn embedding_accumulate_weight_grad(
+        grad: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        first_row: usize,
+        rows: usize,
+        sum: &FloatTensor<Self>,
+        add: bool,
+    ) {
+        Self::accumulate(Self::embedding_weight_grad(grad, ids, first_row, rows), sum, add);
     }
 
     /// `w x / √(mean(x²) + eps)` over the last dimension.
@@ -122,7 +161,8 @@ pub trait LocalKernels: Backend {
         plain::activation::gelu_grad::<Self>(x, grad, kind)
     }
 
-    /// Softmax attention: the output `[s, b, hq, d]` and the log-sum-exp of the scaled scores `[b, hq, s]`.
+    /// Softmax attention: the output `[s, b, hq, d]` and the log-sum-exp of the scaled scores, `[b, hq, s]` or as the
+    /// backend's own gradient kernels read it.
     fn attention_forward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,

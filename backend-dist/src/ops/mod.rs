@@ -22,6 +22,7 @@ mod flex;
 mod fused;
 mod kernels;
 mod local;
+pub mod main_grads;
 mod options;
 mod plain;
 mod prologue;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::Init;
@@ -184,15 +185,23 @@ impl Section {
         local
     }
 
-    /// The slice of a freshly initialised global tensor, bit-identical in every layout; padding is zero.
+    /// The slice of a freshly initialised global tensor, bit-identical in every layout; padding is zero. Uses all cores.
     pub fn initial(&self, init: Init, seed: u64) -> Vec<f64> {
+        const PIECE: usize = 1 << 14;
         let stream = super::stable_hash(&self.name);
         let mut local = vec![0.0; self.local_len()];
+        let (mut rest, mut taken) = (local.as_mut_slice(), 0);
+        let mut pieces = Vec::new();
         for (from, to, length) in self.runs() {
-            for (offset, value) in local[to..to + length].iter_mut().enumerate() {
+            let (run, behind) = rest.split_at_mut(to - taken).1.split_at_mut(length);
+            pieces.extend(run.chunks_mut(PIECE).enumerate().map(|(index, piece)| (from + index * PIECE, piece)));
+            (rest, taken) = (behind, to + length);
+        }
+        pieces.into_par_iter().for_each(|(from, piece)| {
+            for (offset, value) in piece.iter_mut().enumerate() {
                 *value = init.at(seed, stream, (from + offset) as u64);
             }
-        }
+        });
         local
     }
 }

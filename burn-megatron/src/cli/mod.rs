@@ -1,5 +1,6 @@
 //! The `burn-megatron` command: one module per subcommand, each with its arguments and a `run`.
 
+mod bench;
 pub mod device;
 mod doctor;
 mod export;
@@ -40,6 +41,8 @@ pub enum Command {
     Plan(Box<plan::Args>),
     /// Train a model as one TOML file describes it
     Train(Box<train::Args>),
+    /// Measure how fast a run trains: tokens/s, TFLOP/s, MFU, memory, idle time, in one table
+    Bench(Box<bench::Args>),
     /// Continue a text with a trained model
     Generate(Box<generate::Args>),
     /// Train in many layouts in double precision and compare each with one device
@@ -66,6 +69,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => inspect::run(args),
         Command::Plan(args) => plan::run(*args),
         Command::Train(args) => train::run(*args),
+        Command::Bench(args) => bench::run(*args),
         Command::Generate(args) => generate::run(*args),
         Command::Verify(args) => verify::run(args),
         Command::Replay(args) => replay::run(args),

@@ -59,6 +59,35 @@ pub fn find(name: &str) -> Result<&'static Gpu, String> {
     })
 }
 
+impl Gpu {
+    /// The data sheet of a GPU by the name that its driver gives it, for example `NVIDIA H200`.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        let name = name.to_ascii_uppercase();
+        let has = |part: &str| name.contains(part);
+        let known = match () {
+            _ if has("H200") => "h200",
+            _ if has("H100") && has("PCIE") => "h100-pcie",
+            _ if has("H100") && !has("NVL") => "h100",
+            _ if has("B200") && !has("GB200") => "b200",
+            _ if has("A100") && has("80GB") => "a100-80gb",
+            _ if has("A100") => "a100-40gb",
+            _ if has("L40S") => "l40s",
+            _ if has("RTX 4090") => "rtx-4090",
+            _ => return None,
+        };
+        GPUS.iter().find(|gpu| gpu.name == known)
+    }
+
+    /// FLOP/s of dense matrix products with weights of `element` bytes.
+    pub fn peak(&self, element: u64) -> f64 {
+        1e12 * match element {
+            8 => self.fp64,
+            4 => self.fp32,
+            _ => self.bf16,
+        }
+    }
+}
+
 /// What a run reaches, per GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hardware {
@@ -96,12 +125,7 @@ const LINK: f64 = 0.8;
 impl Hardware {
     /// What programs reach of a GPU's peaks with weights of `element` bytes, in hosts of eight.
     pub fn of(gpu: &Gpu, element: u64) -> Self {
-        let peak = 1e12
-            * match element {
-                8 => gpu.fp64,
-                4 => gpu.fp32,
-                _ => gpu.bf16,
-            };
+        let peak = gpu.peak(element);
         Self {
             memory: (gpu.memory * 1e9) as u64,
             products: PRODUCTS * peak,

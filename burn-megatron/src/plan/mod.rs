@@ -3,6 +3,7 @@
 
 mod decoder;
 pub mod gpus;
+pub mod ladder;
 mod memory;
 mod operations;
 mod report;
@@ -18,7 +19,7 @@ use models::recompute::Recompute;
 
 pub use decoder::{Decoder, Share};
 pub use memory::{RankMemory, memory};
-pub use report::{Report, bytes};
+pub use report::{Report, bytes, describe};
 pub use search::{Candidate, Found, Wish, search};
 pub use state::{Moments, States};
 pub use time::{StepTime, step_time};

@@ -104,7 +104,7 @@ fn recompute_name(recompute: &Recompute) -> String {
 }
 
 /// A layout in one line: sizes, schedule, micro-batch, recomputation.
-fn describe(job: &Job) -> String {
+pub fn describe(job: &Job) -> String {
     let mut text = job.layout.to_string();
     if job.layout.pp > 1 {
         _ = write!(text, " {}", job.schedule.kind);

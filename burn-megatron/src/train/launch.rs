@@ -1,18 +1,20 @@
 //! From a model's family to its training.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
-use models::{CausalLm, ModelConfig, ParamBuilder, WithModel};
+use models::{CausalLm, ModelConfig, ParamBuilder, Part, WithModel};
 use serde_json::Value;
 
 use super::{Plan, RunData, TrainError, resume as saving};
 use crate::config::RunConfig;
 use crate::flops::AttentionCount;
-use crate::hf::keep_companions;
+use crate::hf::{HfFolder, keep_companions};
 use crate::learner::{Description, LogOptions, Pretraining, Resume, loss_over};
-use crate::metrics::{FlopsPerToken, TokenLoss};
+use crate::metrics::{FlopsPerToken, TokenLoss, peak};
 use crate::plan::Decoder;
 
 /// How a training ended.
@@ -40,17 +42,9 @@ impl WithModel for Launch<'_> {
         let Self { plan, devices, data } = self;
         let (config, weights, start) = (plan.config(), plan.weights(), Instant::now());
         let (training, evaluation) = (&config.training, &config.evaluation);
-        let (sizes, dtype, seed) = (sizes.clone(), FloatDType::from(training.dtype), training.seed);
         let (dims, engine) = (sizes.dims(), config.engine());
-        let recompute = engine.recompute.clone();
-        let build = move |rank: &_, part| {
-            let params = ParamBuilder::new(rank, dtype, seed).with_part(part).with_recompute(&recompute);
-            let params = match &weights {
-                Some(weights) => params.with_source(&**weights),
-                None => params,
-            };
-            Ok(M::build(&sizes, params)?)
-        };
+        let build = stage_builder::<M>(sizes, config, weights);
+        let peak = devices.first().and_then(|device| peak(device, training.dtype.bytes()));
         let mesh = Mesh::new(config.parallel.clone())?;
         let json = |part: Result<Value, serde_json::Error>| part.expect("configurations are plain data");
         let mut description = Description {
@@ -64,7 +58,7 @@ impl WithModel for Launch<'_> {
         let mut run = Pretraining::new(mesh, engine, training.steps, (data.train, data.valid), dims, build)
             .devices(devices)
             .directory(&config.output.directory)
-            .logs(logs(config))
+            .logs(logs(config, peak))
             .evaluate(evaluation.every, evaluation.batches)
             .resume(resume)
             .other_data(plan.other_data())
@@ -85,14 +79,35 @@ impl WithModel for Launch<'_> {
     }
 }
 
+/// What makes a rank's stages of a model: random, or read from a folder.
+pub(crate) fn stage_builder<M: CausalLm>(
+    sizes: &M::Config,
+    config: &RunConfig,
+    weights: Option<Arc<HfFolder>>,
+) -> impl Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync + 'static
+where
+    M::Config: 'static,
+{
+    let (sizes, recompute) = (sizes.clone(), config.recompute.clone());
+    let (dtype, seed) = (FloatDType::from(config.training.dtype), config.training.seed);
+    move |rank, part| {
+        let params = ParamBuilder::new(rank, dtype, seed).with_part(part).with_recompute(&recompute);
+        let params = match &weights {
+            Some(weights) => params.with_source(&**weights),
+            None => params,
+        };
+        Ok(M::build(&sizes, params)?)
+    }
+}
+
 /// What the run logs.
-fn logs(config: &RunConfig) -> LogOptions {
+fn logs(config: &RunConfig, peak: Option<f64>) -> LogOptions {
     let shape = Decoder::from(&config.model.config).flop_shape(config.training.seq_length);
     let [causal, full] = [AttentionCount::Causal, AttentionCount::Full].map(|count| shape.per_token(count));
     LogOptions {
         jsonl: config.log.jsonl.clone(),
         tensorboard: config.log.tensorboard.clone(),
         trace: config.log.trace.clone(),
-        flops: Some(FlopsPerToken { causal, full, peak: None }),
+        flops: Some(FlopsPerToken { causal, full, peak }),
     }
 }

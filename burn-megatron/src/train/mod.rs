@@ -21,6 +21,7 @@ use crate::data::DataError;
 use crate::data::preprocess::{PreprocessError, Progress};
 pub use data::RunData;
 pub use launch::Outcome;
+pub(crate) use launch::stage_builder;
 pub use plan::Plan;
 pub use resume::Start;
 

@@ -111,7 +111,11 @@ impl AttentionShape {
         4.0 * (self.batch * self.heads * self.head_dim) as f64 * pairs
     }
 
-    pub(super) fn check(&self, client: &Client) -> Result<(), AttentionError> {
+    /// Whether the device of `client` has kernels for these sizes.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub fn check(&self, client: &Client) -> Result<(), AttentionError> {
         if client.features().matmul.wgmma.is_empty() {
             return Err(AttentionError::Device);
         }

@@ -8,8 +8,9 @@ const LOG2_E: f32 = core::f32::consts::LOG2_E;
 /// Longest half row.
 const LONGEST: usize = 1 << 24;
 
+/// `1 / (1 + exp(−x))`.
 #[cube]
-fn sigmoid(x: f32) -> f32 {
+pub(super) fn sigmoid(x: f32) -> f32 {
     ptx::reciprocal(1.0 + ptx::exp2(-x * LOG2_E))
 }
 
@@ -51,6 +52,11 @@ fn swiglu_backward(x: &[Bf16x8], out_gradient: &[Bf16x8], x_gradient: &mut [Bf16
         x_gradient[at] = gate_gradient;
         x_gradient[at + half as usize] = up_gradient;
     }
+}
+
+/// Whether there is a kernel for half rows of this length.
+pub fn has_kernel(half: usize) -> bool {
+    check("half", half, 8, LONGEST).is_ok()
 }
 
 fn grid(rows: usize, half: usize) -> CubeCount {

@@ -1,21 +1,218 @@
-//! The operations on NVIDIA GPUs. What has no kernel here is computed by the formulas of `plain`.
+//! The operations on NVIDIA GPUs. What has no kernel here (other types, odd sizes, other devices) is computed by the
+//! formulas of `plain`.
 
+/// Runs `$body` with `$E` the element type of `$x`, for which [`are_half`] holds.
+macro_rules! by_half {
+    ($x:expr, $E:ident => $body:expr) => {
+        if $x.dtype() == burn::backend::DType::F16 {
+            type $E = half::f16;
+            $body
+        } else {
+            type $E = half::bf16;
+            $body
+        }
+    };
+}
+
+mod accumulate;
+mod activation;
+mod attention;
+mod cross_entropy;
+mod dropout;
+mod embedding;
 mod linear;
+mod norm;
+mod rope;
 
-use burn::backend::{Cube, tensor::FloatTensor};
+use burn::backend::ops::IntTensorOps;
+use burn::backend::{
+    Cube, DType, IntDType, TensorMetadata,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{Shape, Tensor};
+use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
 
-use super::kernels::LocalKernels;
+use super::drop_key::DropKey;
+use super::kernels::{LocalKernels, NormGrads, NormNeeds};
+use super::options::{AttentionOptions, GeluKind, PackedHeads, Rotation};
+
+type Float = FloatTensor<Cube>;
+type Int = IntTensor<Cube>;
+
+/// What the longest vector access of the kernels needs: eight f32.
+const ALIGNMENT: u64 = 32;
 
 impl LocalKernels for Cube {
-    fn linear_forward(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn matmul(a: Float, b: Float) -> Float {
+        linear::matmul(a, b)
+    }
+
+    fn linear_forward(x: Float, w: Float) -> Float {
         linear::forward(x, w)
     }
 
-    fn linear_input_grad(grad: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn linear_input_grad(grad: Float, w: Float) -> Float {
         linear::input_grad(grad, w)
     }
 
-    fn linear_weight_grad(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn linear_weight_grad(grad: Float, x: Float) -> Float {
         linear::weight_grad(grad, x)
+    }
+
+    fn in_place(view: &Tensor<1>) -> Option<Float> {
+        accumulate::in_place(view)
+    }
+
+    fn accumulate(value: Float, sum: &Float, add: bool) {
+        accumulate::accumulate(value, sum, add);
+    }
+
+    fn linear_accumulate_weight_grad(grad: Float, x: Float, sum: &Float, add: bool) {
+        linear::accumulate_weight_grad(grad, x, sum, add);
+    }
+
+    fn rms_norm_forward(x: Float, w: Float, eps: f64) -> Float {
+        norm::rms_forward(x, w, eps)
+    }
+
+    fn rms_norm_grads(x: Float, w: Float, grad: Float, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
+        norm::rms_grads(x, w, grad, eps, needs)
+    }
+
+    fn layer_norm_forward(x: Float, w: Float, b: Float, eps: f64) -> Float {
+        norm::layer_forward(x, w, b, eps)
+    }
+
+    fn layer_norm_grads(x: Float, w: Float, grad: Float, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
+        norm::layer_grads(x, w, grad, eps, needs)
+    }
+
+    fn rope_apply(x: Float, cos: Float, sin: Float, heads: usize, rotation: Rotation) -> Float {
+        rope::apply(x, cos, sin, heads, rotation)
+    }
+
+    fn swiglu_forward(x: Float) -> Float {
+        activation::swiglu(x)
+    }
+
+    fn swiglu_grad(x: Float, grad: Float) -> Float {
+        activation::swiglu_grad(x, grad)
+    }
+
+    fn gelu_forward(x: Float, kind: GeluKind) -> Float {
+        activation::gelu(x, kind)
+    }
+
+    fn gelu_grad(x: Float, grad: Float, kind: GeluKind) -> Float {
+        activation::gelu_grad(x, grad, kind)
+    }
+
+    fn attention_forward(q: Float, k: Float, v: Float, options: AttentionOptions) -> (Float, Float) {
+        attention::forward([q, k, v], options)
+    }
+
+    fn attention_grads(qkv: [Float; 3], result: [Float; 2], grad: Float, options: AttentionOptions) -> [Float; 3] {
+        attention::grads(qkv, result, grad, options)
+    }
+
+    fn attention_packed_forward(qkv: Float, heads: PackedHeads, options: AttentionOptions) -> (Float, Float) {
+        attention::packed_forward(qkv, heads, options)
+    }
+
+    fn attention_packed_grad(
+        qkv: Float,
+        result: [Float; 2],
+        grad: Float,
+        heads: PackedHeads,
+        options: AttentionOptions,
+    ) -> Float {
+        attention::packed_grad(qkv, result, grad, heads, options)
+    }
+
+    fn embedding_forward(w: Float, ids: Int, first_row: usize) -> Float {
+        embedding::forward(w, ids, first_row)
+    }
+
+    fn embedding_weight_grad(grad: Float, ids: Int, first_row: usize, rows: usize) -> Float {
+        embedding::weight_grad(grad, ids, first_row, rows)
+    }
+
+    fn embedding_accumulate_weight_grad(grad: Float, ids: Int, first_row: usize, rows: usize, sum: &Float, add: bool) {
+        embedding::accumulate_weight_grad(grad, ids, [first_row, rows], sum, add);
+    }
+
+    fn vocab_maximum(logits: Float, valid: usize) -> Float {
+        cross_entropy::maximum(logits, valid)
+    }
+
+    fn vocab_sums(logits: Float, max: Float, labels: Int, first_row: usize, valid: usize) -> Float {
+        cross_entropy::sums(logits, max, labels, first_row, valid)
+    }
+
+    fn vocab_logits_grad(logits: Float, lse: Float, labels: Int, grad: Float, first_row: usize, valid: usize) -> Float {
+        cross_entropy::logits_grad(logits, [lse, grad], labels, first_row, valid)
+    }
+
+    fn dropout_apply(x: Float, p: f64, key: &DropKey) -> Float {
+        dropout::apply(x, p, key)
+    }
+}
+
+/// Size of the last dimension.
+fn columns(x: &CubeTensor) -> usize {
+    x.meta.shape().last().copied().unwrap_or(1)
+}
+
+/// Number of rows, all dimensions but the last.
+fn rows(x: &CubeTensor) -> usize {
+    x.meta.shape().num_elements() / columns(x).max(1)
+}
+
+/// Whether `x` has elements, on an NVIDIA GPU.
+fn is_here(x: &CubeTensor) -> bool {
+    matches!(x.device, cubecl::Device::Cuda(_)) && x.meta.shape().num_elements() > 0
+}
+
+/// Whether all are bf16 and the first has elements on an NVIDIA GPU.
+fn are_bf16<const N: usize>(tensors: [&CubeTensor; N]) -> bool {
+    is_here(tensors[0]) && tensors.iter().all(|x| x.dtype() == DType::BF16)
+}
+
+/// Whether all are of the same half precision type and the first has elements on an NVIDIA GPU.
+fn are_half<const N: usize>(tensors: [&CubeTensor; N]) -> bool {
+    let dtype = tensors[0].dtype();
+    let is_half = matches!(dtype, DType::BF16 | DType::F16);
+    is_here(tensors[0]) && is_half && tensors.iter().all(|x| x.dtype() == dtype)
+}
+
+/// Ids as the kernels read them: i32 without gaps.
+fn ids(x: Int) -> CubeTensor {
+    packed(Cube::int_cast(x, IntDType::I32))
+}
+
+/// Whether vector accesses may start where the tensor starts.
+fn is_aligned(x: &CubeTensor) -> bool {
+    x.handle.offset_start.unwrap_or(0).is_multiple_of(ALIGNMENT)
+}
+
+/// `x` in rows without gaps from an aligned address on: as it is, else a copy.
+fn packed(x: CubeTensor) -> CubeTensor {
+    if is_aligned(&x) { into_contiguous(x) } else { copy_contiguous(x) }
+}
+
+/// An uninitialised tensor without gaps on the device of `x`.
+fn empty(x: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), shape.into(), dtype)
+}
+
+/// Unwraps the result of a launch whose sizes were checked before.
+///
+/// # Panics
+/// If the kernel refused them.
+fn launched<E: std::fmt::Display>(operation: &str, result: Result<(), E>) {
+    if let Err(error) = result {
+        panic!("{operation} on CUDA: {error}");
     }
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use burn::backend::{Backend, FloatDType, IntDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor};
 
 use super::{dims, narrow, reshape, scale, to_dtype, widen};
+use crate::ops::kernels::LocalKernels;
 use crate::ops::options::{AttentionOptions, PackedHeads};
 
 /// Added to a hidden score: below every score, but still a number in f32.
@@ -44,8 +45,13 @@ impl Sizes {
     }
 
     /// Scaled scores `[b, kv, group·s, keys]`, hidden ones far below all others.
-    fn scores<B: Backend>(&self, q: FloatTensor<B>, k: FloatTensor<B>, options: AttentionOptions) -> FloatTensor<B> {
-        let scores = scale::<B>(B::float_matmul(q, B::float_swap_dims(k, 2, 3)), options.scale);
+    fn scores<B: LocalKernels>(
+        &self,
+        q: FloatTensor<B>,
+        k: FloatTensor<B>,
+        options: AttentionOptions,
+    ) -> FloatTensor<B> {
+        let scores = scale::<B>(B::matmul(q, B::float_swap_dims(k, 2, 3)), options.scale);
         if !options.causal && options.window.is_none() {
             return scores;
         }
@@ -78,7 +84,7 @@ impl Sizes {
 }
 
 /// Output `[s, b, hq, d]` and log-sum-exp `[b, hq, s]`.
-pub fn forward<B: Backend>(
+pub fn forward<B: LocalKernels>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,
@@ -90,7 +96,7 @@ pub fn forward<B: Backend>(
     let max = B::float_max_dim(scores.clone(), 3);
     let p = B::float_exp(B::float_sub(scores, max.clone()));
     let sum = B::float_sum_dim(p.clone(), 3);
-    let out = B::float_div(B::float_matmul(p, Sizes::keys::<B>(v)), sum.clone());
+    let out = B::float_div(B::matmul(p, Sizes::keys::<B>(v)), sum.clone());
     let lse = B::float_add(max, B::float_log(sum));
     let lse = reshape::<B>(lse, [sizes.b, sizes.kv * sizes.group, sizes.s]);
     (to_dtype::<B>(sizes.heads::<B>(out), dtype), lse)
@@ -98,7 +104,7 @@ pub fn forward<B: Backend>(
 
 /// Gradients in q, k and v. With `p = exp(scores - lse)`: `dv = pᵀ do`, `ds = p (do vᵀ - Σ do·out)`, `dq = ds k`,
 /// `dk = dsᵀ q`; the query heads of one key/value head are summed by the products themselves.
-pub fn grads<B: Backend>(
+pub fn grads<B: LocalKernels>(
     [q, k, v]: [FloatTensor<B>; 3],
     [out, lse]: [FloatTensor<B>; 2],
     grad: FloatTensor<B>,
@@ -110,12 +116,12 @@ pub fn grads<B: Backend>(
     let (k, v) = (Sizes::keys::<B>(k), Sizes::keys::<B>(v));
     let lse = reshape::<B>(lse, [sizes.b, sizes.kv, sizes.group * sizes.s, 1]);
     let p = B::float_exp(B::float_sub(sizes.scores::<B>(q.clone(), k.clone(), options), lse));
-    let dv = B::float_matmul(B::float_swap_dims(p.clone(), 2, 3), grad.clone());
+    let dv = B::matmul(B::float_swap_dims(p.clone(), 2, 3), grad.clone());
     let delta = B::float_sum_dim(B::float_mul(grad.clone(), out), 3);
-    let dp = B::float_matmul(grad, B::float_swap_dims(v, 2, 3));
+    let dp = B::matmul(grad, B::float_swap_dims(v, 2, 3));
     let ds = scale::<B>(B::float_mul(p, B::float_sub(dp, delta)), options.scale);
-    let dq = B::float_matmul(ds.clone(), k);
-    let dk = B::float_matmul(B::float_swap_dims(ds, 2, 3), q);
+    let dq = B::matmul(ds.clone(), k);
+    let dk = B::matmul(B::float_swap_dims(ds, 2, 3), q);
     let [dk, dv] = [dk, dv].map(|x| to_dtype::<B>(B::float_permute(x, &[2, 0, 1, 3]), dtype));
     [to_dtype::<B>(sizes.heads::<B>(dq), dtype), dk, dv]
 }

@@ -22,7 +22,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::outcome::{Failure, Fit, Fitted};
-use crate::metrics::{LoadStats, LogFiles, RunLog};
+use crate::metrics::{Gauge, LoadStats, LogFiles, RunLog};
 
 pub(super) type Build<M> = Arc<dyn Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync>;
 pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &mut RankEngine<M>) -> Result<R, BoxError> + Send + Sync>;
@@ -169,8 +169,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         }
         let (saves, saved) = (start.saves.clone(), engine.steps());
         let tracer = Tracer::new(start.tracing.as_ref());
-        let mut worker =
-            Worker { rank, world, engine, config: &self.engine, saves, saved, flops: self.logs.flops, tracer };
+        let (config, flops, gauge) = (&self.engine, self.logs.flops, Gauge::new(rank));
+        let mut worker = Worker { rank, world, engine, config, saves, saved, flops, tracer, gauge };
         for epoch in worker.engine.steps() as usize / self.epoch + 1..=epochs {
             let stop = worker.train(epoch, train, desk.as_deref_mut())?
                 || worker.validate(epoch, valid, desk.as_deref_mut())?

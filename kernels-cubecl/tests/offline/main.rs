@@ -1,8 +1,10 @@
-//! The Hopper form of every attention kernel, compiled to PTX without a GPU.
+//! Kernels compiled to PTX for Hopper without a GPU.
 //!
-//! A kernel that reaches local memory or calls a function is still right, but its warpgroup MMAs then wait for each
+//! An attention kernel that reaches local memory or calls a function is still right, but its warpgroup MMAs then wait for each
 //! other: forward attention ran at 350 instead of 630 TFLOP/s on an H200 before these were gone.
 #![cfg(feature = "cuda")]
+
+mod pointwise;
 
 use cubecl::Compiler;
 use cubecl::benchmark::TimingMethod;
@@ -60,8 +62,8 @@ fn buffer() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
-/// Compiles for `sm_90a` and checks what must hold for every kernel.
-fn check(what: &str, kernel: impl CubeKernel, mmas: usize) {
+/// PTX for `sm_90a`.
+fn compile(what: &str, kernel: impl CubeKernel) -> String {
     let options = PlironOptions {
         sm_arch: Some(SmArch::new(90, false)),
         ptx_version: PtxVersion::for_driver(13000),
@@ -71,9 +73,15 @@ fn check(what: &str, kernel: impl CubeKernel, mmas: usize) {
     let compiled = PlironCompiler { target: LlvmTarget::Nvptx }.compile(kernel.define(), &options);
     let Ok(PlironArtifact::NvptxCode(module)) = compiled else { panic!("{what} does not compile to PTX") };
     // SAFETY: the compiler ends PTX with a zero byte.
-    let ptx = unsafe { CStr::from_ptr(module.ptx.as_ptr()) }.to_string_lossy();
+    let ptx = unsafe { CStr::from_ptr(module.ptx.as_ptr()) }.to_string_lossy().into_owned();
     assert!(ptx.contains(".target sm_90a"), "{what} is not compiled for Hopper");
     assert!(module.shared_memory_size <= SHARED_BYTES, "{what} asks for {} shared bytes", module.shared_memory_size);
+    ptx
+}
+
+/// Checks what must hold for every attention kernel.
+fn check(what: &str, kernel: impl CubeKernel, mmas: usize) {
+    let ptx = compile(what, kernel);
     assert_eq!(ptx.matches("wgmma.mma_async").count(), mmas, "warpgroup MMAs of {what}");
     for costly in [".local", "call", "div.rn", "sqrt.rn"] {
         let line = ptx.lines().find(|line| line.trim_start().contains(costly) && !line.contains("//"));

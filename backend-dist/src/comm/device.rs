@@ -1,0 +1,100 @@
+//! What a group does on its members' GPUs.
+
+use super::world::{GroupId, World};
+use super::{DeviceOp, FailureCause, Group};
+use crate::nccl::Communicator;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How long an error of NCCL waits for whoever knows its cause.
+const BETTER_REASON: Duration = Duration::from_secs(2);
+
+/// A member of a group as device threads and the watchdog know it. It does not keep the world alive: work that is queued
+/// may outlive the run.
+#[derive(Clone)]
+pub(crate) struct Member {
+    world: Weak<World>,
+    group: GroupId,
+    member: usize,
+    rank: usize,
+    text: String,
+}
+
+impl Member {
+    /// Ends the run because of `message`, as a failure of this member's rank. Waits a little for a better reason: where a
+    /// peer has died, NCCL says no more than that a connection is gone, and may say it first.
+    pub(crate) fn fail(&self, message: &str) {
+        let Some(world) = self.world.upgrade() else { return };
+        let start = Instant::now();
+        while start.elapsed() < BETTER_REASON && world.failure().is_none() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if world.failure().is_none() {
+            world.fail(self.rank, FailureCause::Error(format!("NCCL on {}: {message}", self.text)));
+        }
+    }
+
+    /// Ends the run because `op`, operation `sequence` of the group, was issued `seconds` ago and has not ended.
+    pub(crate) fn time_out(&self, op: DeviceOp, sequence: u64, seconds: u64) {
+        if let Some(world) = self.world.upgrade() {
+            let waiting_in = Box::new(world.device_record(self.group, self.member, sequence, op));
+            world.fail(self.rank, FailureCause::Timeout { waiting_in, seconds });
+        }
+    }
+}
+
+impl Group {
+    /// This member, for threads that are no rank's.
+    ///
+    /// # Panics
+    /// For a group of one, which has no device communicator.
+    pub(crate) fn as_member(&self) -> Member {
+        let (world, group) = self.meeting_place();
+        let (rank, text) = (self.ranks[self.member], format!("{self:?}"));
+        Member { world: Arc::downgrade(world), group: *group, member: self.member, rank, text }
+    }
+
+    /// Notes that this rank issues `op` on its GPU, and returns its sequence number on the group; never waits.
+    pub(crate) fn issue(&self, op: DeviceOp) -> u64 {
+        let (world, group) = self.meeting_place();
+        world.issue(*group, self.member, op)
+    }
+
+    /// Stops this rank if the run has failed.
+    pub(crate) fn stop_if_failed(&self) {
+        self.meeting_place().0.stop_if_failed();
+    }
+
+    fn meeting_place(&self) -> &(Arc<World>, GroupId) {
+        self.world.as_ref().unwrap_or_else(|| panic!("{self:?} has nobody to exchange with"))
+    }
+
+    /// This rank's end of the group's device communicator, made by `join` on first use; `None` where the host carries
+    /// the data.
+    pub(crate) fn device_link(
+        &self,
+        join: impl FnOnce(&Self) -> Option<Arc<Communicator>>,
+    ) -> Option<Arc<Communicator>> {
+        let (world, id) = self.world.as_ref()?;
+        let key = (*id, self.member);
+        if let Some(link) = world.links.get(key) {
+            return link;
+        }
+        let link = join(self);
+        world.links.insert(world, key, link.clone());
+        link
+    }
+
+    /// The device communicator of [`device_link`](Self::device_link), if it was made.
+    pub(crate) fn existing_link(&self) -> Option<Arc<Communicator>> {
+        let (world, id) = self.world.as_ref()?;
+        world.links.get((*id, self.member)).flatten()
+    }
+
+    /// The group of the two members `from` and `to`, in this order; one of them must be this rank.
+    pub(crate) fn pair(&self, from: usize, to: usize) -> Self {
+        let (world, _) = self.meeting_place();
+        let ranks = [self.ranks[from], self.ranks[to]];
+        Self::new(world, &format!("{}/{from}>{to}", self.name), &ranks, self.ranks[self.member])
+    }
+}

@@ -1,0 +1,149 @@
+//! Matrix products by cuBLASLt on CubeCL's buffers, in the order of the rank's compute stream.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cudarc::cublaslt::sys;
+
+pub(crate) use super::lt_plan::Onto;
+use super::lt_plan::{self, Key};
+use super::{clear, dense, failed, submit};
+use crate::column_major::{Matrices, Problem};
+
+/// A tensor as a batch of matrices where it lies, or a copy of it where the library could not read that.
+pub(crate) struct Operand {
+    tensor: CubeTensor,
+    matrices: Matrices,
+}
+
+impl Operand {
+    /// The last dimension against all others.
+    pub fn flat(x: CubeTensor) -> Self {
+        Self::new(x, Matrices::flat)
+    }
+
+    /// The last two dimensions, the others as a batch.
+    pub fn batched(x: CubeTensor) -> Self {
+        Self::new(x, Matrices::batched)
+    }
+
+    /// With rows and columns exchanged.
+    pub fn transposed(self) -> Self {
+        Self { matrices: self.matrices.transposed(), ..self }
+    }
+
+    /// Rows of a matrix.
+    pub fn rows(&self) -> usize {
+        self.matrices.rows
+    }
+
+    /// Columns of a matrix.
+    pub fn columns(&self) -> usize {
+        self.matrices.columns
+    }
+
+    fn new(x: CubeTensor, read: impl Fn(&[usize], &[usize]) -> Option<Matrices>) -> Self {
+        let found = read(x.meta.shape(), x.meta.strides()).filter(|m| m.stored().is_some());
+        let (tensor, matrices) = match found {
+            Some(matrices) => (x, matrices),
+            None => {
+                let x = dense(x);
+                let found = read(x.meta.shape(), x.meta.strides());
+                (x, found.expect("a tensor without gaps is a batch of matrices"))
+            }
+        };
+        let (held, needed) = (tensor.handle.size_in_used(), (matrices.span() * tensor.dtype.size()) as u64);
+        assert!(needed <= held, "matrix product: {matrices:?} of {:?} in a buffer of {held} bytes", tensor.dtype);
+        Self { tensor, matrices }
+    }
+}
+
+/// `a · b` in `shape`, which has the product's elements, with elements of `dtype`.
+pub(crate) fn product(a: Operand, b: Operand, shape: Shape, dtype: DType) -> CubeTensor {
+    let like = &a.tensor;
+    let out = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype);
+    multiply(a, b, &out, Onto::Replace);
+    out
+}
+
+/// Writes `a · b` to the elements of `out`, or adds it to them. Sums are taken in f32, for f64 in f64.
+///
+/// The inputs have one type, bf16, f16, f32 or f64; `out` has the same, or f32 where they have 16 bits.
+///
+/// # Panics
+///
+/// If sizes or types do not fit, cuBLASLt is not installed, or earlier work on the device failed. An error of this
+/// product is the panic of the thread's next one.
+pub(crate) fn multiply(a: Operand, b: Operand, out: &CubeTensor, onto: Onto) {
+    let (am, bm) = (a.matrices, b.matrices);
+    let what = Named { a: (am, a.tensor.dtype), b: (bm, b.tensor.dtype), out: out.dtype, onto };
+    let Some(problem) = Problem::new(&am, &bm) else { panic!("{what}: the sizes do not fit") };
+    let kinds = lt_plan::kinds(a.tensor.dtype, b.tensor.dtype, out.dtype);
+    let Some(kinds) = kinds else { panic!("{what}: cuBLASLt is not asked for products of these types") };
+    let elements = am.batches * am.rows * bm.columns;
+    let held = out.handle.size_in_used() as usize / out.dtype.size();
+    assert!(
+        out.is_contiguous() && out.meta.shape().num_elements() == elements && held >= elements,
+        "{what}: the result has {:?} elements with strides {:?}",
+        out.meta.shape(),
+        out.meta.strides()
+    );
+    a.tensor.assert_is_on_same_device(&b.tensor);
+    a.tensor.assert_is_on_same_device(out);
+    if elements == 0 {
+        return;
+    }
+    if am.columns == 0 {
+        if onto == Onto::Replace {
+            clear(out);
+        }
+        return;
+    }
+    loaded();
+    let device = out.client.service_id().device;
+    submit(
+        [&a.tensor, &b.tensor, out],
+        move |[a, b, out], stream| {
+            let key = Key::new(problem, kinds, onto, [a, b, out]);
+            // SAFETY: the operands' spans and the result were checked against their buffers, which are held until the
+            // work is queued; CubeCL reuses memory in the order of this stream.
+            let done = unsafe { lt_plan::run(device, stream, key, [a, b, out]) };
+            done.map_err(|error| format!("{what}: {error}"))
+        },
+        move |message| failed::note(device, message),
+    );
+}
+
+/// A product, as an error names it. Written out only then: every product is issued through here.
+#[derive(Clone, Copy)]
+struct Named {
+    a: (Matrices, DType),
+    b: (Matrices, DType),
+    out: DType,
+    onto: Onto,
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Self { a: (a, a_type), b: (b, b_type), out, onto } = self;
+        let [m, k, l, n] = [a.rows, a.columns, b.rows, b.columns];
+        let sizes = format!("{} x [{m}, {k}] {a_type:?} · {} x [{l}, {n}] {b_type:?}", a.batches, b.batches);
+        write!(f, "matrix product {sizes} -> {out:?} ({onto:?})")
+    }
+}
+
+/// # Panics
+/// If cuBLASLt cannot be loaded.
+fn loaded() {
+    static LOADED: OnceLock<bool> = OnceLock::new();
+    // SAFETY: loading a library runs its initialisers; cuBLASLt's have no preconditions.
+    let loaded = *LOADED.get_or_init(|| unsafe { sys::is_culib_present() });
+    assert!(
+        loaded,
+        "cuBLASLt (libcublasLt.so) is not found: install cuBLAS for the driver's CUDA version (Debian and Ubuntu: \
+         libcublas-12-x or libcublas-13-x; pip: nvidia-cublas) and put its folder into LD_LIBRARY_PATH"
+    );
+}

@@ -1,0 +1,341 @@
+//! One rank's end of a group's communicator, with a stream of its own.
+//!
+//! Invariants:
+//! - All calls for a communicator come from the device's thread in CubeCL, in the order in which the rank has issued them,
+//!   under `calls`. Only the watchdog, which holds nobody up, and the end of the run come from elsewhere.
+//! - `cuStreamWaitEvent` waits for the record that the event holds *when it is called*. `inputs_ready` and `done` are
+//!   recorded and waited for within one call of the device's thread, so one of each is enough. An operation that is
+//!   waited for later has an event of its own from `events` from before its record until after its wait.
+
+use super::events::Events;
+use super::library::{finished, text};
+use crate::comm::{DeviceOp, Group, Member, PATIENCE};
+use crate::{cuda, gpu};
+use burn_cubecl::tensor::CubeTensor;
+use cudarc::driver::{result as driver, sys as cuda_sys};
+use cudarc::nccl::{result as nccl, sys as nccl_sys};
+use std::any::Any;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
+use std::time::{Duration, Instant};
+
+/// How long the end of a run waits for a call of the device's thread to return by itself.
+const CALL: Duration = Duration::from_secs(2);
+
+/// Raw handles are kept as integers: they cross threads.
+pub(crate) struct Communicator {
+    member: Member,
+    context: usize,
+    comm: usize,
+    stream: usize,
+    inputs_ready: usize,
+    done: usize,
+    progress: usize,
+    pub(crate) events: Events,
+    calls: Mutex<Option<Mark>>,
+    /// Calls that the device's thread has not run yet.
+    queued: AtomicUsize,
+    has_ended: AtomicBool,
+}
+
+/// The operation behind which `progress` was recorded last, while it has not been seen to end.
+struct Mark {
+    since: Instant,
+    op: DeviceOp,
+    sequence: u64,
+}
+
+/// A call that is queued; it counts until it has run or is dropped.
+struct Queued(Arc<Communicator>);
+
+impl Queued {
+    fn new(link: &Arc<Communicator>) -> Self {
+        link.queued.fetch_add(1, Ordering::AcqRel);
+        Self(link.clone())
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.0.queued.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What a call for a communicator works with, on the device's thread.
+#[derive(Clone, Copy)]
+pub(crate) struct Call<'a> {
+    link: &'a Communicator,
+    compute: cuda_sys::CUstream,
+}
+
+impl Communicator {
+    /// Joins the communicator of `group`; every member must call this, from the rank's thread.
+    ///
+    /// # Errors
+    /// Without NCCL, with different versions of it, and whatever NCCL says.
+    pub(crate) fn join(group: &Group, device: usize) -> Result<Arc<Self>, String> {
+        let version = gpu::nccl_version().map_err(|error| error.to_string())?.to_string();
+        let versions = group.all_gather_host(version.clone());
+        if let Some(other) = versions.iter().position(|other| *other != version) {
+            let (peer, theirs) = (group.ranks()[other], &versions[other]);
+            return Err(format!("version {version} here, {theirs} on rank {peer}: install the same one everywhere"));
+        }
+        let id = (group.rank() == 0).then(nccl::get_uniqueid).transpose().map_err(text)?;
+        let id = group.broadcast_host(id.map(|id| id.internal.map(|byte| byte as u8).to_vec()), 0);
+        let id: [u8; 128] = id.try_into().map_err(|_| "the id of a communicator has 128 bytes".to_string())?;
+        let id = nccl_sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
+        // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process.
+        let context = unsafe {
+            let context = driver::primary_ctx::retain(device as i32).map_err(|error| error.to_string())?;
+            driver::ctx::set_current(context).map_err(|error| error.to_string())?;
+            context as usize
+        };
+        let comm = meet(group, context, id)?;
+        let event = || {
+            let event = driver::event::create(cuda_sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+            event.map(|event| event as usize).map_err(|error| error.to_string())
+        };
+        // The highest priority: what waits for peers should start before more of what does not.
+        let stream = driver::stream::get_priority_range()
+            .and_then(|(_, highest)| {
+                driver::stream::create_with_priority(driver::stream::StreamKind::NonBlocking, highest)
+            })
+            .map_err(|error| error.to_string())?;
+        Ok(Arc::new(Self {
+            member: group.as_member(),
+            context,
+            comm,
+            stream: stream as usize,
+            inputs_ready: event()?,
+            done: event()?,
+            progress: event()?,
+            events: Events::default(),
+            calls: Mutex::new(None),
+            queued: AtomicUsize::new(0),
+            has_ended: AtomicBool::new(false),
+        }))
+    }
+
+    /// Runs `work(call, buffers)`, which queues operation `sequence`, `op`, on the communicator's stream, on the device's
+    /// thread; an error or a panic in it ends the run. `work` does not run if the communicator has ended.
+    pub(crate) fn queue<const N: usize>(
+        self: &Arc<Self>,
+        (sequence, op): (u64, DeviceOp),
+        tensors: [&CubeTensor; N],
+        work: impl FnOnce(Call, [*mut c_void; N]) -> Result<(), String> + Send + 'static,
+    ) {
+        self.submit(tensors, move |call, buffers| {
+            let mut mark = call.link.lock();
+            if !call.link.is_live() {
+                return Err("the communicator has ended".into());
+            }
+            work(call, buffers)?;
+            if mark.is_none() {
+                // SAFETY: event and stream live as long as the communicator. The last record has been seen to end.
+                unsafe { driver::event::record(call.link.progress as _, call.link.stream as _) }
+                    .map_err(|error| error.to_string())?;
+                *mark = Some(Mark { since: Instant::now(), op, sequence });
+            }
+            Ok(())
+        });
+    }
+
+    /// Runs `work(call, buffers)`, which makes no use of NCCL, on the device's thread.
+    pub(crate) fn submit<const N: usize>(
+        self: &Arc<Self>,
+        tensors: [&CubeTensor; N],
+        work: impl FnOnce(Call, [*mut c_void; N]) -> Result<(), String> + Send + 'static,
+    ) {
+        let (queued, failed) = (Queued::new(self), self.clone());
+        let work = move |buffers, compute| {
+            // CubeCL would only log a panic, and the peers would wait for ever.
+            let call = Call { link: &queued.0, compute };
+            catch_unwind(AssertUnwindSafe(|| work(call, buffers))).unwrap_or_else(|payload| Err(panic_text(&*payload)))
+        };
+        cuda::submit(tensors, work, move |message| failed.member.fail(&message));
+        cuda::flush(tensors[0]);
+    }
+
+    /// Fails the run if NCCL has met an error or an operation has not ended for too long. Does not wait.
+    pub(crate) fn check(&self) {
+        let mut mark = match self.calls.try_lock() {
+            Ok(mark) => mark,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if !self.is_live() {
+            return;
+        }
+        let mut error = nccl_sys::ncclResult_t::ncclSuccess;
+        // SAFETY: the communicator has not ended, and does not while the lock is held.
+        let asked = unsafe { nccl_sys::ncclCommGetAsyncError(self.comm as _, &mut error) }.result();
+        if let Err(error) = asked.and(error.result()) {
+            self.member.fail(&text(error));
+        }
+        if let Some(Mark { since, op, sequence }) = mark.take() {
+            // SAFETY: the context lives as long as the process, the event as long as the communicator.
+            let has_passed = unsafe {
+                driver::ctx::set_current(self.context as _).and_then(|()| driver::event::query(self.progress as _))
+            };
+            match has_passed {
+                Ok(()) => {}
+                Err(driver::DriverError(cuda_sys::CUresult::CUDA_ERROR_NOT_READY)) => {
+                    if since.elapsed() > PATIENCE {
+                        self.member.time_out(op.clone(), sequence, PATIENCE.as_secs());
+                    }
+                    *mark = Some(Mark { since, op, sequence });
+                }
+                Err(error) => self.member.fail(&format!("the GPU has failed: {error}")),
+            }
+        }
+    }
+
+    /// Ends the communicator: its kernels stop wherever they are. May wait for as long as NCCL needs.
+    pub(crate) fn abort(&self) {
+        self.end(nccl::comm_abort);
+    }
+
+    /// Ends the communicator once its operations have ended. Waits for the other members to do the same.
+    pub(crate) fn destroy(&self) {
+        // The rank may have ended before the device's thread has run what it queued, which the peers wait for.
+        while self.queued.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.end(nccl::comm_destroy);
+    }
+
+    /// Whether nobody has ended it yet.
+    pub(crate) fn is_live(&self) -> bool {
+        !self.has_ended.load(Ordering::Acquire)
+    }
+
+    fn end(&self, how: unsafe fn(nccl_sys::ncclComm_t) -> Result<nccl::NcclStatus, nccl::NcclError>) {
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // No call begins from here on. One under way may itself wait for a peer that is gone, in the set-up of a first
+        // connection: only an abort ends that.
+        let start = Instant::now();
+        let calls = loop {
+            match self.calls.try_lock() {
+                Ok(calls) => break Some(calls),
+                Err(TryLockError::Poisoned(error)) => break Some(error.into_inner()),
+                Err(TryLockError::WouldBlock) if start.elapsed() > CALL => break None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        // Later calls see that it has ended; they need not wait for the end.
+        drop(calls);
+        // SAFETY: this is the only end of the communicator. An error of its end is no error of the run.
+        unsafe {
+            let _ = driver::ctx::set_current(self.context as _);
+            let _ = how(self.comm as _);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Mark>> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if self.is_live() {
+            return;
+        }
+        // SAFETY: nothing is queued or waited for any more that knows of them; the driver lets the last work end. What
+        // cannot be destroyed is a small leak, no error of the run.
+        unsafe {
+            let _ = driver::stream::destroy(self.stream as _);
+            for event in [self.inputs_ready, self.done, self.progress] {
+                let _ = driver::event::destroy(event as _);
+            }
+        }
+    }
+}
+
+impl Call<'_> {
+    /// The arguments of an NCCL operation.
+    pub(crate) fn target(self) -> (nccl_sys::ncclComm_t, nccl_sys::cudaStream_t) {
+        (self.link.comm as _, self.link.stream as _)
+    }
+
+    /// Lets the communicator's stream wait for what the compute stream has queued.
+    pub(crate) fn follow(self) -> Result<(), String> {
+        self.order(self.link.inputs_ready, self.compute, self.link.stream as _)
+    }
+
+    /// Lets the compute stream wait for what the communicator's stream has queued.
+    pub(crate) fn lead(self) -> Result<(), String> {
+        self.order(self.link.done, self.link.stream as _, self.compute)
+    }
+
+    /// Marks where the communicator's stream stands with the event of `slot`.
+    pub(crate) fn record(self, slot: usize) -> Result<(), String> {
+        let event = self.link.events.get(slot)?;
+        // SAFETY: stream and event live as long as the communicator, which `self` borrows.
+        unsafe { driver::event::record(event as _, self.link.stream as _) }.map_err(|error| error.to_string())
+    }
+
+    /// Lets the compute stream wait for the mark of `slot`.
+    pub(crate) fn wait(self, slot: usize) -> Result<(), String> {
+        let event = self.link.events.get(slot)?;
+        let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: as in `record`; the compute stream was handed to this call.
+        unsafe { driver::stream::wait_event(self.compute, event as _, wait) }.map_err(|error| error.to_string())
+    }
+
+    fn order(self, event: usize, first: cuda_sys::CUstream, then: cuda_sys::CUstream) -> Result<(), String> {
+        let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: as in `wait`.
+        unsafe {
+            driver::event::record(event as _, first)
+                .and_then(|()| driver::stream::wait_event(then, event as _, wait))
+                .map_err(|error| error.to_string())
+        }
+    }
+}
+
+/// Makes the communicator with the other members, which NCCL waits for without end: in a thread of its own, so that this
+/// one can stop when the run has failed.
+fn meet(group: &Group, context: usize, id: nccl_sys::ncclUniqueId) -> Result<usize, String> {
+    let (size, rank) = (group.size() as i32, group.rank() as i32);
+    let (sender, outcome) = mpsc::channel();
+    let join = move || {
+        let mut comm = std::ptr::null_mut();
+        // SAFETY: the context lives as long as the process; `comm` is written before it is read.
+        let result = unsafe {
+            driver::ctx::set_current(context as _)
+                .map_err(|error| error.to_string())
+                .and_then(|()| finished(nccl::comm_init_rank(&mut comm, size, id, rank)))
+        };
+        let made = result.is_ok();
+        if sender.send(result.map(|()| comm as usize)).is_err() && made {
+            // SAFETY: nobody else knows of this communicator.
+            let _ = unsafe { nccl::comm_abort(comm) };
+        }
+    };
+    std::thread::Builder::new()
+        .name(format!("join {}", group.name()))
+        .spawn(join)
+        .map_err(|error| format!("no thread to join in: {error}"))?;
+    let start = Instant::now();
+    loop {
+        match outcome.recv_timeout(Duration::from_millis(50)) {
+            Ok(comm) => return comm,
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err("NCCL has panicked; its message is above".into()),
+            Err(mpsc::RecvTimeoutError::Timeout) => group.stop_if_failed(),
+        }
+        if start.elapsed() > PATIENCE {
+            let seconds = PATIENCE.as_secs();
+            return Err(format!("the members have not found each other in {seconds} s: see NCCL_DEBUG=INFO"));
+        }
+    }
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked without a message".into())
+}

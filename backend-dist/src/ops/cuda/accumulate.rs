@@ -1,0 +1,34 @@
+//! Gradients added to main gradients in place.
+
+use burn::backend::{Cube, DType, TensorMetadata};
+use burn::tensor::Tensor;
+use burn_cubecl::tensor::CubeTensor;
+use kernels_cubecl::pointwise::accumulate as kernels;
+
+use super::{Float, launched, packed};
+
+/// The tensor itself: CubeCL's buffers are shared, not copied on write, by those who write to them by handle.
+pub fn in_place(view: &Tensor<1>) -> Option<Float> {
+    view.clone().try_into_primitive::<Cube>().ok().filter(|view| matches!(view.device, cubecl::Device::Cuda(_)))
+}
+
+/// # Panics
+/// If `sum` is not f32 without gaps with the elements of `value`, or `value` is f64.
+pub fn accumulate(value: Float, sum: &CubeTensor, add: bool) {
+    let (len, [shape, from]) = (value.meta.shape().num_elements(), [sum.shape(), value.shape()]);
+    let fits = sum.dtype() == DType::F32 && sum.is_contiguous() && shape.num_elements() == len;
+    assert!(fits, "a gradient {from:?} {:?} does not fit a main gradient {shape:?} {:?}", value.dtype(), sum.dtype());
+    value.assert_is_on_same_device(sum);
+    if len == 0 {
+        return;
+    }
+    let value = packed(value);
+    let (client, from, to) = (&value.client, &value.handle, &sum.handle);
+    let done = match value.dtype() {
+        DType::F32 | DType::Flex32 => kernels::accumulate::<f32>(client, from, to, len, add),
+        DType::BF16 => kernels::accumulate::<half::bf16>(client, from, to, len, add),
+        DType::F16 => kernels::accumulate::<half::f16>(client, from, to, len, add),
+        other => panic!("a gradient in {other:?} is not added to a main gradient in f32"),
+    };
+    launched("accumulation of a gradient", done);
+}

@@ -1,0 +1,171 @@
+//! Gradients of parameters that are summed up in place, in f32, instead of being returned by the backward pass.
+//!
+//! As Megatron-LM's `main_grad` (`LinearWithGradAccumulationAndAsyncCommunication` in
+//! `megatron/core/tensor_parallel/layers.py`): the weight's gradient never exists by itself, its product adds to the sum
+//! over micro-batches. Only on CUDA; elsewhere gradients come in [`Gradients`](burn::tensor::Gradients).
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch, Flex,
+    autodiff::{NodeId, checkpoint::strategy::CheckpointStrategy, grads::Gradients},
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::{DType, Device, Tensor};
+
+use super::kernels::LocalKernels;
+
+thread_local! {
+    /// The places of this rank's parameters, by the node of the leaf.
+    static PLACES: RefCell<HashMap<NodeId, MainGrad>> = RefCell::new(HashMap::new());
+}
+
+/// Where the gradient of a parameter is summed up: elements of a flat f32 buffer on a CUDA device. Clones are the same
+/// place.
+#[derive(Clone, Debug)]
+pub struct MainGrad {
+    view: Tensor<1>,
+    written: Arc<AtomicBool>,
+}
+
+impl MainGrad {
+    /// The elements of `view`, which are written in place. Their present values do not count: the first contribution
+    /// replaces them.
+    ///
+    /// # Panics
+    ///
+    /// If `view` is not f32 on a CUDA device.
+    pub fn new(view: Tensor<1>) -> Self {
+        let view = view.inner();
+        assert_eq!(view.dtype(), DType::F32, "main gradients are summed up in f32");
+        assert!(
+            can_write(&view),
+            "main gradients are summed up in place on CUDA devices only, not on {:?}",
+            view.device()
+        );
+        Self { view, written: Arc::default() }
+    }
+
+    /// The next contribution replaces what is there.
+    pub fn reset(&self) {
+        self.written.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether there is a contribution since [`reset`](Self::reset).
+    pub fn is_written(&self) -> bool {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// The next contribution adds to what is there, which somebody else has written.
+    pub fn mark_written(&self) {
+        self.written.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether gradients of parameters on `device` can be summed up in place.
+pub fn is_available(device: &Device) -> bool {
+    can_write(&Tensor::zeros([1], (&device.clone().inner(), DType::F32)))
+}
+
+#[cfg(feature = "cuda")]
+fn can_write(view: &Tensor<1>) -> bool {
+    <burn::backend::Cube as LocalKernels>::in_place(view).is_some()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn can_write(_: &Tensor<1>) -> bool {
+    false
+}
+
+/// From now on, on this thread, gradients of the leaf `w` that the operations of this crate compute go to `place`; what
+/// other operations compute for it is registered in [`Gradients`](burn::tensor::Gradients) as ever. A second call for the
+/// same leaf replaces its place.
+///
+/// # Panics
+///
+/// If `w` is not a leaf that wants a gradient, has another number of elements than `place`, or is f64.
+pub fn attach<const D: usize>(w: &Tensor<D>, place: MainGrad) {
+    let (shape, [elements]) = (w.dims(), place.view.dims());
+    assert!(w.is_require_grad(), "a main gradient is for a parameter that wants a gradient, not for one of {shape:?}");
+    assert_ne!(w.dtype(), DType::F64, "a main gradient is f32, too coarse for a parameter in f64");
+    assert_eq!(
+        w.shape().num_elements(),
+        elements,
+        "a main gradient of {elements} elements for a parameter of {shape:?}"
+    );
+    let node = <Dispatch as LeafOps>::op_node(w.clone().into_dispatch()).expect("a leaf has a node");
+    PLACES.with_borrow_mut(|places| places.insert(node, place));
+}
+
+/// Forgets all places of this thread.
+pub fn detach_all() {
+    PLACES.with_borrow_mut(HashMap::clear);
+}
+
+/// The elements to write to if the leaf `id` has a place, and whether to add to them.
+pub(super) fn place<B: LocalKernels>(id: NodeId) -> Option<(FloatTensor<B>, bool)> {
+    PLACES.with_borrow(|places| {
+        let place = places.get(&id)?;
+        let view = B::in_place(&place.view).expect("a parameter and its main gradient are on one device");
+        Some((view, place.written.swap(true, Ordering::Relaxed)))
+    })
+}
+
+/// Brings a gradient of the leaf or inner node `id` to its place, if it has one, else into `grads`.
+pub(super) fn deliver<B: LocalKernels>(grads: &mut Gradients, id: NodeId, value: FloatTensor<B>) {
+    match place::<B>(id) {
+        Some((sum, add)) => B::accumulate(value, &sum, add),
+        None => grads.register::<B>(id, value),
+    }
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+trait LeafOps: Backend {
+    /// The tensor's node in the graph.
+    fn op_node(w: FloatTensor<Self>) -> Option<NodeId>;
+}
+
+macro_rules! leaf_ops {
+    ($backend:ty) => {
+        impl LeafOps for $backend {
+            fn op_node(_: FloatTensor<Self>) -> Option<NodeId> {
+                None
+            }
+        }
+    };
+}
+
+leaf_ops!(Flex);
+#[cfg(feature = "cuda")]
+leaf_ops!(burn::backend::Cube);
+
+impl<B: Backend + LeafOps, C: CheckpointStrategy> LeafOps for Autodiff<B, C> {
+    fn op_node(w: FloatTensor<Self>) -> Option<NodeId> {
+        Some(w.id())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "in place on CUDA devices only")]
+    fn flex_has_no_places() {
+        MainGrad::new(Tensor::zeros([4], &Device::flex()));
+    }
+
+    #[test]
+    fn the_node_of_a_leaf_is_that_of_its_clones() {
+        let w = Tensor::<2>::zeros([2, 2], &Device::flex().autodiff()).require_grad();
+        let node = |w: &Tensor<2>| <Dispatch as LeafOps>::op_node(w.clone().into_dispatch());
+        assert!(node(&w).is_some());
+        assert_eq!(node(&w), node(&w.clone()));
+        assert_ne!(node(&w), node(&w.clone().detach().require_grad()));
+        assert_eq!(node(&w.clone().inner()), None);
+    }
+}

@@ -1,0 +1,145 @@
+//! Trains and takes the time.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use backend_dist::launch::{BoxError, Rank, launch};
+use backend_dist::mesh::{Axis, Mesh};
+use burn::data::dataloader::DataLoader;
+use burn::tensor::Device;
+use models::{CausalLm, ModelConfig, WithModel};
+use serde::{Deserialize, Serialize};
+
+use crate::config::RunConfig;
+use crate::data::TokenDataset;
+use crate::engine::RankEngine;
+use crate::learner::BatchStream;
+use crate::metrics::{Gauge, RankReading};
+use crate::train::stage_builder;
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timing {
+    /// Steps before the clock starts.
+    pub warmup: usize,
+    /// Steps of a run.
+    pub steps: usize,
+    /// Runs, one after the other in the same process.
+    pub runs: usize,
+}
+
+impl Timing {
+    /// Steps of all.
+    pub fn total(&self) -> usize {
+        self.warmup + self.runs * self.steps
+    }
+}
+
+/// What was seen.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// Seconds of every step of every run, on rank 0.
+    pub steps: Vec<Vec<f64>>,
+    /// Seconds of every run, from the moment when all ranks and devices were idle to the next such moment.
+    pub runs: Vec<f64>,
+    /// Loss of every step, with those that warm up.
+    pub losses: Vec<f64>,
+    /// What every rank's device said after the last run; memory is the most of all runs.
+    pub ranks: Vec<RankReading>,
+    /// Seconds from the launch of the ranks to the end of the first step.
+    pub first_step: f64,
+}
+
+/// Trains `timing` steps of `config` on `data`, rank `r` on `devices[r % devices.len()]`. `told` hears of every step on rank
+/// 0: its number from 1, its loss, its seconds.
+///
+/// # Errors
+/// A layout or a batch that cannot be, or what went wrong on a rank.
+pub fn measure(
+    config: &RunConfig,
+    data: Arc<dyn TokenDataset>,
+    devices: Vec<Device>,
+    timing: Timing,
+    told: &(dyn Fn(usize, f64, f64) + Sync),
+) -> Result<Measured, BoxError> {
+    config.model.config.visit(Bench { config, data, devices, timing, told })
+}
+
+struct Bench<'a> {
+    config: &'a RunConfig,
+    data: Arc<dyn TokenDataset>,
+    devices: Vec<Device>,
+    timing: Timing,
+    told: &'a (dyn Fn(usize, f64, f64) + Sync),
+}
+
+impl WithModel for Bench<'_> {
+    type Output = Result<Measured, BoxError>;
+
+    fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Self::Output {
+        let mesh = Mesh::new(self.config.parallel.clone())?;
+        let build = stage_builder::<M>(sizes, self.config, None);
+        let dims = sizes.dims();
+        let start = Instant::now();
+        let seen = launch(&mesh, &self.devices, |rank| {
+            let engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), self.config.engine())?;
+            self.steps(&rank, engine, start)
+        })?;
+        Ok(seen.into_iter().next().unwrap_or_default())
+    }
+}
+
+impl Bench<'_> {
+    /// All steps of one rank.
+    fn steps<M: CausalLm>(&self, rank: &Rank, mut engine: RankEngine<M>, start: Instant) -> Result<Measured, BoxError> {
+        let (world, timing) = (rank.group(Axis::World), self.timing);
+        let stream = BatchStream::advancing(
+            self.data.clone(),
+            self.config.training.global_batch,
+            timing.total(),
+            timing.total(),
+        );
+        let mut batches = stream.iter();
+        let mut gauge = Gauge::new(rank);
+        let mut seen = Measured::default();
+        let mut step = |seen: &mut Measured| -> Result<f64, BoxError> {
+            let begin = Instant::now();
+            // `train` asks rank 0 before every step whether to go on.
+            let go_on = world.broadcast_host((rank.rank == 0).then_some(true), 0);
+            let batch = batches.next().filter(|_| go_on).ok_or("there are fewer batches than steps")??;
+            let plan = engine.plan();
+            let rows: Vec<_> =
+                (0..plan.accumulation).map(|micro| batch.read(plan.rows(micro, rank.coords.dp))).collect();
+            let report = engine.train_micro_batches(&rows)?;
+            let seconds = begin.elapsed().as_secs_f64();
+            seen.losses.push(report.loss);
+            if rank.rank == 0 {
+                (self.told)(seen.losses.len(), report.loss, seconds);
+            }
+            Ok(seconds)
+        };
+        let together = || -> Result<Instant, BoxError> {
+            rank.device.sync()?;
+            world.barrier();
+            Ok(Instant::now())
+        };
+        for index in 0..timing.warmup {
+            step(&mut seen)?;
+            if index == 0 {
+                seen.first_step = start.elapsed().as_secs_f64();
+            }
+        }
+        let mut most = RankReading::default();
+        for _ in 0..timing.runs {
+            let begin = together()?;
+            gauge.begin();
+            let seconds = (0..timing.steps).map(|_| step(&mut seen)).collect::<Result<_, _>>()?;
+            let reading = gauge.read();
+            seen.runs.push((together()? - begin).as_secs_f64());
+            seen.steps.push(seconds);
+            most = reading.with_most(most);
+        }
+        seen.ranks = world.all_gather_host(most);
+        Ok(seen)
+    }
+}

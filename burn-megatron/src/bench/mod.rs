@@ -1,0 +1,20 @@
+//! `burn-megatron bench`: how fast the real engine trains, in one table.
+//!
+//! A [`recipe`] or a file says what is trained; [`measure`] trains it step by step as `train` does, with the same engine,
+//! the same host exchanges and the same reading of batches, but without a screen, evaluation or checkpoints. [`Record`] is
+//! what is kept, with everything that is needed to do it again.
+
+mod measure;
+mod origin;
+pub mod recipe;
+mod record;
+mod synthetic;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use measure::{Measured, Timing, measure};
+pub use origin::Origin;
+pub use record::{Device, Distribution, Memory, Record, Run, Setup};
+pub use synthetic::SyntheticTokens;
+pub use table::{markdown, text};

@@ -1,0 +1,123 @@
+//! A measurement in words.
+
+use std::fmt::Write;
+
+use super::{Distribution, Record};
+use crate::plan::bytes;
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or("not known".into(), |share| format!("{:.1} %", 100.0 * share))
+}
+
+fn size(size: Option<u64>) -> String {
+    size.map_or("not known".into(), bytes)
+}
+
+/// `1234`, `56.7`, `0.00123`: four digits are enough of a measurement, small numbers need theirs.
+fn number(value: f64) -> String {
+    match value.abs() {
+        magnitude if magnitude >= 1000.0 => format!("{value:.0}"),
+        magnitude if magnitude >= 10.0 => format!("{value:.1}"),
+        magnitude if magnitude >= 0.01 => format!("{value:.3}"),
+        _ => format!("{value:.6}"),
+    }
+}
+
+fn spread(distribution: &Distribution) -> String {
+    let Distribution { p10, p50, p90, .. } = distribution;
+    format!("p50 {}, p10 {}, p90 {}", number(*p50), number(*p10), number(*p90))
+}
+
+/// The table that is printed.
+pub fn text(record: &Record) -> String {
+    let Record { origin, setup, device, timing, .. } = record;
+    let mut out = String::new();
+    let each = if device.peak.is_some() || record.idle.is_some() { "GPU" } else { "rank" };
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(out, "{name:<22}{value}");
+    };
+    line("recipe", format!("{}: {}, {} parameters, {}", setup.recipe, setup.model, setup.parameters, setup.dtype));
+    line("layout", format!("{} on {} x {}", setup.layout, setup.ranks, device.name));
+    line(
+        "step",
+        format!(
+            "{} rows of {} tokens ({}), micro-batch {}",
+            setup.global_batch, setup.seq_length, setup.data, setup.micro_batch
+        ),
+    );
+    line(&format!("tokens/s/{each}"), {
+        let runs: Vec<String> = record.runs.iter().map(|run| number(run.tokens_per_second_per_rank)).collect();
+        format!("{}  (median of runs: {})", number(record.tokens_per_second_per_rank), runs.join(", "))
+    });
+    line("  by step", spread(&record.steps_tokens_per_second_per_rank));
+    line("step seconds", {
+        let Distribution { min, max, .. } = record.step_seconds;
+        format!("{}, from {} to {}", spread(&record.step_seconds), number(min), number(max))
+    });
+    line(
+        &format!("TFLOP/s/{each}"),
+        format!(
+            "{} causal attention counted once, {} in full",
+            number(record.teraflops_per_rank),
+            number(record.teraflops_per_rank_full_attention)
+        ),
+    );
+    if let (Some(peak), Some(source)) = (device.peak, &device.source) {
+        let (once, full) = (percent(record.mfu), percent(record.mfu_full_attention));
+        line("MFU", format!("{once} once, {full} in full, of {:.1} TFLOP/s dense ({source})", peak / 1e12));
+    }
+    if record.idle.is_some() {
+        line("GPU idle", percent(record.idle));
+    }
+    if let (Some(clock), Some(power)) = (record.clock, record.power) {
+        line("clock, power", format!("{clock:.0} MHz, {power:.0} W (means over the GPUs in the last run)"));
+    }
+    line("memory, fullest rank", {
+        let reserved =
+            record.memory.reserved.map_or(String::new(), |size| format!(", {} by the allocator", bytes(size)));
+        format!("{}{reserved}; planned {}", size(record.memory.used), size(record.memory.planned))
+    });
+    line("loss", format!("{:.4} in the first step, {:.4} in the last", record.first_loss, record.last_loss));
+    line("first step after", format!("{:.1} s", record.first_step));
+    line("measured", format!("{} runs of {} steps after {} that warm up", timing.runs, timing.steps, timing.warmup));
+    for (name, version) in &device.versions {
+        line(name, version.clone());
+    }
+    line("processor", origin.processor.clone());
+    line("commit, date", format!("{}, {} UTC", origin.commit, origin.date));
+    line("command", origin.command.clone());
+    out
+}
+
+/// A row of the table of results, after its heading when `heading` is asked for.
+pub fn markdown(record: &Record, heading: bool) -> String {
+    let Record { origin, setup, device, .. } = record;
+    let columns = [
+        ("date", origin.day().to_string()),
+        ("commit", origin.commit.clone()),
+        ("machine", format!("{} x {}", setup.ranks, device.name)),
+        ("recipe", setup.recipe.clone()),
+        ("layout", setup.layout.clone()),
+        ("tokens/s/GPU", number(record.tokens_per_second_per_rank)),
+        ("step p50 (p10-p90), s", {
+            let Distribution { p10, p50, p90, .. } = record.step_seconds;
+            format!("{} ({}-{})", number(p50), number(p10), number(p90))
+        }),
+        ("TFLOP/s once / full", {
+            let (once, full) = (record.teraflops_per_rank, record.teraflops_per_rank_full_attention);
+            format!("{} / {}", number(once), number(full))
+        }),
+        ("MFU once / full", format!("{} / {}", percent(record.mfu), percent(record.mfu_full_attention))),
+        ("GPU idle", percent(record.idle)),
+        ("memory (planned)", format!("{} ({})", size(record.memory.used), size(record.memory.planned))),
+        ("loss", format!("{:.3} to {:.3}", record.first_loss, record.last_loss)),
+        ("command", format!("`{}`", origin.command)),
+    ];
+    let row = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
+    let mut out = String::new();
+    if heading {
+        out += &row(columns.iter().map(|(name, _)| *name).collect());
+        out += &row(vec!["---"; columns.len()]);
+    }
+    out + &row(columns.iter().map(|(_, cell)| cell.as_str()).collect())
+}

@@ -1,0 +1,97 @@
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::data::TokenDataset;
+use crate::plan::ladder;
+use models::recompute::Granularity;
+
+const TIMING: Timing = Timing { warmup: 1, steps: 3, runs: 2 };
+
+fn resolve(name: &str, overrides: &[(&str, &str)], ranks: usize, gib: u64) -> anyhow::Result<crate::config::RunConfig> {
+    let overrides: Vec<_> = overrides.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+    recipe::resolve(&recipe::find(name)?, &overrides, ranks, TIMING.total(), (gib > 0).then_some(gib << 30))
+}
+
+#[test]
+fn the_spread_is_numpys() {
+    // numpy.percentile([1, 2, 3, 4, 10], [0, 10, 50, 90, 100])
+    let spread = Distribution::of([10.0, 1.0, 3.0, 2.0, 4.0]);
+    let expected = Distribution { min: 1.0, p10: 1.4, p50: 3.0, p90: 7.6, max: 10.0 };
+    for (a, b) in [(spread.p10, expected.p10), (spread.p90, expected.p90)] {
+        assert!((a - b).abs() < 1e-12, "{spread:?}");
+    }
+    assert_eq!((spread.min, spread.p50, spread.max), (1.0, 3.0, 10.0));
+    assert_eq!(Distribution::of([]), Distribution::default());
+}
+
+#[test]
+fn recipes_use_all_ranks_and_give_up_only_what_they_must() {
+    let roomy = resolve("llama3-8b", &[], 8, 139).unwrap();
+    assert_eq!((roomy.parallel.to_string().as_str(), roomy.training.global_batch), ("DP8 ZeRO1", 8));
+    assert_eq!(roomy.recompute.granularity, Granularity::None);
+    let tight = resolve("llama3-8b", &[], 8, 60).unwrap();
+    assert!(ladder::peak(&tight.job().unwrap()).unwrap() <= 60 << 30);
+    assert_ne!((tight.parallel.zero, tight.recompute.granularity), (1, Granularity::None));
+    let error = resolve("llama3-8b", &[], 1, 80).unwrap_err().to_string();
+    assert!(error.contains("llama3-8b does not fit into 80.0 GiB"), "{error}");
+    assert_eq!(resolve("llama3-1b", &[], 1, 139).unwrap().parallel.to_string(), "one device");
+}
+
+#[test]
+fn what_is_asked_for_is_taken() {
+    let keys = [("parallel.tensor-parallel", "2"), ("parallel.pipeline-parallel", "2"), ("parallel.zero", "0")];
+    let config = resolve("llama3-8b", &keys, 8, 40).unwrap();
+    assert_eq!(config.parallel.to_string(), "TP2 PP2 DP2");
+    assert_eq!((config.training.global_batch, config.training.steps), (16, 7));
+    let error = resolve("tiny", &[("parallel.tensor-parallel", "4")], 6, 0).unwrap_err().to_string();
+    assert!(error.contains("6 ranks cannot be divided into replicas of 4"), "{error}");
+    let error = recipe::find("llama3-9b").unwrap_err().to_string();
+    assert!(error.contains("llama3-9b") && error.contains("llama3-8b, llama3-1b, tiny"), "{error}");
+}
+
+#[test]
+fn random_tokens_are_the_models_and_the_same_every_time() {
+    let data = SyntheticTokens::new(50, 16, 8);
+    let row = data.sample(3);
+    assert_eq!(row, data.sample(3));
+    assert_ne!(row, data.sample(4));
+    assert_eq!(row.tokens[1..], row.labels[..15]);
+    assert!((0..8).flat_map(|index| data.sample(index).tokens).all(|token| (0..50).contains(&token)));
+}
+
+#[test]
+fn a_measurement_is_of_the_engine_and_keeps_what_repeats_it() {
+    let config = resolve("tiny", &[("parallel.tensor-parallel", "2"), ("lr.max", "1e-2")], 4, 0).unwrap();
+    let data = Arc::new(SyntheticTokens::new(256, 64, 1000));
+    let told = Mutex::new(Vec::new());
+    let hear = |step: usize, loss: f64, _: f64| told.lock().unwrap().push((step, loss));
+    let seen = measure(&config, data, vec![burn::tensor::Device::flex()], TIMING, &hear).unwrap();
+    let told = told.into_inner().unwrap();
+    assert_eq!(told.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (1..=7).collect::<Vec<_>>());
+    assert_eq!((seen.runs.len(), seen.steps.len(), seen.steps[0].len(), seen.ranks.len()), (2, 2, 3, 4));
+
+    let planned = ladder::peak(&config.job().unwrap());
+    let setup = Setup::of("tiny", &config, "random tokens");
+    let device = Device { name: "CPU rank".into(), peak: Some(1e12), ..Device::default() };
+    let record = Record::new(&config, setup, device, TIMING, planned, seen);
+    assert_eq!((record.first_loss, record.last_loss), (told[0].1, told[6].1));
+    assert!(record.last_loss < record.first_loss, "{told:?}");
+    let run = &record.runs[0];
+    let expected = (3 * config.tokens_per_step()) as f64 / run.seconds / 4.0;
+    assert!((run.tokens_per_second_per_rank / expected - 1.0).abs() < 1e-12);
+    assert!(run.seconds >= 0.9 * run.steps.iter().sum::<f64>(), "{run:?}");
+    let flops = record.tokens_per_second_per_rank * record.flops_per_token / 1e12;
+    assert!((record.teraflops_per_rank / flops - 1.0).abs() < 1e-12);
+    assert!(record.mfu_full_attention.unwrap() > record.mfu.unwrap());
+
+    let kept: Record = serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap();
+    assert_eq!((&kept.setup, kept.timing, &kept.origin), (&record.setup, record.timing, &record.origin));
+    assert!((kept.runs[1].seconds / record.runs[1].seconds - 1.0).abs() < 1e-12);
+    let again = crate::config::RunConfig::parse("again.toml", &kept.setup.config, &[]).unwrap();
+    assert_eq!(again.parallel, config.parallel);
+    let (table, row) = (text(&record), markdown(&record, true));
+    assert!(table.contains("TP2 DP2") && table.contains("in the last"), "{table}");
+    let columns = |line: &str| line.matches(" | ").count();
+    let lines: Vec<&str> = row.lines().collect();
+    assert_eq!((lines.len(), columns(lines[0])), (3, columns(lines[2])), "{row}");
+}

@@ -1,0 +1,163 @@
+//! `burn-megatron bench`: how fast a run trains, in one table.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow, bail};
+use backend_dist::gpu::{self, GpuInfo};
+use models::ModelConfig;
+
+use super::device::Place;
+use super::layout::LayoutArgs;
+use super::overrides::Overrides;
+use super::preprocess::Display;
+use super::print;
+use crate::bench::{Device, Record, Setup, SyntheticTokens, Timing, markdown, measure, recipe, text};
+use crate::config::RunConfig;
+use crate::data::TokenDataset;
+use crate::plan::gpus::Gpu;
+use crate::plan::ladder;
+use crate::train::RunData;
+
+/// Arguments of `bench`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Every key of a configuration is also a flag: --SECTION.KEY VALUE, for example \
+                        --training.micro-batch 2. Tokens are random unless data.text or data.prefixes names some. \
+                        benchmarks/README.md says what the numbers mean.")]
+pub struct Args {
+    /// llama3-8b, llama3-1b, tiny, or a run's TOML file
+    #[arg(value_name = "RECIPE|RUN.toml", default_value = "tiny")]
+    what: String,
+    /// Where ranks run
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: Place,
+    /// Ranks of a recipe; by default all GPUs, or two CPU ranks
+    #[arg(long, value_name = "N")]
+    gpus: Option<usize>,
+    /// Steps of a run
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    steps: usize,
+    /// Steps before the first run
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    warmup: usize,
+    /// Runs, one after the other
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    runs: usize,
+    /// File for the JSON record, beside which a Markdown row is written; by default in runs/bench
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    layout: LayoutArgs,
+    #[command(flatten)]
+    overrides: Overrides,
+}
+
+/// Runs `bench`.
+///
+/// # Errors
+/// If the run is not one, does not fit, or fails.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let timing = Timing { warmup: args.warmup, steps: args.steps, runs: args.runs };
+    for (flag, value) in [("warmup", timing.warmup), ("steps", timing.steps), ("runs", timing.runs)] {
+        if value == 0 {
+            bail!("--{flag} 0 measures nothing; nearest legal: 1");
+        }
+    }
+    let overrides = args.overrides.clone().with_layout(&args.layout).0;
+    let gpus = if matches!(args.device, Place::Cpu) { Vec::new() } else { gpu::gpus()? };
+    let config = config(&args, &overrides, timing, &gpus)?;
+    let (data, described) = data(&config, timing)?;
+    let setup = Setup::of(&args.what, &config, described);
+    let planned = config.job().ok().and_then(|job| ladder::peak(&job));
+    println!("{}: {} on {} ranks, {} parameters", setup.recipe, setup.layout, setup.ranks, setup.parameters);
+    let total = timing.total();
+    let told = |step: usize, loss: f64, seconds: f64| {
+        eprintln!("step {step}/{total}, loss {loss:.4}, {seconds:.3} s");
+    };
+    let devices = args.device.devices(&config.parallel)?;
+    let seen = measure(&config, data, devices, timing, &told).map_err(|error| anyhow!(error))?;
+    let device = device(gpus.first(), &config);
+    let record = Record::new(&config, setup, device, timing, planned, seen);
+    print(&format!("\n{}", text(&record)))?;
+    let file = save(&record, args.out)?;
+    println!("{:<22}{}", "written to", file.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A file's run, or a recipe spread over the ranks.
+fn config(args: &Args, overrides: &[(String, String)], timing: Timing, gpus: &[GpuInfo]) -> Result<RunConfig> {
+    let path = Path::new(&args.what);
+    let config = if path.is_file() {
+        if args.gpus.is_some() {
+            bail!("--gpus is for recipes; the layout of {} says how many ranks there are", args.what);
+        }
+        RunConfig::load(Some(path), overrides)?
+    } else {
+        let there = if gpus.is_empty() { 2 } else { gpus.len() };
+        let ranks = args.gpus.or_else(|| layout_ranks(&args.layout)).unwrap_or(there);
+        let memory = gpus.iter().map(|gpu| gpu.total).min();
+        recipe::resolve(&recipe::find(&args.what)?, overrides, ranks, timing.total(), memory)?
+    };
+    config.job()?;
+    Ok(config)
+}
+
+/// The ranks that the layout flags make, where they name the number of replicas.
+fn layout_ranks(layout: &LayoutArgs) -> Option<usize> {
+    let sizes = [layout.tensor_parallel, layout.pipeline_parallel, layout.context_parallel];
+    layout.data_parallel.map(|replicas| sizes.into_iter().flatten().product::<usize>() * replicas)
+}
+
+/// The data that the run names, or random tokens.
+fn data(config: &RunConfig, timing: Timing) -> Result<(Arc<dyn TokenDataset>, &'static str)> {
+    if config.data.text.is_empty() && config.data.prefixes.is_empty() {
+        let (training, vocabulary) = (&config.training, config.model.config.vocab_size());
+        let rows = timing.total() * training.global_batch;
+        return Ok((Arc::new(SyntheticTokens::new(vocabulary, training.seq_length, rows)), "random tokens"));
+    }
+    config.check()?;
+    let mut display = Display::new();
+    let data = RunData::open(config, &mut |progress| display.show(progress));
+    display.clear();
+    Ok((data?.train, "tokens of a text"))
+}
+
+fn device(gpu: Option<&GpuInfo>, config: &RunConfig) -> Device {
+    let Some(gpu) = gpu else { return Device { name: "CPU rank".into(), ..Device::default() } };
+    let mut versions = Vec::new();
+    if let Ok(driver) = gpu::driver_version() {
+        let number = driver.driver.unwrap_or_else(|| "not known".into());
+        versions.push(("driver, CUDA".to_string(), format!("{number}, {}", driver.cuda)));
+    }
+    let libraries = [("NCCL", gpu::nccl_version()), ("cuBLASLt", gpu::cublas_lt_version())];
+    versions.extend(libraries.into_iter().filter_map(|(name, version)| Some((name.into(), version.ok()?.to_string()))));
+    let sheet = Gpu::named(&gpu.name);
+    Device {
+        peak: sheet.map(|sheet| sheet.peak(config.training.dtype.bytes())),
+        source: sheet.map(|sheet| sheet.source.into()),
+        name: gpu.name.clone(),
+        versions,
+    }
+}
+
+/// Writes the record as JSON and, beside it, its row of the table of results. Returns the first.
+fn save(record: &Record, out: Option<PathBuf>) -> Result<PathBuf> {
+    let file = out.unwrap_or_else(|| {
+        let stamp: String = record.origin.date.chars().filter(char::is_ascii_digit).collect();
+        let recipe = Path::new(&record.setup.recipe).file_stem().unwrap_or_default().to_string_lossy();
+        PathBuf::from(format!("runs/bench/{stamp}-{recipe}-{}.json", record.setup.ranks))
+    });
+    let write = |path: &Path, text: &str| -> Result<()> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        }
+        let written = fs::File::create(path).and_then(|mut file| file.write_all(text.as_bytes()));
+        written.with_context(|| path.display().to_string())
+    };
+    write(&file, &(serde_json::to_string_pretty(record)? + "\n"))?;
+    write(&file.with_extension("md"), &markdown(record, true))?;
+    Ok(file)
+}

@@ -1,0 +1,48 @@
+//! `burn-megatron bench`, as a user types it.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(folder: &Path, arguments: &str) -> Output {
+    let command = Path::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    Command::new(command).current_dir(folder).arg("bench").args(arguments.split_whitespace()).output().unwrap()
+}
+
+#[test]
+fn a_recipe_on_cpu_ranks_gives_a_table_a_record_and_a_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = "tiny --gpus 4 --tensor-parallel 2 --zero 1 --steps 2 --warmup 1 --runs 2 --out results/tiny.json";
+    let output = bench(folder.path(), arguments);
+    let (table, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{table}{told}");
+    assert!(told.contains("step 5/5"), "{told}");
+    for part in ["TP2 DP2 ZeRO1", "tokens/s/rank", "TFLOP/s/rank", "CPU rank", "planned", arguments] {
+        assert!(table.contains(part), "{part} in {table}");
+    }
+    assert!(!table.contains("MFU") && !table.contains("GPU idle"), "{table}");
+    let record: Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join("results/tiny.json")).unwrap()).unwrap();
+    let (planned, used) = (&record["memory"]["planned"], &record["memory"]["used"]);
+    let [planned, used] = [planned, used].map(|bytes| bytes.as_f64().unwrap());
+    assert!(used > 0.5 * planned && used < 2.0 * planned, "{}", record["memory"]);
+    assert_eq!(record["runs"].as_array().unwrap().len(), 2);
+    let row = std::fs::read_to_string(folder.path().join("results/tiny.md")).unwrap();
+    assert!(row.starts_with("| date | commit |") && row.contains(arguments), "{row}");
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for (arguments, said) in [
+        ("llama4", "recipes: llama3-8b, llama3-1b, tiny"),
+        ("tiny --runs 0", "--runs 0 measures nothing"),
+        ("tiny --gpus 3 --tensor-parallel 2", "3 ranks cannot be divided into replicas of 2"),
+        ("tiny --gpus 2 --tensor-parallel 2 --model.num-key-value-heads 1 --model.num-attention-heads 3", "heads"),
+    ] {
+        let output = bench(folder.path(), arguments);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && told.contains(said), "{arguments}: {told}");
+    }
+}

@@ -1,0 +1,284 @@
+//! The local pieces of the cross-entropy over a vocabulary that is split among ranks. Columns from `valid` on are padding.
+use super::{PointwiseError, SCRATCH, UNITS, Vec8, buffer, check, cube_sums};
+use crate::hopper::ptx;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+const LOG2_E: f32 = core::f32::consts::LOG2_E;
+/// Longest row.
+const LONGEST: usize = 1 << 24;
+/// Vectors that a unit has on their way at a time.
+const AHEAD: usize = 4;
+
+/// The logits of a rank: `[rows, columns]`, column 0 has id `first_row`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogitsShape {
+    /// Tokens.
+    pub rows: usize,
+    /// Columns, padding included; a multiple of 8.
+    pub columns: usize,
+    /// Columns before the padding.
+    pub valid: usize,
+    /// Id of column 0.
+    pub first_row: usize,
+}
+
+impl LogitsShape {
+    /// Whether there are kernels for this shape.
+    pub fn has_kernel(&self) -> bool {
+        self.check().is_ok()
+    }
+
+    fn check(&self) -> Result<(), PointwiseError> {
+        check("columns", self.columns, 8, LONGEST)?;
+        check("rows", self.rows, 1, i32::MAX as usize / (self.columns / 8))?;
+        check("valid + 1", self.valid + 1, 1, self.columns + 1)?;
+        check("first_row + 1", self.first_row + 1, 1, i32::MAX as usize)
+    }
+
+    /// Vectors of a row.
+    fn width(&self) -> usize {
+        self.columns / 8
+    }
+
+    /// Vectors of all rows.
+    fn vectors(&self) -> usize {
+        self.rows * self.width()
+    }
+
+    fn cubes(&self) -> CubeCount {
+        CubeCount::Static(self.rows as u32, 1, 1)
+    }
+}
+
+/// The greatest number of all units of the cube, in all of them.
+#[cube]
+fn cube_max(value: f32, scratch: &mut Shared<[f32]>) -> f32 {
+    let greatest = plane_max(value);
+    if UNIT_POS % 32 == 0 {
+        scratch[(UNIT_POS / 32) as usize] = greatest;
+    }
+    sync_cube();
+    let mut top = scratch[0];
+    #[unroll]
+    for i in 1..comptime![UNITS as usize / 32] {
+        top = max(top, scratch[i]);
+    }
+    top
+}
+
+/// This unit's next vectors of the row that begins at `row`, as far as they are in front of `end`.
+#[cube]
+fn read_ahead<E: Float>(from: &[Vec8<E>], to: &mut Array<Vec8<E>>, row: u32, column: u32, end: u32) {
+    #[unroll]
+    for v in 0..AHEAD {
+        let at = column + comptime![v as u32 * UNITS];
+        if at < end {
+            to[v] = from[(row + at) as usize];
+        }
+    }
+}
+
+/// A cube takes a row; `greatest` is at least −1e30.
+#[cube(launch_unchecked)]
+pub fn row_maximum<E: Float>(logits: &[Vec8<E>], greatest: &mut [f32], width: u32, valid: u32) {
+    let mut scratch = Shared::<[f32]>::new_slice(SCRATCH);
+    let mut held = Array::<Vec8<E>>::new(AHEAD);
+    let end = (valid + 7) / 8;
+    let mut top = f32::new(-1.0e30);
+    let mut column = UNIT_POS;
+    while column < end {
+        read_ahead(logits, &mut held, CUBE_POS_X * width, column, end);
+        #[unroll]
+        for v in 0..AHEAD {
+            let first = (column + comptime![v as u32 * UNITS]) * 8;
+            let value = held[v];
+            #[unroll]
+            for i in 0..8usize {
+                let seen = first + comptime![i as u32] < valid;
+                top = max(top, select(seen, f32::cast_from(value.extract(i)), -1.0e30));
+            }
+        }
+        column += comptime![AHEAD as u32 * UNITS];
+    }
+    let top = cube_max(top, &mut scratch);
+    if UNIT_POS == 0 {
+        greatest[CUBE_POS_X as usize] = top;
+    }
+}
+
+/// A cube takes a row: `out = [Σ exp(logit − greatest), the label's logit − greatest]`, each for all rows.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub fn row_sums<E: Float>(
+    logits: &[Vec8<E>],
+    greatest: &[f32],
+    labels: &[i32],
+    out: &mut [f32],
+    width: u32,
+    valid: u32,
+    first_row: i32,
+) {
+    let mut scratch = Shared::<[f32]>::new_slice(SCRATCH);
+    let mut held = Array::<Vec8<E>>::new(AHEAD);
+    let row = CUBE_POS_X as usize;
+    let top = greatest[row];
+    // An id in front of this rank's columns wraps around to a column behind them.
+    let own = (labels[row] - first_row) as u32;
+    let end = (valid + 7) / 8;
+    let mut total = 0.0f32;
+    let mut predicted = 0.0f32;
+    let mut column = UNIT_POS;
+    while column < end {
+        read_ahead(logits, &mut held, CUBE_POS_X * width, column, end);
+        #[unroll]
+        for v in 0..AHEAD {
+            let first = (column + comptime![v as u32 * UNITS]) * 8;
+            let value = held[v];
+            #[unroll]
+            for i in 0..8usize {
+                let at = first + comptime![i as u32];
+                let shifted = f32::cast_from(value.extract(i)) - top;
+                total += select(at < valid, ptx::exp2(shifted * LOG2_E), 0.0);
+                predicted += select(at < valid && at == own, shifted, 0.0);
+            }
+        }
+        column += comptime![AHEAD as u32 * UNITS];
+    }
+    let (total, predicted) = cube_sums(total, predicted, &mut scratch, 0u32);
+    if UNIT_POS == 0 {
+        out[row] = total;
+        out[row + CUBE_COUNT_X as usize] = predicted;
+    }
+}
+
+/// Cube `(row, vectors)`: `out = (exp(logit − lse) − [label]) slope`, zero in the padding.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub fn gradient<E: Float>(
+    logits: &[Vec8<E>],
+    lse: &[f32],
+    labels: &[i32],
+    slope: &[f32],
+    out: &mut [Vec8<E>],
+    width: u32,
+    valid: u32,
+    first_row: i32,
+) {
+    let column = CUBE_POS_Y * UNITS + UNIT_POS;
+    if column < width {
+        let row = CUBE_POS_X as usize;
+        let (lse, slope) = (lse[row], slope[row]);
+        let own = (labels[row] - first_row) as u32;
+        let at = (CUBE_POS_X * width + column) as usize;
+        let value = logits[at];
+        let mut result = Vec8::<E>::empty();
+        #[unroll]
+        for i in 0..8usize {
+            let column = column * 8 + comptime![i as u32];
+            let share = ptx::exp2((f32::cast_from(value.extract(i)) - lse) * LOG2_E);
+            let label = select(column == own, 1.0f32, 0.0f32);
+            result.insert(i, E::cast_from(select(column < valid, (share - label) * slope, 0.0)));
+        }
+        out[at] = result;
+    }
+}
+
+/// The greatest valid logit of each row, fp32 `[rows]`; −1e30 where there is none. Logits are of type `E` (2 bytes).
+pub fn maximum<E: Float>(
+    client: &Client,
+    logits: &Handle,
+    greatest: &Handle,
+    shape: LogitsShape,
+) -> Result<(), PointwiseError> {
+    shape.check()?;
+    let logits = buffer("logits", logits, shape.vectors(), 16)?;
+    let greatest = buffer("greatest", greatest, shape.rows, 4)?;
+    let (width, valid) = (shape.width() as u32, shape.valid as u32);
+    // SAFETY: every cube stays in its row, and the buffers hold all rows.
+    unsafe {
+        row_maximum::launch_unchecked::<E>(
+            client,
+            shape.cubes(),
+            CubeDim::new_1d(UNITS),
+            logits,
+            greatest,
+            width,
+            valid,
+        )
+    };
+    Ok(())
+}
+
+/// `Σ exp(logit − greatest)` over the valid columns and the label's `logit − greatest` (0 if it has another column), fp32
+/// `[2, rows]`; labels are `i32`.
+pub fn sums<E: Float>(
+    client: &Client,
+    logits: &Handle,
+    greatest: &Handle,
+    labels: &Handle,
+    out: &Handle,
+    shape: LogitsShape,
+) -> Result<(), PointwiseError> {
+    shape.check()?;
+    let logits = buffer("logits", logits, shape.vectors(), 16)?;
+    let greatest = buffer("greatest", greatest, shape.rows, 4)?;
+    let (labels, out) = (buffer("labels", labels, shape.rows, 4)?, buffer("out", out, 2 * shape.rows, 4)?);
+    let (width, valid) = (shape.width() as u32, shape.valid as u32);
+    // SAFETY: every cube stays in its row, and the buffers hold all rows.
+    unsafe {
+        row_sums::launch_unchecked::<E>(
+            client,
+            shape.cubes(),
+            CubeDim::new_1d(UNITS),
+            logits,
+            greatest,
+            labels,
+            out,
+            width,
+            valid,
+            shape.first_row as i32,
+        )
+    };
+    Ok(())
+}
+
+/// The gradient of the logits, given the log-sum-exp over the whole vocabulary and the gradient of the loss, fp32 `[rows]`
+/// each. Without `out` the logits are overwritten.
+pub fn logits_gradient<E: Float>(
+    client: &Client,
+    logits: &Handle,
+    (lse, slope): (&Handle, &Handle),
+    labels: &Handle,
+    out: Option<&Handle>,
+    shape: LogitsShape,
+) -> Result<(), PointwiseError> {
+    shape.check()?;
+    let vectors = shape.vectors();
+    let out = match out {
+        Some(out) => buffer("out", out, vectors, 16)?,
+        None => BufferArg::alias(0, vectors),
+    };
+    let logits = buffer("logits", logits, vectors, 16)?;
+    let (lse, slope) = (buffer("lse", lse, shape.rows, 4)?, buffer("slope", slope, shape.rows, 4)?);
+    let labels = buffer("labels", labels, shape.rows, 4)?;
+    let (width, valid) = (shape.width() as u32, shape.valid as u32);
+    let grid = CubeCount::Static(shape.rows as u32, width.div_ceil(UNITS), 1);
+    // SAFETY: every unit stays in its row and reads what it overwrites before, and the buffers hold all rows.
+    unsafe {
+        gradient::launch_unchecked::<E>(
+            client,
+            grid,
+            CubeDim::new_1d(UNITS),
+            logits,
+            lse,
+            labels,
+            slope,
+            out,
+            width,
+            valid,
+            shape.first_row as i32,
+        )
+    };
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! Rotary position embedding ("rotate half") of the first heads of a packed projection.
+use super::{PointwiseError, UNITS, Vec8, buffer, check};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+/// Longest head.
+const LONGEST: usize = 1024;
+
+/// What a call works on: `x [rows, batch, all_heads, head_dim]`, of whose heads the first `heads` are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeShape {
+    /// Sequence positions.
+    pub rows: usize,
+    /// Sequences.
+    pub batch: usize,
+    /// Heads to rotate.
+    pub heads: usize,
+    /// All heads.
+    pub all_heads: usize,
+    /// Length of a head; all of it is rotated.
+    pub head_dim: usize,
+}
+
+impl RopeShape {
+    /// Whether there is a kernel for this shape.
+    pub fn has_kernel(&self) -> bool {
+        self.check().is_ok()
+    }
+
+    fn check(&self) -> Result<(), PointwiseError> {
+        check("head_dim", self.head_dim, 16, LONGEST)?;
+        check("all_heads", self.all_heads, 1, u16::MAX as usize)?;
+        check("heads", self.heads, 1, self.all_heads)?;
+        check("rows × batch", self.rows * self.batch, 1, i32::MAX as usize / (self.all_heads * self.head_dim / 8))
+    }
+
+    /// Elements of `x`.
+    fn len(&self) -> usize {
+        self.rows * self.batch * self.all_heads * self.head_dim
+    }
+}
+
+/// Cube `(token, items)`: an item is a pair of vectors to rotate or a vector to copy. `half` vectors make half a head.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub fn rotate<E: Float>(
+    x: &[Vec8<E>],
+    cos: &[Vec8<E>],
+    sin: &[Vec8<E>],
+    out: &mut [Vec8<E>],
+    batch: u32,
+    heads: u32,
+    all_heads: u32,
+    sign: f32,
+    #[comptime] half: u32,
+) {
+    let item = CUBE_POS_Y * UNITS + UNIT_POS;
+    let token = CUBE_POS_X * all_heads * comptime![2 * half];
+    let pairs = heads * half;
+    if item < pairs {
+        let column = item % half;
+        let first = (token + (item / half) * comptime![2 * half] + column) as usize;
+        let second = first + comptime![half as usize];
+        let angle = ((CUBE_POS_X / batch) * half + column) as usize;
+        let (a, b, c, s) = (x[first], x[second], cos[angle], sin[angle]);
+        let mut low = Vec8::<E>::empty();
+        let mut high = Vec8::<E>::empty();
+        #[unroll]
+        for i in 0..8usize {
+            let (a, b) = (f32::cast_from(a.extract(i)), f32::cast_from(b.extract(i)));
+            let (c, s) = (f32::cast_from(c.extract(i)), f32::cast_from(s.extract(i)) * sign);
+            low.insert(i, E::cast_from(a * c - b * s));
+            high.insert(i, E::cast_from(b * c + a * s));
+        }
+        out[first] = low;
+        out[second] = high;
+    } else if item < pairs + (all_heads - heads) * comptime![2 * half] {
+        // The copied vectors lie behind the `2 pairs` rotated ones.
+        let at = (token + pairs + item) as usize;
+        out[at] = x[at];
+    }
+}
+
+/// `out` from `x` and the angles `cos, sin [rows, head_dim / 2]`, all of type `E` (2 bytes) and without gaps; rotates by the
+/// negative angles if `back`.
+pub fn apply<E: Float>(
+    client: &Client,
+    x: &Handle,
+    (cos, sin): (&Handle, &Handle),
+    out: &Handle,
+    shape: RopeShape,
+    back: bool,
+) -> Result<(), PointwiseError> {
+    shape.check()?;
+    let (vectors, half) = (shape.len() / 8, shape.head_dim / 16);
+    let (x, out) = (buffer("x", x, vectors, 16)?, buffer("out", out, vectors, 16)?);
+    let (cos, sin) = (buffer("cos", cos, shape.rows * half, 16)?, buffer("sin", sin, shape.rows * half, 16)?);
+    let items = shape.heads * half + (shape.all_heads - shape.heads) * 2 * half;
+    let grid = CubeCount::Static((shape.rows * shape.batch) as u32, items.div_ceil(UNITS as usize) as u32, 1);
+    // SAFETY: every unit stays in its token and its row of angles, and the buffers hold them all.
+    unsafe {
+        rotate::launch_unchecked::<E>(
+            client,
+            grid,
+            CubeDim::new_1d(UNITS),
+            x,
+            cos,
+            sin,
+            out,
+            shape.batch as u32,
+            shape.heads as u32,
+            shape.all_heads as u32,
+            if back { -1.0 } else { 1.0 },
+            half as u32,
+        )
+    };
+    Ok(())
+}
