@@ -4,9 +4,11 @@ use crate::comm::{Aborted, FailureCause, Group, RunError, World};
 use crate::gpu;
 use crate::memory;
 use crate::mesh::{Axis, Coords, Mesh, ParallelLayout};
+use crate::process::Processes;
 use burn::tensor::Device;
 use std::any::Any;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -56,6 +58,11 @@ impl Rank {
 }
 
 impl Rank {
+    /// Whether this is the first rank of its process.
+    pub fn leads_process(&self) -> bool {
+        self.rank == 0 || self.world.process_of(self.rank) != self.world.process_of(self.rank - 1)
+    }
+
     /// This rank's handle on the pair of the first and the last rank of its group along `axis`, if it is one of them.
     pub fn ends(&self, axis: Axis) -> Option<Group> {
         let ranks = self.mesh.group_of(axis, self.rank);
@@ -65,7 +72,8 @@ impl Rank {
     }
 }
 
-/// Runs `f` once per rank of `mesh`, each on its own thread, and returns the results in rank order.
+/// Runs `f` once per rank of `mesh`, each on its own thread of this process, and returns the results in rank order. For
+/// ranks of several processes see [`Processes::launch`](crate::process::Processes::launch).
 ///
 /// Rank `r` owns `devices[r % devices.len()]`; CPU ranks share one device value.
 ///
@@ -77,13 +85,22 @@ pub fn launch<T: Send>(
     devices: &[Device],
     f: impl Fn(Rank) -> Result<T, BoxError> + Sync,
 ) -> Result<Vec<T>, RunError> {
+    Processes::alone(mesh).launch(devices, f)
+}
+
+/// Runs the ranks `here` of `world`; the one at place `i` among them owns `devices[i % devices.len()]`.
+pub(crate) fn launch_in<T: Send>(
+    world: &Arc<World>,
+    mesh: &Mesh,
+    here: Range<usize>,
+    devices: &[Device],
+    f: impl Fn(Rank) -> Result<T, BoxError> + Sync,
+) -> Result<Vec<T>, RunError> {
     assert!(!devices.is_empty(), "a launch needs at least one device");
     let _hook = RankPanics::keep();
     let mesh = Arc::new(mesh.clone());
-    let size = mesh.world_size();
-    let world = World::new((0..size).map(|rank| place(&mesh, rank)).collect());
     let run = |rank: usize| {
-        let device = devices[rank % devices.len()].clone();
+        let device = devices[(rank - here.start) % devices.len()].clone();
         let explained = {
             let device = device.clone();
             move |message: String| gpu::out_of_memory(&message, &device).ok_or(message)
@@ -113,7 +130,8 @@ pub fn launch<T: Send>(
     };
     let results: Vec<Option<T>> = std::thread::scope(|scope| {
         let run = &run;
-        let threads: Vec<_> = (0..size)
+        let threads: Vec<_> = here
+            .clone()
             .map(|rank| {
                 let builder = std::thread::Builder::new().name(format!("rank {rank}"));
                 builder.spawn_scoped(scope, move || run(rank)).expect("the system can start a thread per rank")
@@ -121,7 +139,7 @@ pub fn launch<T: Send>(
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or(None)).collect()
     });
-    let failure = world.failure();
+    let failure = world.end();
     #[cfg(feature = "cuda")]
     world.links.close(failure.is_some());
     match failure {

@@ -8,6 +8,7 @@ use backend_dist::mesh::ParallelLayout;
 
 use super::device::Place;
 use super::layout::LayoutArgs;
+use super::processes::alone;
 use crate::config::Precision;
 use crate::engine::runnable;
 use crate::replay::{Oracle, Replay, layouts, replay};
@@ -43,6 +44,7 @@ pub struct Args {
 /// # Errors
 /// If the folder or the layout cannot be run.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    alone("replay")?;
     let layout = args.layout.over(ParallelLayout::default())?;
     let oracle = Oracle::load(&args.dir)?;
     let (model, training) = (&oracle.model, &oracle.training);
