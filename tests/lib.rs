@@ -4,11 +4,12 @@ use backend_dist::launch::Rank;
 use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::optim::OptimizerConfig;
-use burn_megatron::verify::{Candidate, RankTrace, Reference, Settings, TOLERANCE, assemble, compare, trace};
+use burn_megatron::verify::{Bounds, Candidate, RankTrace, Reference, Settings, assemble, compare, trace};
 use models::{CausalLm, GptConfig, LlamaConfig, ModelConfig, ParamBuilder};
 use std::collections::BTreeMap;
 
-pub const SETTINGS: Settings = Settings { steps: 3, global_batch: 8, seq: 16, seed: 1234, tolerance: TOLERANCE };
+pub const SETTINGS: Settings =
+    Settings { steps: 3, global_batch: 8, seq: 16, seed: 1234, dtype: FloatDType::F64, tolerance: None };
 
 /// Fewer key-value heads than ranks, and a vocabulary that two ranks do not divide.
 pub fn llama() -> LlamaConfig {
@@ -60,8 +61,8 @@ pub fn weights(layout: &str, ranks: &[RankTrace]) -> BTreeMap<String, HostTensor
 
 /// Panics unless the ranks of a layout have seen what one device has.
 pub fn assert_equals_one_device(one: &[RankTrace], layout: &str, ranks: &[RankTrace]) {
-    let found = compare(&Reference::new(&one[0]).unwrap(), ranks);
-    assert!(found.within(TOLERANCE), "{layout}: {found:?}");
+    let found = compare(&Reference::new(&one[0]).unwrap(), ranks, &Bounds::new(FloatDType::F64, None, 1));
+    assert!(found.pass(), "{layout}: {found:?}");
 }
 
 /// The trace with the gradients of a step in place of the parameters.

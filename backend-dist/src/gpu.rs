@@ -32,10 +32,7 @@ pub enum GpuError {
         visible: Option<String>,
     },
     /// More GPUs are asked for than there are.
-    #[error(
-        "{asked} ranks need a GPU each, this machine has {present}{}: choose a layout of {present} ranks",
-        hidden(.visible)
-    )]
+    #[error("{asked} ranks need a GPU each, this machine has {present}{}", hidden(.visible))]
     TooFew {
         /// GPUs asked for.
         asked: usize,

@@ -1,5 +1,6 @@
 //! Device meshes, ranks, collectives and sharded-tensor operations with autodiff for Burn.
 
+pub mod buffer;
 pub mod collective;
 #[cfg(any(test, feature = "cuda"))]
 mod column_major;

@@ -240,6 +240,14 @@ mod tests {
     fn records_read_as_on_the_host() {
         let text = |op: DeviceOp, member| op.record("tp[4, 5]", &[4, 5], member, 7).to_string();
         assert_eq!(text(reduce(3), 0), "all-reduce(sum) BF16 [3] on tp[4, 5] (operation 7 of the group)");
+        for (kind, name) in [
+            (DeviceOpKind::AllGather(1), "all-gather(dim 1)"),
+            (DeviceOpKind::ReduceScatter(0), "reduce-scatter(dim 0)"),
+            (DeviceOpKind::Broadcast(1), "broadcast from member 1"),
+        ] {
+            let expected = format!("{name} F64 [2, 3] on tp[4, 5] (operation 7 of the group)");
+            assert_eq!(text(DeviceOp::new(kind, DType::F64, &[2, 3]), 0), expected);
+        }
         let message = DeviceOp::new(DeviceOpKind::Message, DType::F32, &[2, 1, 1, 1, 1, 3, 5]);
         let shape = "F32 [2, 1, 1, 1, 1, 15] on tp[4, 5] (operation 7 of the group)";
         assert_eq!(text(message.clone(), 0), format!("send to rank 5 {shape}"));

@@ -15,7 +15,7 @@ use burn::backend::{
     backend_extension,
     tensor::FloatTensor,
 };
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::kernels::LocalKernels;
 
@@ -64,6 +64,11 @@ impl MainGrad {
     pub fn mark_written(&self) {
         self.written.store(true, Ordering::Relaxed);
     }
+}
+
+/// Whether gradients of parameters on `device` can be summed up in place.
+pub fn is_available(device: &Device) -> bool {
+    can_write(&Tensor::zeros([1], (&device.clone().inner(), DType::F32)))
 }
 
 #[cfg(feature = "cuda")]
@@ -147,7 +152,6 @@ impl<B: Backend + LeafOps, C: CheckpointStrategy> LeafOps for Autodiff<B, C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::Device;
 
     #[test]
     #[should_panic(expected = "in place on CUDA devices only")]

@@ -67,7 +67,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
     }
     let overrides = args.overrides.clone().with_layout(&args.layout).0;
-    let gpus = if matches!(args.device, Place::Cpu) { Vec::new() } else { gpu::gpus()? };
+    let gpus = if args.device == Place::Cpu { Vec::new() } else { gpu::gpus()? };
     let config = config(&args, &overrides, timing, &gpus)?;
     let (data, described) = data(&config, timing)?;
     let setup = Setup::of(&args.what, &config, described);
@@ -77,7 +77,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let told = |step: usize, loss: f64, seconds: f64| {
         eprintln!("step {step}/{total}, loss {loss:.4}, {seconds:.3} s");
     };
-    let devices = args.device.devices(config.parallel.world_size());
+    let devices = args.device.devices(&config.parallel)?;
     let seen = measure(&config, data, devices, timing, &told).map_err(|error| anyhow!(error))?;
     let device = device(gpus.first(), &config);
     let record = Record::new(&config, setup, device, timing, planned, seen);

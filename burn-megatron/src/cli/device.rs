@@ -1,25 +1,126 @@
 //! Where a command's ranks run.
 
+use anyhow::{Result, anyhow};
+use backend_dist::gpu::{self, GpuError};
+use backend_dist::mesh::ParallelLayout;
 use burn::tensor::Device;
 use clap::ValueEnum;
 
 /// Where ranks run.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Place {
     /// Threads on the CPU
     Cpu,
     /// Rank r on GPU r
-    #[cfg(feature = "cuda")]
     Cuda,
 }
 
 impl Place {
-    /// A device for each rank.
-    pub fn devices(self, ranks: usize) -> Vec<Device> {
+    /// A device for each rank of a layout.
+    ///
+    /// # Errors
+    /// If there are fewer GPUs than ranks (with the nearest layout that fits), or something that they need is missing.
+    pub fn devices(self, layout: &ParallelLayout) -> Result<Vec<Device>> {
+        let ranks = layout.world_size();
         match self {
-            Place::Cpu => vec![Device::flex(); ranks],
-            #[cfg(feature = "cuda")]
-            Place::Cuda => (0..ranks).map(Device::cuda).collect(),
+            Place::Cpu => Ok(vec![Device::flex(); ranks]),
+            Place::Cuda => {
+                gpu::require(ranks).map_err(|error| refused(error, layout))?;
+                (0..ranks).map(cuda).collect()
+            }
         }
+    }
+
+    /// All GPUs, or one CPU: layouts with more ranks than devices share them, and exchange through the host.
+    ///
+    /// # Errors
+    /// If there is no GPU, or something that it needs is missing.
+    pub fn shared(self) -> Result<Vec<Device>> {
+        match self {
+            Place::Cpu => Ok(vec![Device::flex()]),
+            Place::Cuda => {
+                let gpus = gpu::gpus()?.len();
+                gpu::require(gpus)?;
+                (0..gpus).map(cuda).collect()
+            }
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(index: usize) -> Result<Device> {
+    Ok(Device::cuda(index))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: usize) -> Result<Device> {
+    Err(GpuError::NotBuilt.into())
+}
+
+/// The error in terms of the layout.
+fn refused(error: GpuError, layout: &ParallelLayout) -> anyhow::Error {
+    match &error {
+        GpuError::TooFew { present, .. } => {
+            anyhow!(
+                "--device cuda: layout {layout}: {error}; the nearest layout that fits is {}",
+                nearest(layout, *present)
+            )
+        }
+        _ => anyhow::Error::new(error).context("--device cuda"),
+    }
+}
+
+/// The layout of the most ranks, up to `ranks`, whose sizes divide those of `layout`. Of several, the one that keeps most
+/// tensor, then most pipeline parallelism: these make a model fit, data parallelism makes it fast.
+fn nearest(layout: &ParallelLayout, ranks: usize) -> ParallelLayout {
+    let divisors = |size: usize| (1..=size).filter(move |part| size.is_multiple_of(*part));
+    let mut best = ParallelLayout::default();
+    for tp in divisors(layout.tp) {
+        for pp in divisors(layout.pp) {
+            for dp in divisors(layout.dp) {
+                let key = |l: &ParallelLayout| (l.world_size(), l.tp, l.pp);
+                let vpp = if pp > 1 { layout.vpp } else { 1 };
+                let zero = if dp > 1 { layout.zero } else { 0 };
+                let smaller = ParallelLayout { tp, pp, dp, vpp, zero, sp: layout.sp && tp > 1, ..Default::default() };
+                if smaller.world_size() <= ranks && key(&smaller) >= key(&best) {
+                    best = smaller;
+                }
+            }
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_layout_keeps_what_makes_a_model_fit() {
+        for (layout, ranks, expected) in [
+            ("TP2 SP PP2 DP2 ZeRO1", 4, "TP2 SP PP2"),
+            ("TP2 SP DP4 ZeRO1", 4, "TP2 SP DP2 ZeRO1"),
+            ("TP8 SP", 6, "TP4 SP"),
+            ("PP4 VPP2 DP2", 3, "PP2 VPP2"),
+            ("DP6", 4, "DP3"),
+            ("TP4 SP", 1, "TP1"),
+        ] {
+            assert_eq!(nearest(&layout.parse().unwrap(), ranks).to_string(), expected, "{layout} on {ranks}");
+        }
+    }
+
+    #[test]
+    fn too_few_gpus_are_said_in_terms_of_the_layout() {
+        let error = GpuError::TooFew { asked: 8, present: 2, visible: None };
+        let text = refused(error, &"TP2 SP PP2 DP2".parse().unwrap()).to_string();
+        assert!(text.contains("layout TP2 SP PP2 DP2: 8 ranks need a GPU each, this machine has 2"), "{text}");
+        assert!(text.ends_with("the nearest layout that fits is TP2 SP"), "{text}");
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn without_the_feature_the_error_says_how_to_build() {
+        let error = Place::Cuda.devices(&ParallelLayout::default()).unwrap_err();
+        assert!(format!("{error:#}").contains("--device cuda: this program was built without GPUs"), "{error:#}");
     }
 }

@@ -69,7 +69,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let input = read_input(&args.input)?;
     let folder = HfFolder::open(&args.hf)?;
     let settings = Settings {
-        devices: args.device.devices(layout.world_size()),
+        devices: args.device.devices(&layout)?,
         layout,
         dtype: args.dtype.into(),
         exact: args.exact,

@@ -107,8 +107,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
     let writer = Mutex::new(writer);
     let job = Job {
+        devices: args.device.devices(&layout)?,
         mesh: Mesh::new(layout)?,
-        devices: args.device.devices(args.tensor_parallel),
         dtype: args.dtype.into(),
         weights: source.weights.as_ref(),
         prompt: &tokens,

@@ -58,7 +58,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.dry_run {
         return Ok(ExitCode::SUCCESS);
     }
-    let devices = args.device.devices(config.parallel.world_size());
+    let devices = args.device.devices(&config.parallel)?;
     let mut display = Display::new();
     let result = train(&plan, devices, &mut |progress| display.show(progress));
     display.clear();

@@ -1,15 +1,18 @@
 //! `burn-megatron verify`: does every layout train like one device?
 
+use std::fmt;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use burn::tensor::Device;
 use clap::ValueEnum;
 use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig};
 
 use super::device::Place;
+use crate::config::Precision;
 use crate::engine::{runnable, together};
-use crate::verify::{Candidate, Row, Settings, TOLERANCE, candidates, verify};
+use crate::verify::{Bounds, Candidate, Row, Settings, candidates, curve, verify};
 
 /// The model families that can be verified.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -30,39 +33,52 @@ pub struct Args {
     /// Model family
     #[arg(long, value_enum, default_value = "llama")]
     model: Family,
-    /// Transformer layers
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    layers: usize,
+    /// Precision of the layouts; the one device they are compared with computes in f64 from the same rounded weights
+    #[arg(long, value_enum, default_value = "f64")]
+    dtype: Precision,
+    /// Sizes of the model and its batches where no flag gives them. Without it: `kernels` in bf16, else `tiny`
+    #[arg(long, value_enum)]
+    size: Option<Size>,
+    /// Transformer layers [default: 2]
+    #[arg(long, value_name = "N")]
+    layers: Option<usize>,
     /// Width
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    hidden: usize,
+    #[arg(long, value_name = "N")]
+    hidden: Option<usize>,
     /// Inner width of the MLP
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    ffn: usize,
+    #[arg(long, value_name = "N")]
+    ffn: Option<usize>,
     /// Attention heads
-    #[arg(long, value_name = "N", default_value_t = 4)]
-    heads: usize,
+    #[arg(long, value_name = "N")]
+    heads: Option<usize>,
     /// Key/value heads (Llama)
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    kv_heads: usize,
+    #[arg(long, value_name = "N")]
+    kv_heads: Option<usize>,
     /// Tokens of the vocabulary
-    #[arg(long, value_name = "N", default_value_t = 101)]
-    vocab: usize,
+    #[arg(long, value_name = "N")]
+    vocab: Option<usize>,
     /// Share of dropped activations (GPT)
     #[arg(long, value_name = "P", default_value_t = 0.1)]
     dropout: f64,
     /// Tokens per row
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    seq_length: usize,
+    #[arg(long, value_name = "N")]
+    seq_length: Option<usize>,
     /// Rows per optimizer step
     #[arg(long, value_name = "N", default_value_t = 8)]
     global_batch: usize,
-    /// Optimizer steps
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    steps: usize,
+    /// Optimizer steps [default: 3; in bf16 1, and no other number]
+    #[arg(long, value_name = "N")]
+    steps: Option<usize>,
+    /// Compare nothing but the losses of N steps, the same precision (f32 unless --dtype says f64) on one CPU device and in
+    /// each --layout (one rank without)
+    #[arg(long, value_name = "N", conflicts_with_all = ["steps", "tolerance"])]
+    curve: Option<usize>,
     /// Where the layouts run; the one device they are compared with is always a CPU
     #[arg(long, value_enum, default_value = "cpu")]
     device: Place,
+    /// Layouts of more ranks than there are GPUs share them, their exchanges going through the host
+    #[arg(long)]
+    share_gpus: bool,
     /// Most ranks (threads) of a layout
     #[arg(long, value_name = "N", default_value_t = 4)]
     ranks: usize,
@@ -72,12 +88,77 @@ pub struct Args {
     /// ranks allow, with all ways to recompute in turn
     #[arg(long = "layout", value_name = "LAYOUT")]
     layouts: Vec<String>,
-    /// Largest relative difference that passes
-    #[arg(long, value_name = "X", default_value_t = TOLERANCE)]
-    tolerance: f64,
+    /// Largest relative difference that passes [default: 1e-10 in f64, 1e-5 in f32; in bf16 that of the gradients next to
+    /// the loss, 4 x 2^-7, growing by 3 % with every layer]
+    #[arg(long, value_name = "X")]
+    tolerance: Option<f64>,
     /// Seed of weights, tokens and dropout
     #[arg(long, value_name = "N", default_value_t = 1234)]
     seed: u64,
+}
+
+/// Model and batch sizes to choose from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Size {
+    /// Seconds on a CPU: width 32, heads of 8, vocabulary 101, 16 tokens per row
+    Tiny,
+    /// What the GPU kernels take: width 256, heads of 64, vocabulary 512, 256 tokens per row
+    Kernels,
+}
+
+/// The numbers of a [`Size`], each replaced by its flag.
+struct Sizes {
+    layers: usize,
+    hidden: usize,
+    ffn: usize,
+    heads: usize,
+    kv_heads: usize,
+    vocab: usize,
+    seq: usize,
+}
+
+impl Args {
+    fn sizes(&self) -> Sizes {
+        let size = self.size.unwrap_or(if self.dtype == Precision::Bf16 { Size::Kernels } else { Size::Tiny });
+        let [hidden, ffn, heads, kv_heads, vocab, seq] = match size {
+            Size::Tiny => [32, 64, 4, 2, 101, 16],
+            Size::Kernels => [256, 512, 4, 2, 512, 256],
+        };
+        Sizes {
+            layers: self.layers.unwrap_or(2),
+            hidden: self.hidden.unwrap_or(hidden),
+            ffn: self.ffn.unwrap_or(ffn),
+            heads: self.heads.unwrap_or(heads),
+            kv_heads: self.kv_heads.unwrap_or(kv_heads),
+            vocab: self.vocab.unwrap_or(vocab),
+            seq: self.seq_length.unwrap_or(seq),
+        }
+    }
+
+    /// What to train.
+    fn settings(&self, seq: usize) -> anyhow::Result<Settings> {
+        let steps = match (self.dtype, self.steps, self.curve) {
+            (Precision::F16, ..) => bail!("--dtype f16 has no bounds; legal: f64, f32, bf16"),
+            (Precision::Bf16, _, Some(_)) => {
+                bail!("--curve compares f32 or f64 losses; bf16 ones differ by their rounding")
+            }
+            (Precision::Bf16, Some(steps), _) if steps != 1 => {
+                bail!("--steps {steps} in bf16: after one step the weights differ by their rounding; nearest legal: 1")
+            }
+            (_, _, Some(0)) | (_, Some(0), _) => bail!("nothing to verify: 0 steps"),
+            (_, _, Some(steps)) => steps,
+            (Precision::Bf16, ..) => 1,
+            (_, steps, None) => steps.unwrap_or(3),
+        };
+        Ok(Settings {
+            steps,
+            global_batch: self.global_batch,
+            seq,
+            seed: self.seed,
+            dtype: self.dtype.into(),
+            tolerance: self.tolerance,
+        })
+    }
 }
 
 /// Prints the table; the exit code is 1 where a layout differs by more than rounding.
@@ -85,83 +166,122 @@ pub struct Args {
 /// # Errors
 /// If the model or a layout cannot be run.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let sizes = args.sizes();
     match args.model {
-        Family::Llama => run_model::<Llama>(&args, &llama(&args, LlamaVariant::Llama)),
-        Family::Mistral => run_model::<Llama>(&args, &llama(&args, LlamaVariant::Mistral)),
-        Family::Qwen3 => run_model::<Llama>(&args, &llama(&args, LlamaVariant::Qwen3)),
-        Family::Gpt => run_model::<Gpt>(&args, &gpt(&args)),
+        Family::Llama => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Llama)),
+        Family::Mistral => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Mistral)),
+        Family::Qwen3 => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Qwen3)),
+        Family::Gpt => run_model::<Gpt>(&args, &sizes, &gpt(&sizes, args.dropout)),
     }
 }
 
-fn llama(args: &Args, variant: LlamaVariant) -> LlamaConfig {
-    let window = (args.seq_length / 4).max(1);
+fn llama(sizes: &Sizes, variant: LlamaVariant) -> LlamaConfig {
+    let window = (sizes.seq / 4).max(1);
     LlamaConfig {
         variant,
         sliding_window: (variant == LlamaVariant::Mistral).then_some(window),
-        vocab_size: args.vocab,
-        hidden_size: args.hidden,
-        intermediate_size: args.ffn,
-        num_hidden_layers: args.layers,
-        num_attention_heads: args.heads,
-        num_key_value_heads: args.kv_heads,
-        head_dim: args.hidden / args.heads.max(1),
+        vocab_size: sizes.vocab,
+        hidden_size: sizes.hidden,
+        intermediate_size: sizes.ffn,
+        num_hidden_layers: sizes.layers,
+        num_attention_heads: sizes.heads,
+        num_key_value_heads: sizes.kv_heads,
+        head_dim: sizes.hidden / sizes.heads.max(1),
         ..LlamaConfig::tiny()
     }
 }
 
-fn gpt(args: &Args) -> GptConfig {
+fn gpt(sizes: &Sizes, dropout: f64) -> GptConfig {
     GptConfig {
-        vocab_size: args.vocab,
-        max_position_embeddings: args.seq_length,
-        hidden_size: args.hidden,
-        intermediate_size: args.ffn,
-        num_hidden_layers: args.layers,
-        num_attention_heads: args.heads,
-        hidden_dropout: args.dropout,
+        vocab_size: sizes.vocab,
+        max_position_embeddings: sizes.seq,
+        hidden_size: sizes.hidden,
+        intermediate_size: sizes.ffn,
+        num_hidden_layers: sizes.layers,
+        num_attention_heads: sizes.heads,
+        hidden_dropout: dropout,
         ..GptConfig::tiny()
     }
 }
 
-fn run_model<M: CausalLm>(args: &Args, config: &M::Config) -> anyhow::Result<ExitCode> {
-    let settings = Settings {
-        steps: args.steps,
-        global_batch: args.global_batch,
-        seq: args.seq_length,
-        seed: args.seed,
-        tolerance: args.tolerance,
-    };
-    let list = layouts(args, config)?;
-    if list.is_empty() || args.steps == 0 {
-        bail!("nothing to verify: {} layouts, {} steps", list.len(), args.steps);
+fn run_model<M: CausalLm>(args: &Args, sizes: &Sizes, config: &M::Config) -> anyhow::Result<ExitCode> {
+    let settings = args.settings(sizes.seq)?;
+    if args.curve.is_some() {
+        return run_curve::<M>(args, config, &settings);
     }
+    let list = layouts(args, config, &settings)?;
+    let devices = devices(args, &list)?;
     println!(
-        "{:?}: {} layers, width {}, vocabulary {}; {} steps of {} x {} tokens in f64; worst relative difference to one device",
-        args.model, args.layers, args.hidden, args.vocab, args.steps, args.global_batch, args.seq_length
+        "{:?}: {} layers, width {}, vocabulary {}; {} steps of {} x {} tokens in {}; worst relative difference to one CPU device \
+         in f64",
+        args.model,
+        sizes.layers,
+        sizes.hidden,
+        sizes.vocab,
+        settings.steps,
+        args.global_batch,
+        sizes.seq,
+        Words(args.dtype)
     );
     println!("{}", Row::heading());
-    let most = list.iter().map(|candidate| candidate.layout.world_size()).max().unwrap_or(1);
     let start = Instant::now();
-    let devices = args.device.devices(most);
     let rows = verify::<M>(config, &settings, &devices, &list, |row| println!("{row}"))?;
     let equal = rows.iter().filter(|row| row.passes()).count();
     let (all, seconds) = (rows.len(), start.elapsed().as_secs_f64());
-    println!("{equal} of {all} layouts equal one device within {:.0e} ({seconds:.1} s)", args.tolerance);
+    let bounds = Bounds::new(settings.dtype, settings.tolerance, sizes.layers);
+    println!("{equal} of {all} layouts equal one device within {bounds} ({seconds:.1} s)");
     Ok(if equal == all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Prints a line per layout.
+fn run_curve<M: CausalLm>(args: &Args, config: &M::Config, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let list = match args.layouts.is_empty() {
+        true => vec![Candidate::default()],
+        false => layouts(args, config, settings)?,
+    };
+    let devices = devices(args, &list)?;
+    let mut equal = true;
+    for candidate in &list {
+        let curve = curve::<M>(config, settings, &devices, candidate)?;
+        println!("{candidate} on {}, {}: {curve}", Words(args.device), Words(args.dtype));
+        equal &= curve.passes();
+    }
+    Ok(if equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A device for each rank of the largest layout, or all there are.
+fn devices(args: &Args, list: &[Candidate]) -> anyhow::Result<Vec<Device>> {
+    let largest = list.iter().map(|candidate| &candidate.layout).max_by_key(|layout| layout.world_size());
+    match largest {
+        Some(layout) if !args.share_gpus => args.device.devices(layout),
+        _ => args.device.shared(),
+    }
+}
+
+/// A flag's value as it is written.
+struct Words<T: ValueEnum>(T);
+
+impl<T: ValueEnum> fmt::Display for Words<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
+    }
+}
+
 /// The layouts of the flags, each checked, or all that fit.
-fn layouts(args: &Args, config: &impl ModelConfig) -> anyhow::Result<Vec<Candidate>> {
-    let dims = config.dims();
+fn layouts(args: &Args, config: &impl ModelConfig, settings: &Settings) -> anyhow::Result<Vec<Candidate>> {
+    let (dims, seq) = (config.dims(), settings.seq);
     if args.layouts.is_empty() {
-        dims.check(&Default::default(), args.seq_length)?;
-        return Ok(candidates(args.ranks, args.global_batch, dims.layers, |layout| {
-            dims.check(layout, args.seq_length).is_ok()
-        }));
+        dims.check(&Default::default(), seq)?;
+        let list = candidates(args.ranks, args.global_batch, dims.layers, |layout| dims.check(layout, seq).is_ok());
+        if list.is_empty() {
+            bail!("nothing to verify: no layout of up to {} ranks fits", args.ranks);
+        }
+        return Ok(list);
     }
     let parse = |text: &String| -> anyhow::Result<Candidate> {
         let candidate: Candidate = text.parse().with_context(|| format!("--layout \"{text}\""))?;
         runnable(&candidate.layout)?;
-        dims.check(&candidate.layout, args.seq_length)?;
+        dims.check(&candidate.layout, seq)?;
         let (schedule, _) = candidate.pipeline.resolve(&candidate.layout, dims.layers, candidate.accumulation)?;
         together(&candidate.layout, schedule.kind)?;
         let parts = candidate.layout.dp * candidate.accumulation;

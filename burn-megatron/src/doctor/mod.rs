@@ -2,10 +2,12 @@
 
 mod gpus;
 mod host;
+mod kernels;
 mod links;
 
 pub use gpus::gpus;
 pub use host::host;
+pub use kernels::{KernelCheck, check_kernels};
 pub use links::{LinkSpeed, link_speed};
 use std::fmt;
 

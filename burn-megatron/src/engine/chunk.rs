@@ -1,7 +1,6 @@
 //! A stage of the model on this rank: its passes, segment by segment.
 
 use super::TokenBatch;
-use super::report::LossSum;
 use super::segments::{Link, Segment, segments};
 use crate::optim::{BucketSpec, Optimizer};
 use crate::trace::{Recorder, What};
@@ -65,7 +64,7 @@ pub(super) struct Pass<'a> {
     pub keep: bool,
     /// No other pass of the step adds to this stage's gradients.
     pub last: bool,
-    /// Type of the losses: the parameters' own, at least `f32`.
+    /// Type of the losses.
     pub loss_type: DType,
     /// What the gradient of each counted loss is.
     pub loss_grad: f64,
@@ -73,14 +72,8 @@ pub(super) struct Pass<'a> {
     pub place: (usize, usize),
 }
 
-/// What a forward pass makes: activations for the next stage, or the loss.
-pub(super) struct Output {
-    pub activation: Option<Tensor<3>>,
-    pub loss: Option<LossSum>,
-}
-
-/// The value of a segment.
-enum Value {
+/// What a forward pass makes: activations for the next stage, or the losses `[rows, seq]`.
+pub(super) enum Output {
     Activation(Tensor<3>),
     Losses(Tensor<2>),
 }
@@ -147,7 +140,7 @@ impl<M: CausalLm> Chunk<M> {
 
     /// The forward pass; `input` is missing on the first stage.
     pub fn forward(&mut self, pass: &mut Pass, input: Option<Tensor<3>>) -> Output {
-        let (mut x, mut kept, mut loss) = (input, Vec::with_capacity(self.steps.len()), None);
+        let (mut x, mut kept, mut losses) = (input, Vec::with_capacity(self.steps.len()), None);
         for index in 0..self.steps.len() {
             self.gather(index, pass);
             let segment = &self.steps[index].segment;
@@ -168,15 +161,18 @@ impl<M: CausalLm> Chunk<M> {
                 }
             };
             match value {
-                Value::Activation(activation) => x = Some(activation),
-                Value::Losses(losses) => loss = Some(LossSum::of(&losses, pass.batch)),
+                Output::Activation(activation) => x = Some(activation),
+                Output::Losses(values) => losses = Some(values),
             }
             self.release(index, pass);
         }
         if pass.keep {
             self.live.insert(pass.place.1, kept);
         }
-        Output { activation: x, loss }
+        match losses {
+            Some(losses) => Output::Losses(losses),
+            None => Output::Activation(x.expect("a stage has a segment")),
+        }
     }
 
     /// The backward pass, from the gradient of the output, which is missing on the last stage, to that of the input. With
@@ -278,7 +274,7 @@ impl<M: CausalLm> Chunk<M> {
 
     fn gather(&mut self, step: usize, pass: &mut Pass) {
         if self.zero < 3 {
-            return;
+            return self.steps[step].uses.iter().for_each(|bucket| pass.optimizer.ready(*bucket));
         }
         let mark = pass.recorder.begin();
         for bucket in &self.steps[step].uses {
@@ -299,12 +295,12 @@ impl<M: CausalLm> Chunk<M> {
     }
 }
 
-impl Value {
+impl Output {
     /// The value without its graph, and the graph.
-    fn split(self) -> (Value, Tape) {
+    fn split(self) -> (Output, Tape) {
         match self {
-            Value::Activation(x) => (Value::Activation(x.clone().inner()), Tape::of(x)),
-            Value::Losses(x) => (Value::Losses(x.clone().inner()), Tape::of(x)),
+            Output::Activation(x) => (Output::Activation(x.clone().inner()), Tape::of(x)),
+            Output::Losses(x) => (Output::Losses(x.clone().inner()), Tape::of(x)),
         }
     }
 }
@@ -315,18 +311,18 @@ fn leaf(x: Tensor<3>) -> Tensor<3> {
 }
 
 /// A segment's value, with a graph if `tracked`.
-fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pass: &Pass, tracked: bool) -> Value {
+fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pass: &Pass, tracked: bool) -> Output {
     let input = || x.expect("only the embedding has no input");
     let device = if tracked { pass.device.clone().autodiff() } else { pass.device.clone() };
     let dropout = pass.dropout.as_ref();
     match link {
-        Link::Embedding => Value::Activation(model.embed(pass.batch.tokens_on(&device), dropout)),
+        Link::Embedding => Output::Activation(model.embed(pass.batch.tokens_on(&device), dropout)),
         Link::Layers(layers) => {
-            Value::Activation(layers.clone().fold(input(), |x, layer| model.layer(layer, x, dropout)))
+            Output::Activation(layers.clone().fold(input(), |x, layer| model.layer(layer, x, dropout)))
         }
         Link::Head => {
             let losses = model.head_losses(input(), pass.batch.labels_on(&device));
-            Value::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) })
+            Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) })
         }
     }
 }

@@ -5,6 +5,7 @@ mod chunk;
 mod config;
 mod error;
 mod layout;
+mod losses;
 mod mail;
 mod rank_engine;
 mod report;

@@ -5,18 +5,19 @@ mod evaluate;
 mod state;
 
 use super::chunk::{Chunk, Output, Pass};
+use super::losses::Losses;
 use super::mail::Mail;
 use super::report::LossSum;
 use super::{EngineConfig, EngineError, LossMean, StepReport, TokenBatch};
 use crate::batch::BatchPlan;
 use crate::lr::LrSchedule;
 use crate::optim::{LossScaler, Optimizer, StepInfo, clip_factor};
-use crate::schedule::{Action, Schedule, Work};
+use crate::schedule::{Action, Pass as Kind, Schedule, Work};
 use crate::trace::{Recorder, Span, What};
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::shard::{ParamSpec, Unit, stable_hash};
-use burn::tensor::DType;
+use burn::tensor::{DType, Tensor};
 use models::CausalLm;
 use models::layers::DropoutKey;
 pub use state::Position;
@@ -29,8 +30,6 @@ pub struct RankEngine<M> {
     chunks: Vec<Chunk<M>>,
     optimizer: Optimizer,
     pipeline: Schedule,
-    /// By chunk: the pass after which its gradients are complete.
-    last_passes: Vec<Work>,
     lr: LrSchedule,
     scaler: Option<LossScaler>,
     config: EngineConfig,
@@ -44,6 +43,8 @@ pub struct RankEngine<M> {
     /// First and last stage, which share the weight of tied embeddings.
     ends: Option<Group>,
     dtype: DType,
+    /// A GPU works behind the host; reading a loss would end that.
+    runs_ahead: bool,
     hidden: usize,
     /// Of the whole model.
     elements: usize,
@@ -57,6 +58,7 @@ pub struct RankEngine<M> {
 impl<M: CausalLm> RankEngine<M> {
     /// The stages of the model that this rank holds, in the order of the layers; under ZeRO 3 without their weights.
     pub fn stages(&self) -> impl Iterator<Item = &M> {
+        self.chunks.iter().flat_map(|chunk| &chunk.buckets).for_each(|(_, bucket)| self.optimizer.ready(*bucket));
         self.chunks.iter().map(Chunk::model)
     }
 
@@ -140,16 +142,18 @@ impl<M: CausalLm> RankEngine<M> {
         // What a step that failed has left.
         self.optimizer.skip();
         self.chunks.iter_mut().for_each(Chunk::forget);
-        let sum = self.passes(micro_batches)?;
+        let losses = self.passes(micro_batches)?;
+        let mark = self.recorder.begin();
+        let norm = self.optimizer.norm(1.0, &self.model_parallel);
+        self.recorder.end(mark, What::Norm, None, None);
+        let sum = self.over_all(self.read(losses, micro_batches)?, micro_batches);
         let (loss, tokens) = (sum.mean(), sum.tokens);
         let loss_scale = self.scaler.as_ref().map(LossScaler::scale);
         self.grad_scale = match self.config.loss {
             LossMean::PerToken => 1.0 / tokens.max(1) as f64,
             LossMean::PerMicroBatch => 1.0,
         } / loss_scale.unwrap_or(1.0);
-        let mark = self.recorder.begin();
-        let grad_norm = self.optimizer.norm(self.grad_scale, &self.model_parallel);
-        self.recorder.end(mark, What::Norm, None, None);
+        let grad_norm = norm * self.grad_scale;
         let skipped = !grad_norm.is_finite();
         if let Some(scaler) = &mut self.scaler {
             scaler.update(skipped);
@@ -172,17 +176,23 @@ impl<M: CausalLm> RankEngine<M> {
         Ok(StepReport { step, loss, grad_norm, clip_factor, lr, tokens, consumed, loss_scale, skipped, seconds })
     }
 
-    /// All passes of the schedule and all sums of gradients; the sum of the losses of the global batch.
-    fn passes(&mut self, micro_batches: &[TokenBatch]) -> Result<LossSum, EngineError> {
+    /// All passes of the schedule and all sums of gradients; this rank's losses.
+    fn passes(&mut self, micro_batches: &[TokenBatch]) -> Result<Losses, EngineError> {
         let rows = micro_batches[0].rows;
         let mut mail = self.mail(rows, micro_batches[0].seq);
-        let mut sum = LossSum::default();
+        let mut losses = Losses::default();
         self.peak_in_flight = 0;
-        for action in &self.pipeline.ranks[self.stages.rank()].clone() {
+        let actions = self.pipeline.ranks[self.stages.rank()].clone();
+        for (index, action) in actions.iter().enumerate() {
             match action {
                 Action::Compute(work) => {
-                    let loss = self.compute(*work, &micro_batches[work.micro_batch], &mut mail)?;
-                    sum = [sum, loss].into_iter().sum();
+                    // Each bucket is reduced as soon as its last gradient is there, within the pass.
+                    let last = actions.get(index + 1) == Some(&Action::ReduceGrads { chunk: work.chunk });
+                    let values = self.compute(*work, last, &micro_batches[work.micro_batch], &mut mail);
+                    losses.extend(values.map(|values| (work.micro_batch, values)));
+                    if !self.runs_ahead {
+                        losses = self.read(losses, micro_batches)?;
+                    }
                     let in_flight = self.chunks.iter().map(Chunk::in_flight).sum();
                     self.peak_in_flight = self.peak_in_flight.max(in_flight);
                 }
@@ -192,19 +202,29 @@ impl<M: CausalLm> RankEngine<M> {
                     self.recorder.end(mark, What::Send, Some(transfer.chunk), Some(transfer.micro_batch));
                 }
                 Action::Recv(transfer) => mail.expect(*transfer),
-                // Each bucket is reduced as soon as its last gradient is there, within the passes.
                 Action::ReduceGrads { .. } | Action::Step => {}
             }
         }
         debug_assert!(mail.is_empty(), "the schedule leaves nothing behind");
         self.sum_over_model_parallel();
-        Ok(self.over_all(sum, micro_batches))
+        Ok(losses)
+    }
+
+    /// Waits for losses that are still on the device.
+    fn read(&self, losses: Losses, micro_batches: &[TokenBatch]) -> Result<Losses, EngineError> {
+        losses.read(micro_batches).map_err(|(micro_batch, loss)| EngineError::NonFiniteLoss {
+            loss,
+            step: self.step + 1,
+            micro_batch,
+            rank: self.rank.rank,
+            coords: self.rank.coords,
+        })
     }
 
     /// Loss and tokens of the global batch; only the last stage has a loss, and every stage counts tokens.
-    fn over_all(&self, sum: LossSum, own: &[TokenBatch]) -> LossSum {
+    fn over_all(&self, losses: Losses, own: &[TokenBatch]) -> LossSum {
         let tokens = own.iter().map(|batch| batch.counted() as u64).sum();
-        let sum = LossSum { tokens, ..sum }.total(&self.replicas);
+        let sum = LossSum { loss: losses.sum, tokens }.total(&self.replicas);
         let loss = self.stages.all_gather_host(sum.loss).into_iter().sum();
         LossSum { loss, tokens: sum.tokens }
     }
@@ -215,10 +235,8 @@ impl<M: CausalLm> RankEngine<M> {
         Mail::new(self.stages.clone(), self.rank.device.clone(), [seq, rows, self.hidden], self.dtype)
     }
 
-    /// One pass; the loss of a forward pass of the last stage.
-    fn compute(&mut self, work: Work, batch: &TokenBatch, mail: &mut Mail) -> Result<LossSum, EngineError> {
-        use crate::schedule::Pass as Kind;
-
+    /// One pass, `last` if no other adds to the stage's gradients; the losses of a forward pass of the last stage.
+    fn compute(&mut self, work: Work, last: bool, batch: &TokenBatch, mail: &mut Mail) -> Option<Tensor<2>> {
         let input = self.pipeline.input(self.stages.rank(), work).map(|input| {
             let mark = self.recorder.begin();
             let tensor = mail.take(input);
@@ -239,9 +257,9 @@ impl<M: CausalLm> RankEngine<M> {
                 first_sample: self.plan.rows(work.micro_batch, self.rank.coords.dp).start,
             }),
             keep: true,
-            last: self.last_passes[work.chunk] == work,
+            last,
             loss_grad: self.loss_grad(batch),
-            loss_type: if self.dtype == DType::F64 { DType::F64 } else { DType::F32 },
+            loss_type: self.loss_type(),
             place: (work.chunk, work.micro_batch),
             optimizer: &mut self.optimizer,
             recorder: &mut self.recorder,
@@ -249,13 +267,12 @@ impl<M: CausalLm> RankEngine<M> {
             batch,
         };
         let chunk = &mut self.chunks[work.chunk];
-        let mut loss = LossSum::default();
+        let mut losses = None;
         match work.pass {
-            Kind::Forward => {
-                let Output { activation, loss: sum } = chunk.forward(&mut pass, input);
-                activation.into_iter().for_each(|activation| mail.put(work, activation));
-                loss = sum.unwrap_or_default();
-            }
+            Kind::Forward => match chunk.forward(&mut pass, input) {
+                Output::Activation(activation) => mail.put(work, activation),
+                Output::Losses(values) => losses = Some(values),
+            },
             Kind::Backward | Kind::BackwardInput => {
                 if let Some(grad) = chunk.backward(&mut pass, input, work.pass == Kind::BackwardInput) {
                     mail.put(work, grad);
@@ -264,16 +281,12 @@ impl<M: CausalLm> RankEngine<M> {
             Kind::BackwardWeight => chunk.weight_gradients(&mut pass),
         }
         self.recorder.end(mark, what, Some(work.chunk), Some(work.micro_batch));
-        match loss.loss.is_finite() {
-            true => Ok(loss),
-            false => Err(EngineError::NonFiniteLoss {
-                loss: loss.mean(),
-                step: self.step + 1,
-                micro_batch: work.micro_batch,
-                rank: self.rank.rank,
-                coords: self.rank.coords,
-            }),
-        }
+        losses
+    }
+
+    /// Type of the losses: the parameters' own, at least `f32`.
+    fn loss_type(&self) -> DType {
+        if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
     /// The gradient of each counted loss of a micro-batch in what is minimized, before the division by the tokens of the

@@ -1,8 +1,6 @@
 //! What a step says of itself.
 
-use super::TokenBatch;
 use backend_dist::comm::Group;
-use burn::tensor::Tensor;
 use std::iter::Sum;
 
 /// One finished optimizer step; equal on all ranks but for `seconds`.
@@ -47,12 +45,6 @@ pub(super) struct LossSum {
 }
 
 impl LossSum {
-    /// The counted losses `[rows, seq]` of a batch.
-    pub fn of(losses: &Tensor<2>, batch: &TokenBatch) -> Self {
-        let values = losses.clone().into_data();
-        Self { loss: batch.masked_sum(values.iter::<f64>()), tokens: batch.counted() as u64 }
-    }
-
     /// The sum over the group in group order, so that all members get the same bits.
     pub fn total(self, group: &Group) -> Self {
         group.all_gather_host(self).into_iter().sum()

@@ -209,7 +209,10 @@ impl ModuleVisitor for Collect<'_> {
             local[sum.elements].copy_from_slice(&values(sum_of_ranks));
         }
         let sections = spec.sections_of(&local);
-        self.locals
-            .extend(sections.map(|(section, values)| LocalTensor { section: section.clone(), values: values.into() }));
+        self.locals.extend(sections.map(|(section, values)| LocalTensor {
+            section: section.clone(),
+            unit: spec.unit,
+            values: values.into(),
+        }));
     }
 }

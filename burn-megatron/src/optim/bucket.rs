@@ -2,9 +2,10 @@
 
 use super::config::OptimizerConfig;
 use super::flat::{Flat, own, wide};
+use super::gpu::{Launches, Weights};
 use super::grads::Grads;
 use super::layout::{BucketSpec, Layout, Part, overlap};
-use super::modules::{map, visit};
+use super::modules::{attach_places, map, visit};
 use super::rule::Rule;
 use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
@@ -21,46 +22,92 @@ pub(super) struct Bucket {
     pub region: Range<usize>,
     pub parts: Vec<Part>,
     pub grads: Grads,
-    /// Wide values, where they are not in the module: of narrow weights, and under ZeRO 3.
+    /// Wide values, where they are not in the module: of narrow weights, and under ZeRO 3. On GPUs always.
     pub values: Option<Flat>,
     pub first: Option<Flat>,
     pub second: Option<Flat>,
     /// Start of each part in `second`, which only has the parts that need it.
     pub second_at: Vec<Option<usize>>,
+    /// By shard, the elements of the region that this rank counts in norms.
+    pub counted: Vec<(usize, Vec<Range<usize>>)>,
+    /// On GPUs, unless ZeRO 3 cuts the weights.
+    pub weights: Option<Weights>,
+    /// On GPUs.
+    pub launches: Option<Launches>,
     pub zero: u8,
     /// Type of the weights in the module.
     pub dtype: DType,
 }
 
 impl Bucket {
+    /// `alignment` is that of parameters in the flat buffers.
     pub fn new(
         spec: BucketSpec,
+        alignment: usize,
         config: &OptimizerConfig,
         zero: u8,
         replicas: &Group,
         device: &Device,
         dtype: DType,
     ) -> Self {
-        let layout = Layout::new(&spec, replicas.size());
+        let layout = Layout::new(&spec, replicas.size(), alignment);
         let region = if zero == 0 { 0..layout.len } else { layout.shard(replicas.rank()) };
         let parts = layout.parts(&region);
         let (of_matrices, of_others) = config.moments();
         let moments = |part: &Part| if layout.units[part.unit].matrix { of_matrices } else { of_others };
+        // Where all parts have a second moment, they lie in it as in the region.
+        let all = parts.iter().all(|part| moments(part) > 1);
         let mut second_len = 0;
         let mut second = |part: &Part| {
             (moments(part) > 1).then(|| {
-                second_len += part.range.len();
-                second_len - part.range.len()
+                let start = if all { part.at } else { second_len };
+                second_len = start + part.range.len();
+                start
             })
         };
         let second_at: Vec<Option<usize>> = parts.iter().map(&mut second).collect();
         let buffer = |len: usize| (len > 0).then(|| Flat::zeros(len, device, wide(dtype)));
-        let grads = Grads::new(&layout, zero, device, wide(dtype));
+        let grads = Grads::new(&layout, &region, zero, device, wide(dtype));
+        let shards = if zero == 0 { 0..replicas.size() } else { replicas.rank()..replicas.rank() + 1 };
+        let counted = counted(&layout, &region, shards);
+        let launches = grads.buffer().map(|sum| Launches::new(sum, &counted, (&layout, &parts), &region, config));
+        let weights = if zero < 3 { Weights::new(&layout, &region, device, dtype) } else { None };
         let _kind = OfKind::begin(Kind::Optimizer);
         let has_first = parts.iter().any(|part| moments(part) > 0);
         let first = buffer(if has_first { region.len() } else { 0 });
-        let second = buffer(second_len);
-        Self { spec, layout, region, parts, grads, values: None, first, second, second_at, zero, dtype }
+        // One launch goes over whole regions.
+        let second = buffer(if launches.is_some() && all && second_len > 0 { region.len() } else { second_len });
+        let values = None;
+        Self {
+            spec,
+            layout,
+            region,
+            parts,
+            grads,
+            values,
+            first,
+            second,
+            second_at,
+            counted,
+            weights,
+            launches,
+            zero,
+            dtype,
+        }
+    }
+
+    /// Takes the weights over, once before anything else.
+    pub fn shard<M: Module>(&mut self, model: M, device: &Device) -> M {
+        if let Some(weights) = &self.weights {
+            let model = weights.take(model, &self.layout);
+            self.values = Some(weights.values(self.region.len(), device));
+            attach_places(&model, &self.layout, self.grads.places());
+            return model;
+        }
+        if self.keeps_values() {
+            self.values = Some(self.extract(&model));
+        }
+        if self.zero == 3 { self.release(model) } else { model }
     }
 
     /// Whether the values are kept here.
@@ -103,33 +150,28 @@ impl Bucket {
 
     /// One step. `matrices` are the orthogonalised steps of the parts that are not updated by `rule`.
     pub fn step<M: Module>(&mut self, model: M, rule: &Rule, matrices: &MatrixSteps, replicas: &Group) -> M {
-        let in_module = self.zero == 0 && !self.keeps_values();
-        let taken = (!in_module).then(|| self.values.take().unwrap_or_else(|| self.extract(&model)));
-        let mut update = Update {
-            layout: &self.layout,
-            parts: &self.parts,
-            second_at: &self.second_at,
-            first: self.first.as_mut(),
-            second: self.second.as_mut(),
-            sum: self.grads.sum(),
-            rule,
-            matrices,
-        };
-        let model = match taken {
-            None => map(model, &self.layout, |slot, values| {
-                let (start, mut values) = (self.layout.slots[slot].range.start, Flat::new(values));
-                for (index, part) in self.parts.iter().enumerate() {
-                    if self.layout.units[part.unit].slot == slot {
-                        update.part(index, &mut values, part.range.start - start);
+        let in_module = self.zero == 0 && !self.keeps_values() && self.weights.is_none();
+        let model = match in_module {
+            true => self.step_in_module(model, rule, matrices),
+            false => {
+                let mut values = self.values.take().unwrap_or_else(|| self.extract(&model));
+                let at_once = self.step_at_once(&values, rule);
+                if !at_once {
+                    let mut update = self.update(rule, matrices);
+                    for (index, part) in update.parts.iter().enumerate() {
+                        update.part(index, &mut values, part.at);
                     }
                 }
-                values.into_tensor()
-            }),
-            Some(mut values) => {
-                for (index, part) in self.parts.iter().enumerate() {
-                    update.part(index, &mut values, part.at);
-                }
-                if !self.keeps_values() {
+                if let Some(weights) = &self.weights {
+                    if !at_once {
+                        weights.set_own(&values);
+                    }
+                    if self.zero > 0 {
+                        weights.exchange(replicas);
+                    }
+                    self.values = Some(values);
+                    model
+                } else if !self.keeps_values() {
                     self.fill(model, &self.gather(values.into_tensor(), replicas))
                 } else {
                     let model = match self.zero {
@@ -143,6 +185,41 @@ impl Bucket {
         };
         self.grads.forget();
         model
+    }
+
+    fn update<'a>(&'a mut self, rule: &'a Rule, matrices: &'a MatrixSteps) -> Update<'a> {
+        Update {
+            layout: &self.layout,
+            parts: &self.parts,
+            second_at: &self.second_at,
+            first: self.first.as_mut(),
+            second: self.second.as_mut(),
+            sum: self.grads.sum(),
+            rule,
+            matrices,
+        }
+    }
+
+    /// Updates the module's own parameters.
+    fn step_in_module<M: Module>(&mut self, model: M, rule: &Rule, matrices: &MatrixSteps) -> M {
+        let mut update = self.update(rule, matrices);
+        let (layout, parts) = (update.layout, update.parts);
+        map(model, layout, |slot, values| {
+            let (start, mut values) = (layout.slots[slot].range.start, Flat::new(values));
+            for (index, part) in parts.iter().enumerate() {
+                if layout.units[part.unit].slot == slot {
+                    update.part(index, &mut values, part.range.start - start);
+                }
+            }
+            values.into_tensor()
+        })
+    }
+
+    /// Updates wide values and weights in one launch; false where that cannot be.
+    fn step_at_once(&self, values: &Flat, rule: &Rule) -> bool {
+        let (Some(launches), Rule::AdamW(k)) = (&self.launches, rule) else { return false };
+        let flats = [Some(values), self.first.as_ref(), self.second.as_ref(), Some(self.grads.sum())];
+        launches.adamw(k, flats, self.weights.as_ref())
     }
 }
 
@@ -182,6 +259,16 @@ impl Update<'_> {
         let decays = unit.decays || self.rule.decays_vectors();
         self.rule.update((values, at..at + len), (self.sum, here), first, second, decays);
     }
+}
+
+/// What `region` has of each of these shards and counts in norms.
+fn counted(layout: &Layout, region: &Range<usize>, shards: Range<usize>) -> Vec<(usize, Vec<Range<usize>>)> {
+    let here = |range: Range<usize>| range.start - region.start..range.end - region.start;
+    let parts = |shard| {
+        let owned = |part: &Part| layout.units[part.unit].section.is_owned();
+        layout.parts(&layout.shard(shard)).into_iter().filter(owned).map(|part| here(part.range)).collect()
+    };
+    shards.map(|shard| (shard, parts(shard))).collect()
 }
 
 /// `new` in the storage of `old` where that is possible, else in storage of its own.

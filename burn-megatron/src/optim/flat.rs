@@ -1,7 +1,8 @@
-//! Flat arrays of a rank: gradients, moments, shards of weights. In place in host memory on CPU ranks, tensor operations
-//! elsewhere.
+//! Flat arrays of a rank: gradients, moments, shards of weights. In place in host memory on CPU ranks and in the memory of
+//! GPUs, tensor operations elsewhere (`f64` on GPUs).
 
 use super::real::Real;
+use backend_dist::buffer::Buffer;
 use backend_dist::collective::{all_reduce, reduce_scatter};
 use backend_dist::comm::{Group, ReduceOp};
 use burn::backend::Flex;
@@ -11,10 +12,15 @@ use std::ops::Range;
 
 /// A one-dimensional array in the type that sums are kept in: `f64` for `f64` weights, else `f32`.
 ///
-/// On the host, writes happen in place unless somebody else holds the storage, which is copied then.
+/// On the host, writes happen in place unless somebody else holds the storage, which is copied then. A buffer is always
+/// written in place.
 pub(super) struct Flat {
-    /// Always there between calls; taken out so that a write finds it unshared.
+    /// Always there between calls; taken out so that a write finds it unshared. Shares the memory of the buffer.
     tensor: Option<Tensor<1>>,
+    /// GPU memory that keeps its place.
+    buffer: Option<Buffer>,
+    /// The memory is counted where it was allocated.
+    borrowed: bool,
     dtype: DType,
     len: usize,
     /// Storage is host memory.
@@ -45,6 +51,9 @@ pub(super) fn wide(param: DType) -> DType {
 
 impl Flat {
     pub fn zeros(len: usize, device: &Device, dtype: DType) -> Self {
+        if let Some(buffer) = Buffer::zeros(len, device, dtype) {
+            return Self::whole(buffer, dtype, len);
+        }
         if Tensor::<1>::empty([1], (device, dtype)).try_into_primitive::<Flex>().is_err() {
             return Self::new(Tensor::zeros([len], (device, dtype)));
         }
@@ -53,17 +62,29 @@ impl Flat {
         Self::new(Tensor::from_primitive::<Flex>(FlexTensor::from_data(data)))
     }
 
+    /// All `len` elements of a buffer.
+    pub fn whole(buffer: Buffer, dtype: DType, len: usize) -> Self {
+        Self { borrowed: false, ..Self::over(buffer, dtype, len) }
+    }
+
+    /// The `len` elements of a part of a buffer that others hold too.
+    pub fn over(buffer: Buffer, dtype: DType, len: usize) -> Self {
+        Self { tensor: Some(buffer.tensor()), buffer: Some(buffer), borrowed: true, dtype, len, host: false }
+    }
+
     /// Takes over a tensor of type `f32` or `f64`.
     pub fn new(tensor: Tensor<1>) -> Self {
         let (dtype, len) = (tensor.dtype(), tensor.dims()[0]);
+        let (buffer, borrowed) = (None, false);
         match tensor.clone().try_into_primitive::<Flex>() {
-            Err(_) => Self { tensor: Some(tensor), dtype, len, host: false },
+            Err(_) => Self { tensor: Some(tensor), buffer, borrowed, dtype, len, host: false },
             Ok(host) => {
                 drop(tensor);
                 // Writes take the whole storage, which a view has only a part of.
                 let whole = host.bytes().len() == len * dtype.size() && host.is_contiguous();
                 let host = if whole { host } else { FlexTensor::from_data(host.into_data()) };
-                Self { tensor: Some(Tensor::from_primitive::<Flex>(host)), dtype, len, host: true }
+                let tensor = Some(Tensor::from_primitive::<Flex>(host));
+                Self { tensor, buffer, borrowed, dtype, len, host: true }
             }
         }
     }
@@ -80,7 +101,12 @@ impl Flat {
     }
 
     pub fn bytes(&self) -> u64 {
-        (self.len * self.dtype.size()) as u64
+        if self.borrowed { 0 } else { (self.len * self.dtype.size()) as u64 }
+    }
+
+    /// The GPU memory that the elements keep their place in.
+    pub fn buffer(&self) -> Option<&Buffer> {
+        self.buffer.as_ref()
     }
 
     pub fn is_on_host(&self) -> bool {
@@ -137,6 +163,9 @@ impl Flat {
 
     /// Replaces elements from `at` on.
     pub fn put(&mut self, at: usize, values: Tensor<1>) {
+        if let Some(buffer) = &self.buffer {
+            return buffer.put(at, values);
+        }
         let (values, range) = self.fitting(at, values);
         if self.host {
             self.write(range, values, false);
@@ -148,6 +177,9 @@ impl Flat {
 
     /// Adds to elements from `at` on.
     pub fn add(&mut self, at: usize, values: Tensor<1>) {
+        if let Some(buffer) = &self.buffer {
+            return buffer.add(at, values);
+        }
         let (values, range) = self.fitting(at, values);
         if self.host {
             self.write(range, values, true);
@@ -180,7 +212,9 @@ impl Flat {
 
     /// Sets elements to zero.
     pub fn clear(&mut self, range: Range<usize>) {
-        if !range.is_empty() {
+        if let Some(buffer) = &self.buffer {
+            buffer.clear(range);
+        } else if !range.is_empty() {
             let zeros = Self::zeros(range.len(), &self.tensor().device(), self.dtype);
             self.put(range.start, zeros.into_tensor());
         }
@@ -188,7 +222,9 @@ impl Flat {
 
     /// Sums all elements over the group.
     pub fn all_reduce(&mut self, group: &Group) {
-        if group.size() > 1 {
+        if let Some(buffer) = &self.buffer {
+            buffer.all_reduce(group).wait();
+        } else if group.size() > 1 {
             let tensor = self.tensor.take().expect("the tensor is in place between calls");
             *self = Self::new(all_reduce(tensor, ReduceOp::Sum, group));
         }

@@ -1,10 +1,14 @@
 //! The main gradients of one bucket, from the first contribution of a step to the sum over the replicas.
 
 use super::flat::Flat;
-use super::layout::Layout;
+use super::layout::{Layout, Slot};
+use backend_dist::buffer::{Buffer, Wait};
 use backend_dist::comm::Group;
 use backend_dist::memory::{Kind, OfKind};
+use backend_dist::ops::main_grads::MainGrad;
 use burn::tensor::{DType, Device, Tensor};
+use std::cell::RefCell;
+use std::ops::Range;
 
 /// Raw sums, in the wide type. Two buffers that are rarely there together: the whole bucket while gradients come in,
 /// and this rank's part of the sum over the replicas.
@@ -14,6 +18,9 @@ use burn::tensor::{DType, Device, Tensor};
 /// | 0 | always; sum of the rank, then of all | never |
 /// | 1 | from the first contribution of a step to its reduction | from the reduction to the next step |
 /// | 2, 3 | during the backward pass of the bucket | always; sum over micro-batches of sums over replicas |
+///
+/// On GPUs the whole bucket is there for good under ZeRO 0 and 1, and the part is a part of it. Backward passes add to it
+/// themselves (`backend_dist::ops::main_grads`), and sums over replicas run beside them until somebody needs the result.
 pub(super) struct Grads {
     zero: u8,
     device: Device,
@@ -24,33 +31,67 @@ pub(super) struct Grads {
     part: Option<Flat>,
     /// The next sum over replicas replaces what is there.
     part_fresh: bool,
+    /// By parameter: where backward passes write to. Empty where they do not.
+    places: Vec<MainGrad>,
+    /// A sum over replicas.
+    running: RefCell<Option<Wait>>,
 }
 
 impl Grads {
-    /// Nothing yet. `dtype` is the wide type.
-    pub fn new(layout: &Layout, zero: u8, device: &Device, dtype: DType) -> Self {
+    /// Nothing yet. `dtype` is the wide type, `region` what this rank updates.
+    pub fn new(layout: &Layout, region: &Range<usize>, zero: u8, device: &Device, dtype: DType) -> Self {
         let _kind = OfKind::begin(Kind::Gradients);
-        let part = (zero >= 2).then(|| Flat::zeros(layout.len / layout.replicas(), device, dtype));
+        let buffer = if zero < 2 { Buffer::zeros(layout.len, device, dtype) } else { None };
+        let place = |buffer: &Buffer, range: &Range<usize>| MainGrad::new(buffer.part(range.clone()).tensor());
+        let slots = |buffer| layout.slots.iter().map(|slot| place(buffer, &slot.range)).collect();
+        let places = buffer.as_ref().map(slots).unwrap_or_default();
+        let part = match zero {
+            0 => None,
+            1 => buffer.as_ref().map(|buffer| Flat::over(buffer.part(region.clone()), dtype, region.len())),
+            _ => Some(Flat::zeros(region.len(), device, dtype)),
+        };
+        let whole = buffer.map(|buffer| Flat::whole(buffer, dtype, layout.len));
         let fresh = vec![true; layout.slots.len()];
-        Self { zero, device: device.clone(), dtype, whole: None, fresh, part, part_fresh: true }
+        let running = RefCell::new(None);
+        Self { zero, device: device.clone(), dtype, whole, fresh, part, part_fresh: true, places, running }
+    }
+
+    /// By parameter, where backward passes may write to; empty where gradients come by [`Grads::add`] only.
+    pub fn places(&self) -> &[MainGrad] {
+        &self.places
+    }
+
+    /// Whether nothing of this parameter has come yet.
+    fn is_fresh(&self, slot: usize) -> bool {
+        self.fresh[slot] && self.places.get(slot).is_none_or(|place| !place.is_written())
+    }
+
+    /// Notes whether something of this parameter has come.
+    fn note(&mut self, slot: usize, fresh: bool) {
+        self.fresh[slot] = fresh;
+        if let Some(place) = self.places.get(slot) {
+            if fresh { place.reset() } else { place.mark_written() }
+        }
     }
 
     /// Adds the flat gradient of one parameter.
     pub fn add(&mut self, layout: &Layout, slot: usize, grad: Tensor<1>) {
         let starts = self.fresh.iter().all(|fresh| *fresh);
         self.start(layout, starts);
+        let fresh = self.is_fresh(slot);
         let whole = self.whole.as_mut().expect("a sum was started");
         let at = layout.slots[slot].range.start;
-        if std::mem::take(&mut self.fresh[slot]) {
+        if fresh {
             whole.put(at, grad);
         } else {
             whole.add(at, grad);
         }
+        self.note(slot, false);
     }
 
     /// Makes sure that there is a buffer for the whole bucket; `anew` if nothing in it is needed.
     fn start(&mut self, layout: &Layout, anew: bool) {
-        if self.zero == 1 {
+        if self.zero == 1 && self.places.is_empty() {
             self.part = None;
         }
         // Writing to storage that peers hold too would copy what is replaced anyway.
@@ -64,40 +105,66 @@ impl Grads {
     /// The whole bucket; parameters without a contribution have none, whatever the buffer held.
     fn settled(&mut self, layout: &Layout) -> &mut Flat {
         self.start(layout, false);
-        let whole = self.whole.as_mut().expect("a sum was started");
-        for (fresh, slot) in self.fresh.iter_mut().zip(&layout.slots) {
-            if std::mem::take(fresh) {
-                whole.clear(slot.range.clone());
+        for (slot, Slot { range, .. }) in layout.slots.iter().enumerate() {
+            if self.is_fresh(slot) {
+                self.whole.as_mut().expect("a sum was started").clear(range.clone());
             }
+            self.note(slot, false);
         }
-        whole
+        self.whole.as_mut().expect("a sum was started")
+    }
+
+    /// The next contributions replace what is there.
+    fn renew(&mut self) {
+        (0..self.fresh.len()).for_each(|slot| self.note(slot, true));
     }
 
     /// Ends a micro-batch: ZeRO 2 and 3 sum it over the replicas and keep their part.
-    pub fn complete(&mut self, layout: &Layout, replicas: &Group) {
+    pub fn complete(&mut self, layout: &Layout, region: &Range<usize>, replicas: &Group) {
         if self.zero < 2 {
             return;
         }
         self.settled(layout);
-        self.fresh.fill(true);
+        self.renew();
+        self.wait();
         let _kind = OfKind::begin(Kind::Gradients);
-        let sum = self.whole.take().expect("it is settled").reduce_scatter(replicas);
-        match &mut self.part {
-            Some(part) if !self.part_fresh => part.add(0, sum.into_tensor()),
-            part => *part = Some(sum),
+        let whole = self.whole.take().expect("it is settled");
+        let first = std::mem::take(&mut self.part_fresh);
+        let part = self.part.as_mut().expect("ZeRO 2 and 3 keep their part");
+        match (whole.buffer(), part.buffer()) {
+            (Some(whole), Some(part)) if first => self.running = Some(whole.reduce_scatter(part, replicas)).into(),
+            (Some(whole), Some(part)) => {
+                let own = whole.part(region.clone());
+                whole.reduce_scatter(&own, replicas).wait();
+                part.add(0, own.tensor());
+            }
+            _ if first => *part = whole.reduce_scatter(replicas),
+            _ => part.add(0, whole.reduce_scatter(replicas).into_tensor()),
         }
-        self.part_fresh = false;
     }
 
     /// Ends the micro-batches of a step: ZeRO 0 and 1 sum over the replicas.
     pub fn reduce(&mut self, layout: &Layout, replicas: &Group) {
         let _kind = OfKind::begin(Kind::Gradients);
         match self.zero {
-            0 => self.settled(layout).all_reduce(replicas),
+            0 => {
+                let whole = self.settled(layout);
+                match whole.buffer() {
+                    Some(buffer) => self.running = Some(buffer.all_reduce(replicas)).into(),
+                    None => whole.all_reduce(replicas),
+                }
+            }
             1 => {
                 self.settled(layout);
-                self.fresh.fill(true);
-                self.part = self.whole.take().map(|whole| whole.reduce_scatter(replicas));
+                self.renew();
+                let whole = self.whole.take().expect("it is settled");
+                match (whole.buffer(), self.part.as_ref().and_then(Flat::buffer)) {
+                    (Some(buffer), Some(part)) => {
+                        self.running = Some(buffer.reduce_scatter(part, replicas)).into();
+                        self.whole = Some(whole);
+                    }
+                    _ => self.part = Some(whole.reduce_scatter(replicas)),
+                }
             }
             _ => {
                 if std::mem::take(&mut self.part_fresh) {
@@ -108,9 +175,17 @@ impl Grads {
         }
     }
 
+    /// Lets the thread's stream wait for a running sum over the replicas.
+    pub fn wait(&self) {
+        if let Some(wait) = self.running.take() {
+            wait.wait();
+        }
+    }
+
     /// The next contributions start a new sum; until then the old one can be read.
     pub fn forget(&mut self) {
-        self.fresh.fill(true);
+        self.wait();
+        self.renew();
         self.part_fresh = true;
     }
 
@@ -119,14 +194,22 @@ impl Grads {
     /// # Panics
     /// If nothing was reduced yet.
     pub fn sum(&self) -> &Flat {
+        self.wait();
         let sum = if self.zero == 0 { &self.whole } else { &self.part };
         sum.as_ref().expect("gradients are used after they were reduced")
     }
 
     /// [`Grads::sum`], to complete it.
     pub fn sum_mut(&mut self) -> &mut Flat {
+        self.wait();
         let sum = if self.zero == 0 { &mut self.whole } else { &mut self.part };
         sum.as_mut().expect("gradients are used after they were reduced")
+    }
+
+    /// The GPU memory of [`Grads::sum`].
+    pub fn buffer(&self) -> Option<&Buffer> {
+        let sum = if self.zero == 0 { &self.whole } else { &self.part };
+        sum.as_ref().and_then(Flat::buffer)
     }
 
     /// Puts a sum in place, as a reduction would.

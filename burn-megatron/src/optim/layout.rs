@@ -40,7 +40,8 @@ pub(super) struct Unit {
     pub matrix: bool,
 }
 
-/// The flat buffer of a bucket: parameters one after the other, then padding up to a multiple of the replicas.
+/// The flat buffer of a bucket: parameters one after the other, each at a multiple of `alignment`, then padding up to shards
+/// of equal length that begin at such multiples too. Nobody uses what is between and behind the parameters.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub slots: Vec<Slot>,
@@ -62,9 +63,10 @@ pub(super) struct Part {
 }
 
 impl Layout {
-    pub fn new(bucket: &BucketSpec, replicas: usize) -> Self {
-        let (mut slots, mut units, mut start) = (Vec::new(), Vec::new(), 0);
+    pub fn new(bucket: &BucketSpec, replicas: usize, alignment: usize) -> Self {
+        let (mut slots, mut units, mut end) = (Vec::new(), Vec::new(), 0usize);
         for (slot, spec) in bucket.params.iter().enumerate() {
+            let start = end.next_multiple_of(alignment);
             let sums = spec.gradient_sums();
             for (section, elements) in spec.sections.iter().zip(spec.elements()) {
                 let partial = sums.iter().find(|sum| sum.elements == elements).map(|sum| sum.ranks);
@@ -73,11 +75,11 @@ impl Layout {
                 units.push(Unit { slot, section: section.clone(), range, decays: spec.weight_decay, partial, matrix });
             }
             let range = start..start + spec.local_len();
-            start = range.end;
+            end = range.end;
             slots.push(Slot { name: spec.name().into(), range, shape: spec.local_shape() });
         }
         let by_id = bucket.params.iter().enumerate().map(|(slot, spec)| (spec.id, slot)).collect();
-        Self { slots, units, len: start.next_multiple_of(replicas), replicas, by_id }
+        Self { slots, units, len: end.next_multiple_of(replicas * alignment), replicas, by_id }
     }
 
     /// The parameter with this id, if it is in the bucket.
@@ -85,20 +87,10 @@ impl Layout {
         self.by_id.get(&id).copied()
     }
 
-    /// Elements without padding.
-    pub fn filled(&self) -> usize {
-        self.slots.last().map_or(0, |slot| slot.range.end)
-    }
-
     /// The part of one replica, of equal length for all.
     pub fn shard(&self, replica: usize) -> Range<usize> {
         let len = self.len / self.replicas;
         replica * len..(replica + 1) * len
-    }
-
-    /// Number of replicas that share the bucket.
-    pub fn replicas(&self) -> usize {
-        self.replicas
     }
 
     /// What `region` has of each unit.
@@ -131,9 +123,9 @@ mod tests {
 
     #[test]
     fn norms_and_shared_heads_are_counted_once_and_summed_where_partial() {
-        let layout = |rank| Layout::new(&spec(rank), 1);
+        let layout = |rank| Layout::new(&spec(rank), 1, 1);
         let first = layout(0);
-        assert_eq!((first.len, first.filled()), (12, 12));
+        assert_eq!(first.len, 12);
         assert_eq!(first.slots.iter().map(|slot| slot.range.clone()).collect::<Vec<_>>(), [0..9, 9..12]);
         let units = |layout: &Layout| -> Vec<_> {
             layout.units.iter().map(|u| (u.range.clone(), u.decays, u.partial, u.matrix)).collect()
@@ -148,13 +140,26 @@ mod tests {
 
     #[test]
     fn shards_are_equal_and_parts_cover_everything_but_padding() {
-        let layout = Layout::new(&spec(0), 5);
-        assert_eq!((layout.len, layout.filled()), (15, 12));
+        let layout = Layout::new(&spec(0), 5, 1);
+        assert_eq!(layout.len, 15);
         let parts = |replica| layout.parts(&layout.shard(replica));
         assert_eq!(parts(1), [Part { unit: 0, range: 3..6, at: 0 }]);
         assert_eq!(parts(4), []);
         let covered: Vec<usize> = (0..5).flat_map(parts).flat_map(|part| part.range).collect();
         assert_eq!(covered, (0..12).collect::<Vec<_>>());
         assert_eq!(layout.parts(&(4..11)).iter().map(|part| part.at).collect::<Vec<_>>(), [0, 2, 5]);
+    }
+
+    /// On GPUs: slots and shards begin at multiples of the alignment, and gaps belong to no part.
+    #[test]
+    fn aligned_slots_and_shards_leave_gaps_that_are_nobodys() {
+        let layout = Layout::new(&spec(0), 3, 4);
+        assert_eq!(layout.slots.iter().map(|slot| slot.range.clone()).collect::<Vec<_>>(), [0..9, 12..15]);
+        assert_eq!(layout.len, 24);
+        let shards: Vec<_> = (0..3).map(|replica| layout.shard(replica)).collect();
+        assert_eq!(shards, [0..8, 8..16, 16..24]);
+        let parts: Vec<_> = shards.iter().map(|shard| layout.parts(shard)).collect();
+        assert_eq!(parts[1], [Part { unit: 1, range: 8..9, at: 0 }, Part { unit: 2, range: 12..15, at: 4 }]);
+        assert_eq!(parts[2], []);
     }
 }

@@ -9,6 +9,7 @@ mod check;
 mod clip;
 mod config;
 mod flat;
+mod gpu;
 mod grads;
 mod layout;
 mod lion;

@@ -1,6 +1,7 @@
 //! The parameters of one bucket inside a module.
 
 use super::layout::Layout;
+use backend_dist::ops::main_grads::{MainGrad, attach};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 
@@ -21,6 +22,22 @@ pub(super) fn visit<M: Module>(model: &M, layout: &Layout, f: impl FnMut(usize, 
         }
     }
     model.visit(&mut Visit(layout, f));
+}
+
+/// Lets backward passes of this thread write the gradients of the bucket's parameters to `places`, one per slot.
+pub(super) fn attach_places<M: Module>(model: &M, layout: &Layout, places: &[MainGrad]) {
+    struct Attach<'a>(&'a Layout, &'a [MainGrad]);
+
+    impl ModuleVisitor for Attach<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(slot) = self.0.slot(param.id.val())
+                && param.val().is_require_grad()
+            {
+                attach(&param.val(), self.1[slot].clone());
+            }
+        }
+    }
+    model.visit(&mut Attach(layout, places));
 }
 
 /// Takes the gradients of the bucket's parameters out, and calls `f` with the slot of each and its flat values.

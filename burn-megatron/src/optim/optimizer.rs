@@ -6,8 +6,10 @@ use super::flat::Flat;
 use super::layout::BucketSpec;
 use super::modules::visit_gradients;
 use super::muon::matrix_steps;
+use backend_dist::buffer::{self, Buffer, ChunkTable};
 use backend_dist::collective::{all_gather, all_reduce};
 use backend_dist::comm::{Group, ReduceOp};
+use backend_dist::ops::main_grads;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,6 +53,7 @@ pub struct Optimizer {
     zero: u8,
     /// Blocks of neighbouring tensor parallel ranks, by size.
     neighbours: BTreeMap<usize, Group>,
+    pub(super) device: Device,
     updates: u64,
     grads_peak: u64,
 }
@@ -68,8 +71,23 @@ impl Optimizer {
         device: &Device,
         dtype: DType,
     ) -> Self {
+        // Views of GPU memory begin at multiples.
+        let alignment = if Buffer::fits(device, dtype) { buffer::ALIGNMENT } else { 1 };
+        Self::aligned(alignment, config, zero, buckets, replicas, neighbours, (device, dtype))
+    }
+
+    /// [`Optimizer::new`] with parameters at multiples of `alignment` in the flat buffers.
+    pub(super) fn aligned(
+        alignment: usize,
+        config: &OptimizerConfig,
+        zero: u8,
+        buckets: Vec<BucketSpec>,
+        replicas: Group,
+        neighbours: impl Fn(usize) -> Group,
+        (device, dtype): (&Device, DType),
+    ) -> Self {
         let zero = if replicas.size() == 1 { 0 } else { zero };
-        let bucket = |spec| Bucket::new(spec, config, zero, &replicas, device, dtype);
+        let bucket = |spec| Bucket::new(spec, alignment, config, zero, &replicas, device, dtype);
         let buckets: Vec<Bucket> = buckets.into_iter().map(bucket).collect();
         let muon = config.muon().is_some();
         let units = buckets.iter().flat_map(|bucket| &bucket.layout.units);
@@ -79,21 +97,28 @@ impl Optimizer {
         });
         let sizes: BTreeSet<usize> = sizes.flatten().collect();
         let neighbours = sizes.into_iter().map(|size| (size, neighbours(size))).collect();
-        Self { config: *config, buckets, replicas, zero, neighbours, updates: 0, grads_peak: 0 }
+        let device = device.clone();
+        Self { config: *config, buckets, replicas, zero, neighbours, device, updates: 0, grads_peak: 0 }
     }
 
     /// Takes the weights over, once before anything else: wide copies of narrow weights; under ZeRO 3 this rank's shard,
-    /// and the module's parameters are emptied.
+    /// and the module's parameters are emptied. On GPUs the parameters become views of the bucket's weights, for good, and
+    /// backward passes of this thread add to the main gradients themselves.
     pub fn shard<M: Module>(&mut self, bucket: usize, model: M) -> M {
-        let bucket = &mut self.buckets[bucket];
-        if bucket.keeps_values() {
-            bucket.values = Some(bucket.extract(&model));
+        self.buckets[bucket].shard(model, &self.device)
+    }
+
+    /// Makes sure that what the thread issues from now on finds the weights of the last step. A forward pass asks for each
+    /// bucket when it comes to it.
+    pub fn ready(&self, bucket: usize) {
+        if let Some(weights) = &self.buckets[bucket].weights {
+            weights.wait();
         }
-        if self.zero == 3 { bucket.release(model) } else { model }
     }
 
     /// Under ZeRO 3 puts whole parameters into the module, from all replicas' shards; else nothing.
-    pub fn gather<M: Module>(&mut self, bucket: usize, model: M) -> M {
+    pub fn gather<M: Module>(&self, bucket: usize, model: M) -> M {
+        self.ready(bucket);
         if self.zero != 3 {
             return model;
         }
@@ -103,7 +128,7 @@ impl Optimizer {
     }
 
     /// Under ZeRO 3 empties the parameters, to shape `[0; D]`; else nothing.
-    pub fn release<M: Module>(&mut self, bucket: usize, model: M) -> M {
+    pub fn release<M: Module>(&self, bucket: usize, model: M) -> M {
         if self.zero == 3 { self.buckets[bucket].release(model) } else { model }
     }
 
@@ -130,8 +155,8 @@ impl Optimizer {
     /// Ends the bucket's contributions of one micro-batch. ZeRO 2 and 3 sum them over the replicas, keep their shard and
     /// free the rest.
     pub fn complete(&mut self, bucket: usize) {
-        let Bucket { layout, grads, .. } = &mut self.buckets[bucket];
-        grads.complete(layout, &self.replicas);
+        let Bucket { layout, region, grads, .. } = &mut self.buckets[bucket];
+        grads.complete(layout, region, &self.replicas);
     }
 
     /// Ends the bucket's micro-batches of one step. ZeRO 0 and 1 sum over the replicas.
@@ -186,21 +211,10 @@ impl Optimizer {
     /// the pipeline nor ZeRO changes a bit of it.
     pub fn norm(&self, scale: f64, model_parallel: &Group) -> f64 {
         let mut squares = Vec::new();
-        for bucket in &self.buckets {
-            let Bucket { layout, region, grads, spec, .. } = bucket;
-            let shards =
-                if self.zero == 0 { 0..layout.replicas() } else { self.replicas.rank()..self.replicas.rank() + 1 };
-            let parts = shards.map(|shard| {
-                let parts = layout.parts(&layout.shard(shard)).into_iter();
-                let owned = parts.filter(|part| layout.units[part.unit].section.is_owned());
-                let here = |range: std::ops::Range<usize>| range.start - region.start..range.end - region.start;
-                (shard, owned.map(|part| here(part.range)).collect::<Vec<_>>())
-            });
-            let parts: Vec<_> = parts.collect();
-            let ranges: Vec<_> = parts.iter().flat_map(|(_, ranges)| ranges.clone()).collect();
-            let mut sums = grads.sum().squares(&ranges).into_iter();
-            for (shard, ranges) in parts {
-                squares.push((spec.key, shard, sums.by_ref().take(ranges.len()).sum::<f64>()));
+        for (Bucket { spec, counted, .. }, sums) in self.buckets.iter().zip(self.squares()) {
+            let mut sums = sums.into_iter();
+            for (shard, ranges) in counted {
+                squares.push((spec.key, *shard, sums.by_ref().take(ranges.len()).sum::<f64>()));
             }
         }
         if self.zero > 0 {
@@ -214,17 +228,33 @@ impl Optimizer {
         all.into_iter().map(|(_, sum)| sum).sum::<f64>().sqrt() * scale
     }
 
+    /// By bucket, the sum of squares of each range that the rank counts.
+    fn squares(&self) -> Vec<Vec<f64>> {
+        fn on_gpu(bucket: &Bucket) -> Option<(&Buffer, &ChunkTable)> {
+            Some((bucket.grads.sum().buffer()?, &bucket.launches.as_ref()?.counted))
+        }
+        // One wait for all of them.
+        if let Some(buffers) = self.buckets.iter().map(on_gpu).collect::<Option<Vec<_>>>() {
+            return buffer::squares(&buffers);
+        }
+        let by_bucket = |Bucket { grads, counted, .. }: &Bucket| {
+            let ranges: Vec<_> = counted.iter().flat_map(|(_, ranges)| ranges.clone()).collect();
+            grads.sum().squares(&ranges)
+        };
+        self.buckets.iter().map(by_bucket).collect()
+    }
+
     /// The rank's gradients of a bucket times `scale`, flat in the order of its parameters, from all replicas where they
     /// are sharded. The sums of the last step stay until the next [`accumulate`](Self::accumulate).
     pub fn gradients(&self, bucket: usize, scale: f64) -> Vec<f64> {
         let Bucket { layout, grads, .. } = &self.buckets[bucket];
         let all = if self.zero == 0 {
-            grads.sum().values(0..layout.filled())
+            grads.sum().values(0..layout.len)
         } else {
             let part = grads.sum().part(0..grads.sum().len());
-            Flat::new(all_gather(part, 0, &self.replicas)).values(0..layout.filled())
+            Flat::new(all_gather(part, 0, &self.replicas)).values(0..layout.len)
         };
-        all.into_iter().map(|g| g * scale).collect()
+        layout.slots.iter().flat_map(|slot| all[slot.range.clone()].iter().map(|g| g * scale)).collect()
     }
 
     /// Starts update number [`updates`](Self::updates)` + 1`.
@@ -282,5 +312,14 @@ impl Optimizer {
     fn note_memory(&mut self) {
         let grads = self.buckets.iter().map(|bucket| bucket.grads.bytes()).sum();
         self.grads_peak = self.grads_peak.max(grads);
+    }
+}
+
+impl Drop for Optimizer {
+    fn drop(&mut self) {
+        // Places keep the gradients' memory.
+        if self.buckets.iter().any(|bucket| !bucket.grads.places().is_empty()) {
+            main_grads::detach_all();
+        }
     }
 }

@@ -21,6 +21,7 @@ impl Optimizer {
     /// world. Under ZeRO 0 the replicas divide the sections among themselves, else each writes its shard. Under ZeRO 3
     /// `model` is not looked at.
     pub fn snapshot<M: Module>(&self, bucket: usize, model: &M) -> Vec<Slice> {
+        self.ready(bucket);
         let writes = self.writes(bucket);
         let bucket = &self.buckets[bucket];
         let mut slices = Vec::new();
@@ -121,6 +122,11 @@ impl Optimizer {
             }
         }
         if bucket.zero == 3 {
+            return (model, Ok(()));
+        }
+        if let Some(buffer) = &bucket.weights {
+            let data = TensorData::new(weights, [bucket.layout.len]);
+            buffer.put(0, Tensor::from_data(data, (&self.device, bucket.dtype)));
             return (model, Ok(()));
         }
         let model = map(model, &bucket.layout, |slot, old| {

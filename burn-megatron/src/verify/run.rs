@@ -1,17 +1,16 @@
 //! Trains one device and every candidate on the same random batches, and compares.
 
-use super::{Candidate, Job, Reference, Row, TraceError, compare, trace};
+use super::compare::Tensors;
+use super::{Bounds, Candidate, Job, Reference, Row, TraceError, assemble, compare, trace};
+use crate::element::Element;
 use crate::engine::{EngineConfig, TokenBatch};
 use crate::lr::{LrConfig, LrDecay, Span};
 use crate::optim::AdamWConfig;
 use backend_dist::launch::Rank;
-use backend_dist::shard::Init;
+use backend_dist::shard::{HostTensor, Init};
 use burn::tensor::{Device, FloatDType};
 use models::param::ParamBuilder;
 use models::{CausalLm, ModelConfig, Recompute};
-
-/// Largest relative difference that rounding alone can explain in double precision on models of this size.
-pub const TOLERANCE: f64 = 1e-10;
 
 /// What to train in every layout.
 #[derive(Clone, Copy, Debug)]
@@ -24,8 +23,11 @@ pub struct Settings {
     pub seq: usize,
     /// Seed of weights, tokens and dropout.
     pub seed: u64,
-    /// Largest relative difference that passes.
-    pub tolerance: f64,
+    /// Weights and activations of the layouts: `f64`, `f32` or `bf16`. The one device computes in `f64` from the same
+    /// initial weights, rounded to `dtype`.
+    pub dtype: FloatDType,
+    /// In place of the precision's own: [`Bounds::new`].
+    pub tolerance: Option<f64>,
 }
 
 impl Settings {
@@ -45,17 +47,23 @@ impl Settings {
     }
 
     /// Warm-up, decay and clipping are all in use.
+    ///
+    /// Below double precision AdamW's epsilon is large: the usual one divides the smallest gradients by their own size, so
+    /// that the sign of a rounding error moves a weight by twice the learning rate, and says nothing about the layout. In
+    /// bf16 the rate is large too, so that an update is more than the rounding of weights.
     fn engine(&self) -> EngineConfig {
+        let scale = if self.dtype == FloatDType::BF16 { 20.0 } else { 1.0 };
+        let eps = if self.dtype == FloatDType::F64 { AdamWConfig::default().eps } else { 1e-3 };
         let lr = LrConfig {
-            max: 1e-3,
-            min: 1e-4,
-            init: 5e-4,
+            max: scale * 1e-3,
+            min: scale * 1e-4,
+            init: scale * 5e-4,
             warmup: Span::Steps(1),
             decay: Span::Steps(self.steps as u64 + 2),
             form: LrDecay::Cosine,
         };
         EngineConfig {
-            optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into(),
+            optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, eps, ..AdamWConfig::default() }.into(),
             clip: Some(0.5),
             seed: self.seed,
             ..EngineConfig::new(self.global_batch, self.global_batch, lr)
@@ -63,8 +71,8 @@ impl Settings {
     }
 }
 
-/// Trains `config` in double precision on one CPU device and, on `devices`, in every candidate layout; `on_row` hears of
-/// each as it is done. Rank `r` owns `devices[r % devices.len()]`.
+/// Trains `config` in double precision on one CPU device and, on `devices` in the precision of `settings`, in every
+/// candidate layout; `on_row` hears of each as it is done. Rank `r` owns `devices[r % devices.len()]`.
 ///
 /// # Errors
 /// If a layout cannot be run; differences are in the rows.
@@ -77,22 +85,44 @@ pub fn verify<M: CausalLm>(
 ) -> Result<Vec<Row>, TraceError> {
     let job = settings.job(config.vocab_size());
     let dims = config.dims();
-    let build = |recompute: &Recompute| {
-        let recompute = recompute.clone();
+    let bounds = Bounds::new(settings.dtype, settings.tolerance, dims.layers);
+    let initial = initial::<M>(config, settings)?;
+    let build = |dtype, recompute: &Recompute| {
+        let (recompute, initial) = (recompute.clone(), &initial);
         move |rank: &Rank, part| {
-            let params = ParamBuilder::new(rank, FloatDType::F64, settings.seed);
+            let params = ParamBuilder::new(rank, dtype, settings.seed).with_source(initial);
             Ok(M::build(config, params.with_part(part).with_recompute(&recompute))?)
         }
     };
     let single = Candidate::default();
-    let one = trace(&single, &job, &[Device::flex()], &dims, build(&single.recompute))?;
-    let reference = Reference::new(&one[0])?;
+    let one = trace(&single, &job, &[Device::flex()], &dims, build(FloatDType::F64, &single.recompute))?;
+    let reference = Reference::new(&one[0])?.from_initial(initial.clone());
     let mut rows = Vec::with_capacity(candidates.len());
     for candidate in candidates {
-        let differences = compare(&reference, &trace(candidate, &job, devices, &dims, build(&candidate.recompute))?);
-        let row = Row { candidate: candidate.clone(), differences, tolerance: settings.tolerance };
+        let ranks = trace(candidate, &job, devices, &dims, build(settings.dtype, &candidate.recompute))?;
+        let row = Row { candidate: candidate.clone(), differences: compare(&reference, &ranks, &bounds) };
         on_row(&row);
         rows.push(row);
     }
     Ok(rows)
+}
+
+/// The random initial weights of the whole model, each rounded once to the precision of `settings`.
+pub(super) fn initial<M: CausalLm>(config: &M::Config, settings: &Settings) -> Result<Tensors, TraceError> {
+    let job = Job { engine: settings.engine(), batches: Vec::new() };
+    let build = |rank: &Rank, part| {
+        Ok(M::build(config, ParamBuilder::new(rank, FloatDType::F64, settings.seed).with_part(part))?)
+    };
+    let one = trace(&Candidate::default(), &job, &[Device::flex()], &config.dims(), build)?;
+    let element = match settings.dtype {
+        FloatDType::F32 => Element::F32,
+        FloatDType::BF16 => Element::Bf16,
+        _ => Element::F64,
+    };
+    let round = |tensor: HostTensor| {
+        let mut bytes = Vec::with_capacity(tensor.data.len() * element.size());
+        element.encode(&tensor.data, &mut bytes);
+        HostTensor { data: element.decode(&bytes), ..tensor }
+    };
+    Ok(assemble(&one[0].parameters)?.into_iter().map(|(name, tensor)| (name, round(tensor))).collect())
 }

@@ -10,8 +10,6 @@ pub struct Row {
     pub candidate: Candidate,
     /// Its differences.
     pub differences: Differences,
-    /// The largest difference that passes.
-    pub tolerance: f64,
 }
 
 impl Row {
@@ -22,7 +20,7 @@ impl Row {
 
     /// Whether the layout equals one device.
     pub fn passes(&self) -> bool {
-        self.differences.within(self.tolerance)
+        self.differences.pass()
     }
 }
 
@@ -34,9 +32,10 @@ impl fmt::Display for Row {
         for worst in [loss, gradients, parameters] {
             write!(f, " {:>10.1e}", worst.relative)?;
         }
+        let worst = self.differences.worst();
         match self.passes() {
             true => write!(f, "   equal"),
-            false => write!(f, "   DIFFERENT: {}", self.differences.worst().at),
+            false => write!(f, "   DIFFERENT: {} ({:.1e}, allowed {:.1e})", worst.at, worst.relative, worst.allowed),
         }
     }
 }
@@ -52,12 +51,12 @@ mod tests {
         let mut row = Row {
             candidate: Candidate { layout, accumulation: 2, ..Default::default() },
             differences: Differences::default(),
-            tolerance: 1e-10,
         };
         assert!(row.to_string().ends_with("equal"));
-        row.differences.gradients = Worst { relative: 0.25, at: "gradient of w, step 0, rank 1".into() };
+        row.differences.gradients =
+            Worst { relative: 0.25, allowed: 1e-10, at: "gradient of w, step 0, rank 1".into() };
         let text = row.to_string();
         assert!(text.starts_with("TP2 SP DP2 x2") && text.contains("2.5e-1"), "{text}");
-        assert!(text.ends_with("DIFFERENT: gradient of w, step 0, rank 1"), "{text}");
+        assert!(text.ends_with("DIFFERENT: gradient of w, step 0, rank 1 (2.5e-1, allowed 1.0e-10)"), "{text}");
     }
 }

@@ -5,7 +5,7 @@ use crate::engine::{EngineConfig, RankEngine, TokenBatch};
 use backend_dist::comm::RunError;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{LayoutError, Mesh};
-use backend_dist::shard::{HostTensor, ParamSpec, Registry, RegistryError, Section};
+use backend_dist::shard::{HostTensor, ParamSpec, Registry, RegistryError, Section, Unit};
 use burn::tensor::Device;
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
@@ -20,11 +20,26 @@ pub struct Job {
     pub batches: Vec<TokenBatch>,
 }
 
+impl Job {
+    /// The engine's configuration in a layout.
+    pub(super) fn engine_in(&self, candidate: &Candidate) -> EngineConfig {
+        let ranks_rows = self.engine.global_batch / candidate.layout.dp;
+        EngineConfig {
+            micro_batch: (ranks_rows / candidate.accumulation).max(1),
+            pipeline: candidate.pipeline.clone(),
+            recompute: candidate.recompute.clone(),
+            ..self.engine.clone()
+        }
+    }
+}
+
 /// A slice that a rank holds, with its values.
 #[derive(Clone, Debug)]
 pub struct LocalTensor {
     /// Of which global tensor, and which part.
     pub section: Section,
+    /// Where the model uses it.
+    pub unit: Unit,
     /// Values, padding included.
     pub values: Vec<f64>,
 }
@@ -69,13 +84,7 @@ pub fn trace<M: CausalLm>(
     build: impl Fn(&Rank, Part) -> Result<M, BoxError> + Sync,
 ) -> Result<Vec<RankTrace>, TraceError> {
     let mesh = Mesh::new(candidate.layout.clone())?;
-    let ranks_rows = job.engine.global_batch / candidate.layout.dp;
-    let config = EngineConfig {
-        micro_batch: (ranks_rows / candidate.accumulation).max(1),
-        pipeline: candidate.pipeline.clone(),
-        recompute: candidate.recompute.clone(),
-        ..job.engine.clone()
-    };
+    let config = job.engine_in(candidate);
     let traces = launch(&mesh, devices, |rank| {
         let mut engine = RankEngine::new(&rank, dims, |part| build(&rank, part), config.clone())?;
         let steps = job.batches.len();
@@ -101,7 +110,12 @@ pub fn trace<M: CausalLm>(
 fn sections(params: &[(ParamSpec, Vec<f64>)]) -> Vec<LocalTensor> {
     let of = |(spec, values): &(ParamSpec, Vec<f64>)| {
         let sections = spec.sections_of(values);
-        sections.map(|(section, values)| LocalTensor { section: section.clone(), values: values.to_vec() }).collect()
+        let local = |(section, values): (&Section, &[f64])| LocalTensor {
+            section: section.clone(),
+            unit: spec.unit,
+            values: values.to_vec(),
+        };
+        sections.map(local).collect()
     };
     params.iter().flat_map::<Vec<_>, _>(of).collect()
 }

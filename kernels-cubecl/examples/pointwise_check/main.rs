@@ -11,6 +11,7 @@ use half::bf16;
 use kernels_cubecl::pointwise::adamw::{self, AdamWBucket, AdamWStep};
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
+use kernels_cubecl::pointwise::flat::{self, Chunks, FloatType, Run};
 use kernels_cubecl::pointwise::rope::RopeShape;
 use kernels_cubecl::pointwise::{rms_norm, swiglu};
 use std::time::Instant;
@@ -107,8 +108,15 @@ fn check_rms_norm(client: &Client, rows: usize, columns: usize) -> usize {
         + report("rms norm gradient of w", &download_f32(client, &w_gradient), &dw, 1e-5)
 }
 
-const STEP: AdamWStep =
-    AdamWStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, step_size: 3e-3, root_scale: 2.5, keep: 1.0 - 3e-4 };
+const STEP: AdamWStep = AdamWStep {
+    beta1: 0.9,
+    beta2: 0.95,
+    eps: 1e-8,
+    step_size: 3e-3,
+    root_scale: 2.5,
+    keep: 1.0 - 3e-4,
+    gradient_scale: 0.25,
+};
 
 fn check_adamw(client: &Client) -> usize {
     // Tensors that end inside a vector of four, one of a single element among them.
@@ -117,12 +125,11 @@ fn check_adamw(client: &Client) -> usize {
     let len = 1004;
     let [p, m, v, g] = [1, 2, 3, 4].map(|seed| random(len, seed));
     let v: Vec<f64> = v.iter().map(|v| v.abs()).collect();
-    let scale = 0.25f64;
     let mut expected = [vec![], vec![], vec![]];
     for i in 0..len {
         let tensor = ends.iter().position(|end| i < *end as usize).expect("the last end is the length");
         let k = |x: f32| x as f64;
-        let g = g[i] * scale;
+        let g = g[i] * k(STEP.gradient_scale);
         let next_m = k(STEP.beta1) * m[i] + (1.0 - k(STEP.beta1)) * g;
         let next_v = k(STEP.beta2) * v[i] + (1.0 - k(STEP.beta2)) * g * g;
         let keep = if decays[tensor] == 1 { k(STEP.keep) } else { 1.0 };
@@ -132,8 +139,7 @@ fn check_adamw(client: &Client) -> usize {
         expected[2].push(next_v);
     }
     let bytes = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
-    let [master, first, second, gradient, factor] =
-        [&p, &m, &v, &g, &vec![scale]].map(|values| upload_f32(client, values));
+    let [master, first, second, gradient] = [&p, &m, &v, &g].map(|values| upload_f32(client, values));
     let weight = poisoned(client, len * 2);
     let (end_buffer, decay_buffer) =
         (client.create_from_slice(&bytes(&ends)), client.create_from_slice(&bytes(&decays)));
@@ -142,8 +148,7 @@ fn check_adamw(client: &Client) -> usize {
         first: &first,
         second: &second,
         gradient: &gradient,
-        gradient_scale: &factor,
-        weight: &weight,
+        weight: Some((&weight, FloatType::Bf16)),
         ends: &end_buffer,
         decays: &decay_buffer,
         tensors: ends.len(),
@@ -154,6 +159,34 @@ fn check_adamw(client: &Client) -> usize {
         + report("adamw first moment", &download_f32(client, &first), &expected[1], 1e-6)
         + report("adamw second moment", &download_f32(client, &second), &expected[2], 1e-6)
         + report("adamw bf16 weight", &download(client, &weight), &expected[0], 3e-3)
+}
+
+/// Runs that begin and end inside vectors of four, between types, and chunks of squares.
+fn check_flat(client: &Client) -> usize {
+    let len = 200_003;
+    let (x, y) = (random(len, 1), random(len, 2));
+    let (narrow, wide) = (upload(client, &x), upload_f32(client, &y));
+    let run = |handle, float, start, len| Run { handle, float, start, len };
+    let whole = |handle, float| run(handle, float, 0, 1000);
+    flat::write(client, whole(&narrow, FloatType::Bf16), whole(&wide, FloatType::F32), true).expect("legal");
+    let (from, to) = (run(&narrow, FloatType::Bf16, 3001, 77), run(&wide, FloatType::F32, 2002, 77));
+    flat::write(client, from, to, false).expect("legal");
+    let mut expected = y;
+    (0..1000).for_each(|i| expected[i] += x[i]);
+    expected[2002..2079].copy_from_slice(&x[3001..3078]);
+    let bytes = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
+    let runs = [(3u32, 65_536u32), (65_539, 1), (70_000, 130_003)];
+    let (starts, lens): (Vec<u32>, Vec<u32>) = runs.into_iter().unzip();
+    let (starts, lens) = (client.create_from_slice(&bytes(&starts)), client.create_from_slice(&bytes(&lens)));
+    let sums = upload_f32(client, &[7.0; 5]);
+    let chunks = Chunks { starts: &starts, lens: &lens, count: 3, end: len };
+    flat::squares(client, &wide, chunks, &sums, 1).expect("legal");
+    let square = |(start, len): (u32, u32)| -> f64 {
+        expected[start as usize..(start + len) as usize].iter().map(|v| v * v).sum()
+    };
+    let squares = [vec![7.0], runs.map(square).to_vec(), vec![7.0]].concat();
+    report("flat writes", &download_f32(client, &wide), &expected, 1e-7)
+        + report("squares", &download_f32(client, &sums), &squares, 1e-6)
 }
 
 /// Times `call`, which moves `bytes`, and prints its bandwidth.
@@ -185,7 +218,8 @@ fn main() {
         + tokens::check_cross_entropy(client, LogitsShape { rows: 33, columns: 20008, valid: 20008, first_row: 0 })
         + tokens::check_embedding(client, TableShape { rows: 100, hidden: 2064, first_row: 50, ids: 2000 })
         + tokens::check_embedding(client, TableShape { rows: 9, hidden: 64, first_row: 0, ids: 5 })
-        + check_adamw(client);
+        + check_adamw(client)
+        + check_flat(client);
 
     // Several times the L2 cache each.
     let (rows, half) = (8192, 14336);
@@ -221,14 +255,14 @@ fn main() {
     let (master, first, second, gradient) = (state(), state(), state(), state());
     let tensors = 256u32;
     let ends: Vec<u8> = (1..=tensors).flat_map(|i| (i * (len as u32 / tensors)).to_le_bytes()).collect();
+    let weight = client.empty(2 * len);
     let decays: Vec<u8> = (0..tensors).flat_map(|i| (i % 2).to_le_bytes()).collect();
     let bucket = AdamWBucket {
         master: &master,
         first: &first,
         second: &second,
         gradient: &gradient,
-        gradient_scale: &upload_f32(client, &[1.0]),
-        weight: &client.empty(2 * len),
+        weight: Some((&weight, FloatType::Bf16)),
         ends: &client.create_from_slice(&ends),
         decays: &client.create_from_slice(&decays),
         tensors: tensors as usize,

@@ -1,11 +1,9 @@
 //! AdamW over a flat bucket of many tensors, in one pass.
+use super::flat::FloatType;
 use super::{F32x4, PointwiseError, UNITS, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use half::bf16;
-
-/// Four bf16 numbers.
-type Bf16x4 = Vector<bf16, Const<4>>;
+use half::{bf16, f16};
 
 /// What a step needs, the same for all elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,9 +20,11 @@ pub struct AdamWStep {
     pub root_scale: f32,
     /// `1 − lr · weight_decay`, for the tensors that decay.
     pub keep: f32,
+    /// Multiplies every gradient: averaging and clipping.
+    pub gradient_scale: f32,
 }
 
-/// The buffers of a bucket of `len` parameters, without gaps.
+/// The buffers of a bucket of `len` parameters. Zeros between tensors stay zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamWBucket<'a> {
     /// Parameters in fp32.
@@ -35,12 +35,9 @@ pub struct AdamWBucket<'a> {
     pub second: &'a Handle,
     /// Summed gradients in fp32.
     pub gradient: &'a Handle,
-    /// One fp32 number on the device that every gradient is multiplied with: clipping and averaging, without the host
-    /// waiting for the norm.
-    pub gradient_scale: &'a Handle,
-    /// The parameters that the model computes with, in bf16.
-    pub weight: &'a Handle,
-    /// One past the last element of each tensor, `u32`, rising; the last is `len`.
+    /// The parameters that the model computes with, where they are narrower than `master`.
+    pub weight: Option<(&'a Handle, FloatType)>,
+    /// One past the last element of each tensor and the gap behind it, `u32`, rising; the last is `len`.
     pub ends: &'a Handle,
     /// For each tensor 1 if it decays, else 0, `u32`.
     pub decays: &'a Handle,
@@ -52,13 +49,12 @@ pub struct AdamWBucket<'a> {
 
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-fn adamw_step(
+fn adamw_step<W: Float>(
     master: &mut [F32x4],
     first: &mut [F32x4],
     second: &mut [F32x4],
     gradient: &[F32x4],
-    gradient_scale: &[f32],
-    weight: &mut [Bf16x4],
+    weight: &mut [Vector<W, Const<4>>],
     ends: &[u32],
     decays: &[u32],
     tensors: u32,
@@ -69,12 +65,13 @@ fn adamw_step(
     step_size: f32,
     root_scale: f32,
     keep: f32,
+    gradient_scale: f32,
+    #[comptime] narrow: bool,
 ) {
     let at = CUBE_POS_X * UNITS + UNIT_POS;
     if at < vectors {
         let index = at as usize;
         let (grad, mut param, mut m, mut v) = (gradient[index], master[index], first[index], second[index]);
-        let scale = gradient_scale[0];
         // The tensor of the first element; the others may be in the tensors behind it.
         let mut low = 0u32;
         let mut high = tensors - 1;
@@ -86,30 +83,35 @@ fn adamw_step(
                 low = middle + 1;
             }
         }
-        let mut rounded = Bf16x4::empty();
+        let mut rounded = Vector::<W, Const<4>>::empty();
         #[unroll]
         for i in 0..4usize {
             while ends[low as usize] <= at * 4 + comptime![i as u32] {
                 low += 1;
             }
             let keep = if decays[low as usize] == 1 { keep } else { 1.0f32.runtime() };
-            let grad = grad.extract(i) * scale;
+            let grad = grad.extract(i) * gradient_scale;
             let next_m = beta1 * m.extract(i) + (1.0 - beta1) * grad;
             let next_v = beta2 * v.extract(i) + (1.0 - beta2) * grad * grad;
             let next = param.extract(i) * keep - step_size * next_m / (next_v.sqrt() * root_scale + eps);
             m.insert(i, next_m);
             v.insert(i, next_v);
             param.insert(i, next);
-            rounded.insert(i, bf16::cast_from(next));
+            rounded.insert(i, W::cast_from(next));
         }
         master[index] = param;
         first[index] = m;
         second[index] = v;
-        weight[index] = rounded;
+        if comptime![narrow] {
+            weight[index] = rounded;
+        }
     }
 }
 
 /// One step of AdamW with decoupled weight decay over all parameters of the bucket.
+///
+/// # Errors
+/// If a buffer is too short, or `len` is no multiple of four.
 pub fn step(client: &Client, bucket: AdamWBucket, k: &AdamWStep) -> Result<(), PointwiseError> {
     check("len", bucket.len, 4, u32::MAX as usize - 3)?;
     check("tensors", bucket.tensors, 1, bucket.len)?;
@@ -117,33 +119,44 @@ pub fn step(client: &Client, bucket: AdamWBucket, k: &AdamWStep) -> Result<(), P
     let (master, first) = (buffer("master", bucket.master, vectors, 16)?, buffer("first", bucket.first, vectors, 16)?);
     let second = buffer("second", bucket.second, vectors, 16)?;
     let gradient = buffer("gradient", bucket.gradient, vectors, 16)?;
-    let scale = buffer("gradient_scale", bucket.gradient_scale, 1, 4)?;
-    let weight = buffer("weight", bucket.weight, vectors, 8)?;
     let ends = buffer("ends", bucket.ends, bucket.tensors, 4)?;
     let decays = buffer("decays", bucket.decays, bucket.tensors, 4)?;
-    // SAFETY: units past the last vector do nothing, and the caller's `ends` reach `len`.
-    unsafe {
-        adamw_step::launch_unchecked(
-            client,
-            CubeCount::Static((vectors as u32).div_ceil(UNITS), 1, 1),
-            CubeDim::new_1d(UNITS),
-            master,
-            first,
-            second,
-            gradient,
-            scale,
-            weight,
-            ends,
-            decays,
-            bucket.tensors as u32,
-            vectors as u32,
-            k.beta1,
-            k.beta2,
-            k.eps,
-            k.step_size,
-            k.root_scale,
-            k.keep,
-        )
-    };
+    // Without narrow weights the kernel has none; it gets the masters, which it does not touch twice.
+    let (weight, float) = bucket.weight.unwrap_or((bucket.master, FloatType::F32));
+    let weight = buffer("weight", weight, vectors, 4 * float.size())?;
+    macro_rules! launch {
+        ($weight:ty, $narrow:literal) => {
+            // SAFETY: units past the last vector do nothing, and the caller's `ends` reach `len`.
+            unsafe {
+                adamw_step::launch_unchecked::<$weight>(
+                    client,
+                    CubeCount::Static((vectors as u32).div_ceil(UNITS), 1, 1),
+                    CubeDim::new_1d(UNITS),
+                    master,
+                    first,
+                    second,
+                    gradient,
+                    weight,
+                    ends,
+                    decays,
+                    bucket.tensors as u32,
+                    vectors as u32,
+                    k.beta1,
+                    k.beta2,
+                    k.eps,
+                    k.step_size,
+                    k.root_scale,
+                    k.keep,
+                    k.gradient_scale,
+                    $narrow,
+                )
+            }
+        };
+    }
+    match float {
+        FloatType::F32 => launch!(f32, false),
+        FloatType::Bf16 => launch!(bf16, true),
+        FloatType::F16 => launch!(f16, true),
+    }
     Ok(())
 }

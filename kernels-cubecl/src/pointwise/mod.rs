@@ -5,6 +5,7 @@ pub mod accumulate;
 pub mod adamw;
 pub mod cross_entropy;
 pub mod embedding;
+pub mod flat;
 pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;

@@ -116,7 +116,9 @@ mod tests {
         assert_eq!((world.issue(group, 0, gather(2)), world.issue(group, 0, gather(3))), (0, 1));
         assert_eq!(world.issue(group, 1, gather(2)), 0);
         let sum = DeviceOp::new(DeviceOpKind::AllReduce(ReduceOp::Sum), DType::F32, &[3, 4]);
-        let error = failure_of(&world, || drop(world.issue(group, 1, sum)));
+        let error = failure_of(&world, || {
+            world.issue(group, 1, sum);
+        });
         let text = error.to_string();
         assert!(
             text.contains(
@@ -128,7 +130,9 @@ mod tests {
         let line = "rank 0 (tp 0): running; no operation yet; on its GPU: all-gather(dim 0) F32 [3, 4] on tp[0, 1]";
         assert!(error.ranks[0].starts_with(line), "{text}");
         // Everybody stops at the next operation.
-        failure_of(&world, || drop(world.issue(group, 0, gather(2))));
+        failure_of(&world, || {
+            world.issue(group, 0, gather(2));
+        });
     }
 
     #[test]
@@ -150,7 +154,9 @@ mod tests {
         world.issue(group, 1, gather(2));
         world.finish(1);
         assert_eq!(world.failure(), None);
-        let error = failure_of(&world, || drop(world.issue(group, 0, gather(2))));
+        let error = failure_of(&world, || {
+            world.issue(group, 0, gather(2));
+        });
         assert_eq!(error.rank, 1);
         assert!(matches!(&error.cause, FailureCause::Missing { peer: 0, .. }), "{error}");
     }

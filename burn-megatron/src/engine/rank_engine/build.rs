@@ -7,6 +7,7 @@ use crate::engine::{EngineConfig, EngineError};
 use crate::optim::{LossScaler, Optimizer};
 use crate::schedule::Schedule;
 use crate::trace::Recorder;
+use backend_dist::buffer::Buffer;
 use backend_dist::collective::connect;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
@@ -35,9 +36,6 @@ impl<M: CausalLm> RankEngine<M> {
         let (stages, replicas) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
         let placement = pipeline.placement();
         connect(&stages, &rank.device);
-        let passes: Vec<_> = pipeline.passes(stages.rank()).filter(|work| work.pass.frees_activations()).collect();
-        let last = |chunk| passes.iter().rfind(|work| work.chunk == chunk).copied();
-        let last_passes = (0..placement.chunks()).filter_map(last).collect();
         let zero = if replicas.size() == 1 { 0 } else { layout.zero };
 
         let (mut chunks, mut buckets) = (Vec::new(), Vec::new());
@@ -58,6 +56,8 @@ impl<M: CausalLm> RankEngine<M> {
             optimizer.check(chunk.model(), &own)?;
             chunk.for_buckets(|bucket, model| optimizer.shard(bucket, model));
         }
+        // The memory that the parameters were built in.
+        rank.device.memory_cleanup();
         let sections = chunks.iter().flat_map(|chunk| chunk.model().registry().sections());
         let once = sections.filter(|section| section.copy < section.copies);
         let elements: usize = once.map(|section| section.global_shape.iter().product::<usize>()).sum();
@@ -65,7 +65,6 @@ impl<M: CausalLm> RankEngine<M> {
             chunks,
             optimizer,
             pipeline,
-            last_passes,
             lr,
             scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),
             config,
@@ -76,6 +75,7 @@ impl<M: CausalLm> RankEngine<M> {
             stages,
             ends: rank.ends(Axis::Pp),
             dtype,
+            runs_ahead: Buffer::fits(&rank.device, DType::F32),
             hidden: dims.hidden,
             rank: rank.clone(),
             recorder: Recorder::off(),

@@ -1,12 +1,11 @@
 //! The loss on held-out rows.
 
 use super::super::chunk::{Output, Pass};
-use super::super::report::LossSum;
+use super::super::losses::Losses;
 use super::RankEngine;
 use crate::batch::BatchPlan;
 use crate::engine::{EngineError, EvalReport, TokenBatch};
 use crate::schedule::{Pass as Kind, Work};
-use burn::tensor::DType;
 use models::CausalLm;
 
 impl<M: CausalLm> RankEngine<M> {
@@ -20,7 +19,7 @@ impl<M: CausalLm> RankEngine<M> {
         let own: Vec<TokenBatch> =
             (0..plan.accumulation).map(|micro| batch.slice(plan.rows(micro, self.rank.coords.dp))).collect();
         let mut mail = self.mail(plan.micro, batch.seq);
-        let mut sum = LossSum::default();
+        let mut losses = Losses::default();
         // Without backward passes there is nothing to interleave: each stage in turn takes all micro-batches.
         for chunk in 0..self.chunks.len() {
             for (micro_batch, rows) in own.iter().enumerate() {
@@ -34,22 +33,26 @@ impl<M: CausalLm> RankEngine<M> {
                     keep: false,
                     last: false,
                     loss_grad: 0.0,
-                    loss_type: if self.dtype == DType::F64 { DType::F64 } else { DType::F32 },
+                    loss_type: self.loss_type(),
                     place: (chunk, micro_batch),
                     optimizer: &mut self.optimizer,
                     recorder: &mut self.recorder,
                     device: &self.rank.device,
                     batch: rows,
                 };
-                let Output { activation, loss } = self.chunks[chunk].forward(&mut pass, input);
-                activation.into_iter().for_each(|activation| mail.put(work, activation));
-                sum = loss.into_iter().fold(sum, |sum, loss| [sum, loss].into_iter().sum());
+                match self.chunks[chunk].forward(&mut pass, input) {
+                    Output::Activation(activation) => mail.put(work, activation),
+                    Output::Losses(values) => losses.extend([(micro_batch, values)]),
+                }
+                if !self.runs_ahead {
+                    losses = losses.read_any(&own);
+                }
                 if let Some(transfer) = self.pipeline.output(self.stages.rank(), work) {
                     mail.send(&transfer);
                 }
             }
         }
-        let sum = self.over_all(sum, &own);
+        let sum = self.over_all(losses.read_any(&own), &own);
         Ok(EvalReport { loss: sum.mean(), tokens: sum.tokens })
     }
 }

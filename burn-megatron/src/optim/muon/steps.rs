@@ -26,7 +26,13 @@ pub(in super::super) fn matrix_steps(
     }
     let sum = grads.sum();
     let mut mixed = Vec::new();
+    let zeros = |len| Tensor::zeros([len], (&sum.device(), sum.dtype()));
+    let mut end = 0;
     for part in parts.iter() {
+        if part.at > end {
+            mixed.push(zeros(part.at - end));
+        }
+        end = part.at + part.range.len();
         let range = part.at..part.at + part.range.len();
         let grad = sum.part(range.clone());
         if layout.units[part.unit].matrix {
@@ -39,9 +45,8 @@ pub(in super::super) fn matrix_steps(
             mixed.push(grad.zeros_like());
         }
     }
-    let filled: usize = parts.iter().map(|part| part.range.len()).sum();
-    if region.len() > filled {
-        mixed.push(Tensor::zeros([region.len() - filled], (&sum.device(), sum.dtype())));
+    if region.len() > end {
+        mixed.push(zeros(region.len() - end));
     }
     let mixed = Tensor::cat(mixed, 0);
     let mixed = if *zero == 0 { mixed } else { all_gather(mixed, 0, replicas) };

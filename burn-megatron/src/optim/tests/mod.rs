@@ -107,8 +107,11 @@ impl Worker {
         let neighbours = |size| rank.subgroup(Axis::Tp, size);
         let device = Device::flex();
         let buckets = specs.clone();
+        // Parameters one after the other, and with gaps between them as on GPUs.
+        let alignment = if case.tp == 1 { 1 } else { 4 };
+        let replicas = rank.group(Axis::DpCp);
         let mut optimizer =
-            Optimizer::new(config, case.zero, buckets, rank.group(Axis::DpCp), neighbours, &device, dtype);
+            Optimizer::aligned(alignment, config, case.zero, buckets, replicas, neighbours, (&device, dtype));
         let net = net(&specs, dtype);
         optimizer.check(&net, &[0, 1]).unwrap();
         let net = (0..2).fold(net, |net, bucket| optimizer.shard(bucket, net));

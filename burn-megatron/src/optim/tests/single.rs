@@ -66,7 +66,7 @@ fn train(config: &OptimizerConfig, dtype: DType) -> Vec<f64> {
 #[test]
 fn host_and_tensor_updates_agree() {
     for config in kinds().iter().take(3) {
-        let mut bucket = Bucket::new(bucket(), config, 0, &Group::single(), &Device::flex(), DType::F64);
+        let mut bucket = Bucket::new(bucket(), 1, config, 0, &Group::single(), &Device::flex(), DType::F64);
         for buffer in [&mut bucket.first, &mut bucket.second] {
             *buffer = buffer.take().map(super::super::flat::Flat::off_host);
         }

@@ -1,0 +1,50 @@
+//! Checks everything ranks exchange over NCCL against ranks in shared memory, with a GPU per rank; then what a run says
+//! when a rank misbehaves; then what an exchange costs.
+//!
+//! `cargo run --release --example exchange_check --features cuda -- [GPUS]`; two GPUs or more, an even
+//! number. The values are small integers, so every sum is exact in every type and results must be equal.
+
+mod failures;
+mod overlapped;
+mod results;
+mod speed;
+
+use backend_dist::comm::RunError;
+use backend_dist::launch::{BoxError, Rank, launch};
+use backend_dist::mesh::{Mesh, ParallelLayout};
+use burn::tensor::Device;
+
+fn main() {
+    let gpus: usize = std::env::args().nth(1).map_or(2, |text| text.parse().expect("GPUS is a number"));
+    assert!(gpus >= 2 && gpus.is_multiple_of(2), "two GPUs or more, an even number");
+    let mut bad = results::check(gpus) + overlapped::check(gpus);
+    bad += failures::check(gpus);
+    // What a failed run has left behind must not disturb the next one.
+    bad += results::check(gpus);
+    speed::report(gpus);
+    if bad > 0 {
+        println!("{bad} checks failed");
+        std::process::exit(1);
+    }
+    println!("all exchanges are right");
+}
+
+/// Runs `f` on `gpus` ranks, each with a GPU of its own; four and more form two groups of tensor parallelism.
+fn on_gpus<T: Send>(gpus: usize, f: impl Fn(&Rank) -> Result<T, BoxError> + Sync) -> Result<Vec<T>, RunError> {
+    let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
+    launch(&mesh(gpus), &devices, |rank| f(&rank))
+}
+
+fn mesh(ranks: usize) -> Mesh {
+    let (tp, dp) = if ranks == 2 { (2, 1) } else { (ranks / 2, 2) };
+    Mesh::new(ParallelLayout { tp, dp, ..Default::default() }).expect("two axes are always legal")
+}
+
+/// Prints what was checked and returns 1 if it was wrong.
+fn verdict(name: &str, outcome: Result<(), String>) -> usize {
+    match outcome {
+        Ok(()) => println!("{name:<44} ok"),
+        Err(ref why) => println!("{name:<44} BAD: {why}"),
+    }
+    outcome.is_err() as usize
+}

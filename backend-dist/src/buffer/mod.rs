@@ -1,0 +1,83 @@
+//! Flat arrays in GPU memory that are allocated once, written in place, and read as ordinary tensors.
+//!
+//! Writes are queued on the compute stream of the rank's thread, like every tensor operation. A tensor that
+//! [`Buffer::tensor`] gives shares the memory: it shows what is written later. On other devices there are no buffers, and
+//! [`Buffer::zeros`] says so.
+
+#[cfg(feature = "cuda")]
+mod gpu;
+#[cfg(not(feature = "cuda"))]
+mod none;
+
+#[cfg(feature = "cuda")]
+pub use gpu::{Buffer, ChunkTable, TensorTable, Wait, adamw, squares};
+#[cfg(not(feature = "cuda"))]
+pub use none::{Buffer, ChunkTable, TensorTable, Wait, adamw, squares};
+
+use std::ops::Range;
+
+/// Where tensors in a [`Buffer`] begin: multiples of so many elements, which are at least 512 bytes of any type. Views of
+/// CubeCL's own operations need that.
+pub const ALIGNMENT: usize = 256;
+
+/// What AdamW with decoupled weight decay needs in one step; coefficients as in `torch.optim.AdamW`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWStep {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment after bias correction.
+    pub eps: f64,
+    /// `lr / (1 − beta1ᵗ)`
+    pub step_size: f64,
+    /// `1 / √(1 − beta2ᵗ)`
+    pub root_scale: f64,
+    /// `1 − lr · weight_decay`, for the tensors that decay.
+    pub keep: f64,
+    /// Multiplies every gradient: averaging and clipping.
+    pub grad_scale: f64,
+}
+
+/// The equally long buffers of one [`adamw`] step.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamWBuffers<'a> {
+    /// Parameters in `f32`.
+    pub master: &'a Buffer,
+    /// First moment in `f32`.
+    pub first: &'a Buffer,
+    /// Second moment in `f32`.
+    pub second: &'a Buffer,
+    /// Gradient sums in `f32`.
+    pub grad: &'a Buffer,
+    /// The parameters in the model's type, where that is `bf16` or `f16`.
+    pub weight: Option<&'a Buffer>,
+    /// Where tensors end, and which decay.
+    pub tensors: &'a TensorTable,
+}
+
+/// Cuts ranges into chunks of at most `most` elements: their starts and lengths, and the number of chunks of each range.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs work in chunks"))]
+fn chunks(ranges: &[Range<usize>], most: usize) -> (Vec<u32>, Vec<u32>, Vec<usize>) {
+    let (mut starts, mut lens, mut counts) = (Vec::new(), Vec::new(), Vec::new());
+    for range in ranges {
+        let before = starts.len();
+        for start in range.clone().step_by(most) {
+            starts.push(start as u32);
+            lens.push((range.end - start).min(most) as u32);
+        }
+        counts.push(starts.len() - before);
+    }
+    (starts, lens, counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_each_range_on_its_own() {
+        let (starts, lens, counts) = chunks(&[3..10, 10..10, 12..16], 4);
+        assert_eq!((starts, lens, counts), (vec![3, 7, 12], vec![4, 3, 4], vec![2, 0, 1]));
+    }
+}

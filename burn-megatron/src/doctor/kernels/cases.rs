@@ -1,0 +1,249 @@
+//! The operations and the sizes they are checked in.
+
+use backend_dist::comm::Group;
+use backend_dist::ops::{
+    AttentionOptions, DropKey, Entry, GeluKind, PackedHeads, Prologue, attention, attention_packed, dropout, embedding,
+    gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu, vocab_parallel_cross_entropy,
+};
+use burn::tensor::{Int, Tensor};
+
+use super::{Side, numbers};
+
+/// Large enough that a norm's gradient keeps digits in 16 bits.
+const EPS: f64 = 1e-5;
+
+/// Sizes of a model's layer on one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    pub seq: usize,
+    pub batch: usize,
+    pub hidden: usize,
+    pub heads: PackedHeads,
+    pub head_dim: usize,
+    pub ffn: usize,
+    pub vocab: usize,
+}
+
+impl Scale {
+    /// Nothing divides anything.
+    pub const ODD: Self = Self {
+        seq: 13,
+        batch: 3,
+        hidden: 37,
+        heads: PackedHeads { heads: 6, kv_heads: 2 },
+        head_dim: 10,
+        ffn: 23,
+        vocab: 101,
+    };
+    /// Sizes of the fast kernels, with ends that do not fill their tiles.
+    pub const SMALL: Self = Self {
+        seq: 200,
+        batch: 2,
+        hidden: 512,
+        heads: PackedHeads { heads: 4, kv_heads: 2 },
+        head_dim: 64,
+        ffn: 320,
+        vocab: 1000,
+    };
+    /// Llama-3-8B, split over 8 ranks; a part of the sequence and of the vocabulary.
+    pub const LLAMA_8B: Self = Self {
+        seq: 512,
+        batch: 1,
+        hidden: 4096,
+        heads: PackedHeads { heads: 4, kv_heads: 1 },
+        head_dim: 128,
+        ffn: 1792,
+        vocab: 4008,
+    };
+
+    /// Positions of a micro-batch.
+    pub fn tokens(&self) -> usize {
+        self.seq * self.batch
+    }
+
+    /// Ids of which some are not in `first_row..first_row + vocab`.
+    pub fn ids(&self, first_row: usize) -> Vec<i64> {
+        let ids = numbers(self.tokens(), 77).into_iter();
+        ids.map(|x| first_row as i64 - 2 + ((x + 1.0) * 0.5 * (self.vocab + 4) as f64) as i64).collect()
+    }
+}
+
+type Run = Box<dyn Fn(&Side, &[Tensor<1>]) -> Tensor<1>>;
+
+/// An operation on flat inputs, with a flat output.
+pub struct Case {
+    pub name: &'static str,
+    pub shape: String,
+    /// Name and number of elements of each input that has a gradient.
+    pub inputs: Vec<(&'static str, usize)>,
+    /// How many times in a row a result is rounded to the type of the inputs.
+    pub roundings: u32,
+    pub run: Run,
+}
+
+fn case(
+    name: &'static str,
+    shape: String,
+    roundings: u32,
+    inputs: &[(&'static str, usize)],
+    run: impl Fn(&Side, &[Tensor<1>]) -> Tensor<1> + 'static,
+) -> Case {
+    Case { name, shape, inputs: inputs.to_vec(), roundings, run: Box::new(run) }
+}
+
+fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    x.flatten(0, D - 1)
+}
+
+/// Every operation once, attention in the forms that differ.
+pub fn cases(scale: &Scale) -> Vec<Case> {
+    let mut all = products(scale);
+    all.extend(rows(scale));
+    all.extend(attentions(scale));
+    all.extend(vocabulary(scale));
+    all
+}
+
+/// Linear layers, with everything that may stand in front of them.
+fn products(scale: &Scale) -> Vec<Case> {
+    let Scale { seq, batch, hidden, heads, head_dim, ffn, .. } = *scale;
+    let tokens = scale.tokens();
+    let shape = |width: usize, inner: usize| format!("[{seq}, {batch}, {width}] · [{ffn}, {inner}]ᵀ");
+    let with = |name, width: usize, inner: usize, prologue: fn() -> Prologue| {
+        let inputs = [("x", tokens * width), ("w", ffn * inner)];
+        case(name, shape(width, inner), 3, &inputs, move |_, x| {
+            let (input, w) = (x[0].clone().reshape([seq, batch, width]), x[1].clone().reshape([ffn, inner]));
+            flat(linear_with(input, prologue(), w, Entry::Own, true))
+        })
+    };
+    let mut found = vec![
+        with("linear_with swiglu", 2 * hidden, hidden, || Prologue::SwiGlu),
+        with("linear_with gelu", hidden, hidden, || Prologue::Gelu(GeluKind::Tanh)),
+        with("linear_with nothing", hidden, hidden, || Prologue::None),
+    ];
+    let inputs = [("x", tokens * hidden), ("w", ffn * hidden)];
+    found.push(case("linear", shape(hidden, hidden), 1, &inputs, move |_, x| {
+        flat(linear(x[0].clone().reshape([seq, batch, hidden]), x[1].clone().reshape([ffn, hidden])))
+    }));
+    // A part of each row, in another order of the dimensions: neither lies without gaps.
+    let inputs = [("x", tokens * (hidden + 8)), ("w", ffn * hidden)];
+    found.push(case("linear of views", shape(hidden, hidden), 1, &inputs, move |_, x| {
+        let input: Tensor<3> = x[0].clone().reshape([batch, seq, hidden + 8]).swap_dims(0, 1);
+        let w: Tensor<2> = x[1].clone().reshape([hidden, ffn]).transpose();
+        flat(linear(input.narrow(2, 8, hidden), w))
+    }));
+    for recompute in [false, true] {
+        let inputs = [("x", tokens * hidden), ("w", ffn * hidden), ("weight", hidden)];
+        let name = if recompute { "linear_with rms_norm, again" } else { "linear_with rms_norm" };
+        found.push(case(name, shape(hidden, hidden), 3, &inputs, move |_, x| {
+            let (input, w) = (x[0].clone().reshape([seq, batch, hidden]), x[1].clone().reshape([ffn, hidden]));
+            let prologue = Prologue::RmsNorm { weight: x[2].clone(), eps: EPS };
+            flat(linear_with(input, prologue, w, Entry::Own, recompute))
+        }));
+        let width = heads.total() * head_dim;
+        let inner = heads.heads * head_dim;
+        let inputs = [("qkv", tokens * width), ("w", ffn * inner)];
+        let name = if recompute { "linear_with attention, again" } else { "linear_with attention" };
+        found.push(case(name, shape(width, inner), 4, &inputs, move |_, x| {
+            let input: Tensor<4> = x[0].clone().reshape([seq, batch, heads.total(), head_dim]);
+            let prologue = Prologue::Attention(heads, AttentionOptions::causal(head_dim));
+            flat(linear_with(input, prologue, x[1].clone().reshape([ffn, inner]), Entry::Own, recompute))
+        }));
+    }
+    let inputs = [("x", tokens * hidden), ("w", ffn * hidden), ("weight", hidden), ("bias", hidden)];
+    found.push(case("linear_with layer_norm", shape(hidden, hidden), 3, &inputs, move |_, x| {
+        let (input, w) = (x[0].clone().reshape([seq, batch, hidden]), x[1].clone().reshape([ffn, hidden]));
+        let prologue = Prologue::LayerNorm { weight: x[2].clone(), bias: x[3].clone(), eps: EPS };
+        flat(linear_with(input, prologue, w, Entry::Own, false))
+    }));
+    found
+}
+
+/// What works on one row, or one element, at a time.
+fn rows(scale: &Scale) -> Vec<Case> {
+    let Scale { seq, batch, hidden, heads, head_dim, .. } = *scale;
+    let tokens = scale.tokens();
+    let shape = |width: usize| format!("[{seq}, {batch}, {width}]");
+    let norm = [("x", tokens * hidden), ("weight", hidden), ("bias", hidden)];
+    let turned = heads.heads + heads.kv_heads;
+    let packed = [("x", tokens * heads.total() * head_dim)];
+    let packed_shape = format!("[{seq}, {batch}, {}, {head_dim}], {turned} heads", heads.total());
+    vec![
+        case("rms_norm", shape(hidden), 1, &norm[..2], move |_, x| {
+            flat(rms_norm(x[0].clone().reshape([seq, batch, hidden]), x[1].clone(), EPS))
+        }),
+        case("layer_norm", shape(hidden), 1, &norm, move |_, x| {
+            flat(layer_norm(x[0].clone().reshape([seq, batch, hidden]), x[1].clone(), x[2].clone(), EPS))
+        }),
+        case("swiglu", shape(2 * hidden), 1, &[("x", 2 * tokens * hidden)], move |_, x| {
+            flat(swiglu(x[0].clone().reshape([seq, batch, 2 * hidden])))
+        }),
+        case("gelu tanh", shape(hidden), 1, &[("x", tokens * hidden)], |_, x| gelu(x[0].clone(), GeluKind::Tanh)),
+        case("gelu erf", shape(hidden), 1, &[("x", tokens * hidden)], |_, x| gelu(x[0].clone(), GeluKind::Erf)),
+        case("rope_packed", packed_shape, 1, &packed, move |side, x| {
+            let angles = numbers(seq * (head_dim / 2), 50).into_iter().map(|x| 3.0 * x);
+            let side = |f: fn(f64) -> f64| side.tensor(angles.clone().map(f).collect(), [seq, head_dim / 2]);
+            let input: Tensor<4> = x[0].clone().reshape([seq, batch, heads.total(), head_dim]);
+            flat(rope_packed(input, side(f64::cos), side(f64::sin), turned))
+        }),
+        case("dropout", shape(hidden), 1, &[("x", tokens * hidden)], move |_, x| {
+            flat(dropout(x[0].clone().reshape([seq, batch, hidden]), 0.1, DropKey::new(7)))
+        }),
+    ]
+}
+
+fn attentions(scale: &Scale) -> Vec<Case> {
+    let Scale { seq, batch, heads, head_dim, .. } = *scale;
+    let tokens = scale.tokens();
+    let causal = AttentionOptions::causal(head_dim);
+    let forms = [
+        ("attention_packed", causal),
+        ("attention_packed, not causal", AttentionOptions { causal: false, ..causal }),
+        ("attention_packed, window", AttentionOptions { window: Some(seq / 3 + 1), ..causal }),
+    ];
+    let shape = format!("[{seq}, {batch}, {} + 2 · {}, {head_dim}]", heads.heads, heads.kv_heads);
+    let inputs = [("qkv", tokens * heads.total() * head_dim)];
+    let packed = |(name, options)| {
+        case(name, shape.clone(), 3, &inputs, move |_, x| {
+            let input: Tensor<4> = x[0].clone().reshape([seq, batch, heads.total(), head_dim]);
+            flat(attention_packed(input, heads, options))
+        })
+    };
+    let mut found: Vec<Case> = forms.into_iter().map(packed).collect();
+    // As in a decoder: the queries are the last of the keys' positions.
+    let keys = seq + 5;
+    let kv = keys * batch * heads.kv_heads * head_dim;
+    let inputs = [("q", tokens * heads.heads * head_dim), ("k", kv), ("v", kv)];
+    found.push(case("attention, earlier keys", format!("{shape}, {keys} keys"), 3, &inputs, move |_, x| {
+        let q: Tensor<4> = x[0].clone().reshape([seq, batch, heads.heads, head_dim]);
+        let [k, v] = [1, 2].map(|i: usize| x[i].clone().reshape([keys, batch, heads.kv_heads, head_dim]));
+        flat(attention(q, k, v, causal))
+    }));
+    found
+}
+
+/// What knows the vocabulary: columns from 7 on, the last two padding.
+fn vocabulary(scale: &Scale) -> Vec<Case> {
+    let Scale { seq, batch, hidden, vocab, .. } = *scale;
+    let scale = *scale;
+    let tokens = scale.tokens();
+    let first_row = 7;
+    let ids = move |side: &Side| -> Tensor<2, Int> { side.ids(scale.ids(first_row), [seq, batch]) };
+    let table = format!("[{vocab}, {hidden}], ids [{seq}, {batch}]");
+    vec![
+        case("embedding", table, 1, &[("w", vocab * hidden)], move |side, x| {
+            flat(embedding(x[0].clone().reshape([vocab, hidden]), ids(side), first_row))
+        }),
+        case(
+            "vocab_parallel_cross_entropy",
+            format!("[{seq}, {batch}, {vocab}]"),
+            1,
+            &[("logits", tokens * vocab)],
+            move |side, x| {
+                let logits = x[0].clone().reshape([seq, batch, vocab]);
+                let end = first_row + vocab - 2;
+                flat(vocab_parallel_cross_entropy(logits, ids(side), first_row, end, &Group::single()))
+            },
+        ),
+    ]
+}

@@ -1,0 +1,103 @@
+//! Gradients summed up in place: two contributions of a linear layer with its norm, and of an embedding.
+
+use backend_dist::ops::main_grads::{self, MainGrad};
+use backend_dist::ops::{Entry, Prologue, embedding, linear_with, pull_back, weight_grads};
+use burn::tensor::{DType, Device, Gradients, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::cases::Scale;
+use super::{KernelCheck, Side, bound, error, numbers, values};
+
+const EPS: f64 = 1e-5;
+const NAMES: [&str; 3] = ["linear weight", "norm weight", "embedding"];
+
+/// The checks; none where `device` cannot sum up in place, or the parameters are f64.
+pub fn check(device: &Device, scale: &Scale, dtype: DType) -> Vec<KernelCheck> {
+    if !main_grads::is_available(device) || dtype == DType::F64 {
+        return vec![];
+    }
+    let [side, reference] = Side::both(device, dtype);
+    let expected = registered(&reference, scale);
+    let found = catch_unwind(AssertUnwindSafe(|| in_place(&side, scale)));
+    main_grads::detach_all();
+    let one = |(i, expected): (usize, &Vec<f64>)| KernelCheck {
+        name: format!("main gradients: {}", NAMES[i]),
+        dtype: format!("{dtype:?}"),
+        shape: format!("{scale:?}"),
+        error: found.as_ref().map_or(f64::NAN, |found| error(&found[i], expected)),
+        // The norm's output and its gradient are rounded to 16 bits, sums are not.
+        bound: bound(dtype, if i == 2 { 1 } else { 3 }),
+    };
+    expected.iter().enumerate().map(one).collect()
+}
+
+/// Linear weight, norm weight, table.
+struct Leaves {
+    w: Tensor<2>,
+    norm: Tensor<1>,
+    table: Tensor<2>,
+}
+
+impl Leaves {
+    fn new(side: &Side, scale: &Scale) -> Self {
+        let Scale { hidden, ffn, vocab, .. } = *scale;
+        Self {
+            w: side.tensor(numbers(ffn * hidden, 1), [ffn, hidden]).require_grad(),
+            norm: side.tensor(numbers(hidden, 2), [hidden]).require_grad(),
+            table: side.tensor(numbers(vocab * hidden, 3), [vocab, hidden]).require_grad(),
+        }
+    }
+
+    /// The gradients of a micro-batch; what the operations register.
+    fn contribution(&self, side: &Side, scale: &Scale, seed: u64) -> Gradients {
+        let Scale { seq, batch, hidden, ffn, .. } = *scale;
+        let tokens = scale.tokens();
+        let prologue = Prologue::RmsNorm { weight: self.norm.clone(), eps: EPS };
+        let x = side.tensor(numbers(tokens * hidden, seed), [seq, batch, hidden]);
+        let ids = side.ids(scale.ids(0), [seq, batch]);
+        let y = linear_with(x, prologue, self.w.clone(), Entry::Own, false);
+        let rows = embedding(self.table.clone(), ids, 0);
+        let upstream = side.tensor(numbers(tokens * (ffn + hidden), seed + 1), [seq, batch, ffn + hidden]);
+        pull_back(Tensor::cat(vec![y, rows], 2), upstream)
+    }
+}
+
+/// The sums of what two micro-batches register.
+fn registered(side: &Side, scale: &Scale) -> [Vec<f64>; 3] {
+    let leaves = Leaves::new(side, scale);
+    let [first, second] = [10, 20].map(|seed| leaves.contribution(side, scale, seed));
+    let sum = |a: Option<Vec<f64>>, b: Option<Vec<f64>>| -> Vec<f64> {
+        let (a, b) = (a.expect("has a gradient"), b.expect("has a gradient"));
+        a.iter().zip(&b).map(|(a, b)| a + b).collect()
+    };
+    [
+        sum(leaves.w.grad(&first).map(values), leaves.w.grad(&second).map(values)),
+        sum(leaves.norm.grad(&first).map(values), leaves.norm.grad(&second).map(values)),
+        sum(leaves.table.grad(&first).map(values), leaves.table.grad(&second).map(values)),
+    ]
+}
+
+/// The sums that two micro-batches leave in place, the second one's weight gradient put off.
+///
+/// # Panics
+/// If an operation registers a gradient that has a place.
+fn in_place(side: &Side, scale: &Scale) -> [Vec<f64>; 3] {
+    let leaves = Leaves::new(side, scale);
+    // Whatever is there before the first contribution must not count.
+    let garbage = |len: usize| Tensor::<1>::full([len], 7.0, (&side.device.clone().inner(), DType::F32));
+    let sizes = [scale.ffn * scale.hidden, scale.hidden, scale.vocab * scale.hidden];
+    let sums = sizes.map(garbage);
+    let places = sums.clone().map(MainGrad::new);
+    main_grads::attach(&leaves.w, places[0].clone());
+    main_grads::attach(&leaves.norm, places[1].clone());
+    main_grads::attach(&leaves.table, places[2].clone());
+    let first = leaves.contribution(side, scale, 10);
+    let (second, late) = weight_grads::deferred(|| leaves.contribution(side, scale, 20));
+    for grads in [first, second, late.run()] {
+        let registered = [leaves.w.grad(&grads).is_some(), leaves.table.grad(&grads).is_some()];
+        assert_eq!(registered, [false; 2], "a gradient with a place was registered");
+        assert!(leaves.norm.grad(&grads).is_none(), "a norm's gradient with a place was registered");
+    }
+    assert!(places.iter().all(MainGrad::is_written), "a place was not written");
+    sums.map(values)
+}

@@ -1,0 +1,152 @@
+//! What a bucket has on a GPU only: weights in one buffer, and everything in one launch.
+
+use super::adamw::Coefficients;
+use super::config::OptimizerConfig;
+use super::flat::{Flat, wide};
+use super::layout::{Layout, Part};
+use super::modules::{map, visit};
+use backend_dist::buffer::{AdamWBuffers, AdamWStep, Buffer, ChunkTable, TensorTable, Wait, adamw};
+use backend_dist::comm::Group;
+use burn::module::Module;
+use burn::tensor::{DType, Device, Tensor};
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// The weights of a bucket in the model's type. The module's parameters are views of them and never change identity: a step
+/// writes to the buffer, and replicas exchange their regions in it.
+pub(super) struct Weights {
+    all: Buffer,
+    /// What this rank updates.
+    own: Buffer,
+    narrow: bool,
+    /// The exchange of the last step.
+    running: RefCell<Option<Wait>>,
+}
+
+impl Weights {
+    /// Zeros; `None` where the device has no buffers.
+    pub fn new(layout: &Layout, region: &Range<usize>, device: &Device, dtype: DType) -> Option<Self> {
+        let all = Buffer::zeros(layout.len, device, dtype)?;
+        let (own, narrow) = (all.part(region.clone()), wide(dtype) != dtype);
+        Some(Self { all, own, narrow, running: RefCell::new(None) })
+    }
+
+    /// Moves the module's parameters here.
+    pub fn take<M: Module>(&self, model: M, layout: &Layout) -> M {
+        visit(&model, layout, |slot, values| self.put(layout.slots[slot].range.start, values));
+        map(model, layout, |slot, _| self.all.part(layout.slots[slot].range.clone()).tensor())
+    }
+
+    /// Replaces elements from `at` on.
+    pub fn put(&self, at: usize, values: Tensor<1>) {
+        self.wait();
+        self.all.put(at, values);
+    }
+
+    /// The `len` wide values of this rank's region: the weights themselves, or a copy of narrow ones.
+    pub fn values(&self, len: usize, device: &Device) -> Flat {
+        self.wait();
+        if !self.narrow {
+            return Flat::over(self.own.clone(), DType::F32, len);
+        }
+        let mut values = Flat::zeros(len, device, DType::F32);
+        values.put(0, self.own.tensor());
+        values
+    }
+
+    /// Rounds the region's wide values to the weights, unless these are they.
+    pub fn set_own(&self, values: &Flat) {
+        if self.narrow {
+            self.wait();
+            self.own.put(0, values.part(0..values.len()));
+        }
+    }
+
+    /// Starts the exchange of the replicas' regions.
+    pub fn exchange(&self, replicas: &Group) {
+        self.wait();
+        *self.running.borrow_mut() = Some(self.all.all_gather(&self.own, replicas));
+    }
+
+    /// Lets what the thread issues from now on find the weights of the last step.
+    pub fn wait(&self) {
+        if let Some(wait) = self.running.take() {
+            wait.wait();
+        }
+    }
+}
+
+/// One launch for a region of the bucket instead of one for each part.
+pub(super) struct Launches {
+    /// The elements of the region that the rank counts in norms, by shard.
+    pub counted: ChunkTable,
+    /// The parts, where AdamW updates all of them and there are any.
+    tensors: Option<TensorTable>,
+}
+
+impl Launches {
+    /// `sum` holds the region's gradients, of which `counted` count in norms.
+    pub fn new(
+        sum: &Buffer,
+        counted: &[(usize, Vec<Range<usize>>)],
+        (layout, parts): (&Layout, &[Part]),
+        region: &Range<usize>,
+        config: &OptimizerConfig,
+    ) -> Self {
+        let ranges: Vec<_> = counted.iter().flat_map(|(_, ranges)| ranges.clone()).collect();
+        let tensors = match config {
+            OptimizerConfig::AdamW(config) if !parts.is_empty() => {
+                let decays = |part: &Part| layout.units[part.unit].decays || config.decay_vectors;
+                let decays: Vec<bool> = parts.iter().map(decays).collect();
+                Some(TensorTable::new(sum, &ends(parts, region.len()), &decays))
+            }
+            _ => None,
+        };
+        Self { counted: ChunkTable::new(sum, &ranges), tensors }
+    }
+
+    /// A step of AdamW over the region, weights included; false where that is not for one launch.
+    pub fn adamw(
+        &self,
+        k: &Coefficients,
+        [values, first, second, sum]: [Option<&Flat>; 4],
+        weights: Option<&Weights>,
+    ) -> bool {
+        let [Some(master), Some(first), Some(second), Some(grad)] =
+            [values, first, second, sum].map(|flat| flat.and_then(Flat::buffer))
+        else {
+            return false;
+        };
+        let Some(tensors) = &self.tensors else { return false };
+        weights.into_iter().for_each(Weights::wait);
+        let weight = weights.filter(|weights| weights.narrow).map(|weights| &weights.own);
+        let step = AdamWStep {
+            beta1: k.config.beta1,
+            beta2: k.config.beta2,
+            eps: k.config.eps,
+            step_size: k.step_size,
+            root_scale: k.root_scale,
+            keep: k.keep,
+            grad_scale: k.grad_scale,
+        };
+        adamw(AdamWBuffers { master, first, second, grad, weight, tensors }, &step);
+        true
+    }
+}
+
+/// Where each part ends in a region of `len` elements, the gap behind it included. A gap at the start is the first part's.
+fn ends(parts: &[Part], len: usize) -> Vec<u32> {
+    parts.iter().skip(1).map(|part| part.at).chain([len]).map(|end| end as u32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_belong_to_the_part_before() {
+        let part = |at: usize, len: usize| Part { unit: 0, range: 100 + at..100 + at + len, at };
+        assert_eq!(ends(&[part(0, 5), part(8, 4), part(16, 1)], 24), [8, 16, 24]);
+        assert_eq!(ends(&[part(8, 2)], 12), [12]);
+    }
+}

@@ -1,0 +1,199 @@
+//! Flat arrays in place: copies and sums between types, sums of squares.
+use super::{PointwiseError, SCRATCH, UNITS, buffer, cube_sums};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use half::{bf16, f16};
+
+/// Elements that one cube of [`squares`] sums up.
+pub const CHUNK: usize = 1 << 16;
+
+/// The float types of flat arrays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FloatType {
+    /// 32 bits.
+    F32,
+    /// 16 bits, 8 of them exponent.
+    Bf16,
+    /// 16 bits, 5 of them exponent.
+    F16,
+}
+
+impl FloatType {
+    /// Bytes of an element.
+    pub fn size(self) -> usize {
+        if self == Self::F32 { 4 } else { 2 }
+    }
+}
+
+/// Elements of a buffer, `start..start + len` of the elements that `handle` holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// The buffer.
+    pub handle: &'a Handle,
+    /// Its type.
+    pub float: FloatType,
+    /// The first element.
+    pub start: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+impl Run<'_> {
+    /// The run as a buffer of its own, after a check that it lies within the handle.
+    fn handle(&self, name: &'static str) -> Result<Handle, PointwiseError> {
+        let size = self.float.size();
+        let (found, expected) = (self.handle.size_in_used(), ((self.start + self.len) * size) as u64);
+        match found < expected {
+            true => Err(PointwiseError::Buffer { name, found, expected }),
+            false => Ok(self.handle.clone().offset_start((self.start * size) as u64)),
+        }
+    }
+
+    /// Where the run begins, in bytes of memory.
+    fn address(&self) -> usize {
+        self.handle.offset_start.unwrap_or(0) as usize + self.start * self.float.size()
+    }
+}
+
+#[cube(launch_unchecked)]
+fn write_run<S: Float, T: Float, N: Size>(
+    source: &[Vector<S, N>],
+    target: &mut [Vector<T, N>],
+    vectors: u32,
+    #[comptime] adds: bool,
+) {
+    let at = CUBE_POS_X * UNITS + UNIT_POS;
+    if at < vectors {
+        let index = at as usize;
+        let value = Vector::<T, N>::cast_from(source[index]);
+        if comptime![adds] {
+            target[index] = target[index] + value;
+        } else {
+            target[index] = value;
+        }
+    }
+}
+
+/// A cube for each chunk; every unit sums every `UNITS`th of the chunk's elements.
+#[cube(launch_unchecked)]
+fn chunk_squares(values: &[f32], starts: &[u32], lens: &[u32], sums: &mut [f32], first: u32) {
+    let mut scratch = Shared::<[f32]>::new_slice(SCRATCH);
+    let chunk = CUBE_POS_X as usize;
+    let end = starts[chunk] + lens[chunk];
+    let mut at = starts[chunk] + UNIT_POS;
+    let mut a = 0.0f32;
+    let mut b = 0.0f32;
+    // Four loads are on their way at a time.
+    while at + comptime![3 * UNITS] < end {
+        let index = at as usize;
+        let x = values[index];
+        let y = values[index + comptime![UNITS as usize]];
+        let z = values[index + comptime![2 * UNITS as usize]];
+        let w = values[index + comptime![3 * UNITS as usize]];
+        a += x * x + y * y;
+        b += z * z + w * w;
+        at += comptime![4 * UNITS];
+    }
+    while at < end {
+        let x = values[at as usize];
+        a += x * x;
+        at += UNITS;
+    }
+    let (a, b) = cube_sums(a, b, &mut scratch, 0u32);
+    if UNIT_POS == 0 {
+        sums[first as usize + chunk] = a + b;
+    }
+}
+
+/// Target elements become source elements, or with `adds` their sum with these, in the target's type. The runs must be
+/// equally long and not overlap. Reads and writes 16 or 8 bytes at a time where both runs begin at whole vectors of four.
+///
+/// # Errors
+/// If a run is not within its buffer, or lengths differ.
+pub fn write(client: &Client, source: Run, target: Run, adds: bool) -> Result<(), PointwiseError> {
+    if source.len != target.len {
+        let (found, expected) = (source.len as u64, target.len as u64);
+        return Err(PointwiseError::Buffer { name: "source, in elements,", found, expected });
+    }
+    if target.len == 0 {
+        return Ok(());
+    }
+    let aligned = |run: &Run| run.address().is_multiple_of(4 * run.float.size()) && run.len.is_multiple_of(4);
+    let width = if aligned(&source) && aligned(&target) { 4 } else { 1 };
+    let vectors = target.len / width;
+    let count = units("target", vectors)?;
+    let from = buffer("source", &source.handle("source")?, vectors, width * source.float.size())?;
+    let to = buffer("target", &target.handle("target")?, vectors, width * target.float.size())?;
+    let (dim, vectors) = (CubeDim::new_1d(UNITS), vectors as u32);
+    macro_rules! launch {
+        ($source:ty, $target:ty) => {
+            // SAFETY: both buffers hold `vectors` vectors of `width` elements; other units do nothing.
+            unsafe {
+                write_run::launch_unchecked::<$source, $target>(client, count, dim, width, from, to, vectors, adds)
+            }
+        };
+    }
+    use FloatType::{Bf16, F16, F32};
+    match (source.float, target.float) {
+        (F32, F32) => launch!(f32, f32),
+        (F32, Bf16) => launch!(f32, bf16),
+        (F32, F16) => launch!(f32, f16),
+        (Bf16, F32) => launch!(bf16, f32),
+        (Bf16, Bf16) => launch!(bf16, bf16),
+        (Bf16, F16) => launch!(bf16, f16),
+        (F16, F32) => launch!(f16, f32),
+        (F16, Bf16) => launch!(f16, bf16),
+        (F16, F16) => launch!(f16, f16),
+    }
+    Ok(())
+}
+
+/// Chunks of fp32 elements whose squares are summed up.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunks<'a> {
+    /// First element of each chunk, `u32`.
+    pub starts: &'a Handle,
+    /// Elements of each, `u32`.
+    pub lens: &'a Handle,
+    /// Number of chunks.
+    pub count: usize,
+    /// One past the last element of all chunks.
+    pub end: usize,
+}
+
+/// The sum of squares of each chunk of the fp32 array `values`, written to `sums` from element `first` on. The same bits
+/// every time.
+///
+/// # Errors
+/// If the array ends before a chunk does, or `sums` is too short.
+pub fn squares(
+    client: &Client,
+    values: &Handle,
+    chunks: Chunks,
+    sums: &Handle,
+    first: usize,
+) -> Result<(), PointwiseError> {
+    if chunks.count == 0 {
+        return Ok(());
+    }
+    units("values", chunks.end)?;
+    let values = buffer("values", values, chunks.end, 4)?;
+    let starts = buffer("starts", chunks.starts, chunks.count, 4)?;
+    let lens = buffer("lens", chunks.lens, chunks.count, 4)?;
+    let sums = buffer("sums", sums, first + chunks.count, 4)?;
+    let count = CubeCount::Static(chunks.count as u32, 1, 1);
+    // SAFETY: chunks end within `values` as the caller says, and each cube writes the one sum that is its own.
+    unsafe {
+        chunk_squares::launch_unchecked(client, count, CubeDim::new_1d(UNITS), values, starts, lens, sums, first as u32)
+    }
+    Ok(())
+}
+
+/// Cubes for one unit per item; positions are 32 bits.
+fn units(what: &'static str, items: usize) -> Result<CubeCount, PointwiseError> {
+    let most = u32::MAX as usize - 4 * UNITS as usize;
+    match items > most {
+        true => Err(PointwiseError::Length { what, found: items, multiple: 1, most }),
+        false => Ok(CubeCount::Static((items as u32).div_ceil(UNITS), 1, 1)),
+    }
+}
