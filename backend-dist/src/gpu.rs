@@ -7,8 +7,10 @@ mod driver;
 mod library;
 #[cfg(feature = "cuda")]
 mod nvml;
+mod out_of_memory;
 
 pub use library::{Library, libdevice};
+pub use out_of_memory::{index, out_of_memory};
 use std::fmt;
 
 /// Why GPUs cannot be used.

@@ -1,11 +1,14 @@
 //! Runs one closure on every rank of a mesh, a thread per rank, and turns the first failure into an error.
 
 use crate::comm::{Aborted, FailureCause, Group, RunError, World};
+use crate::gpu;
 use crate::memory;
 use crate::mesh::{Axis, Coords, Mesh, ParallelLayout};
+use crate::process::Processes;
 use burn::tensor::Device;
 use std::any::Any;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -55,6 +58,11 @@ impl Rank {
 }
 
 impl Rank {
+    /// Whether this is the first rank of its process.
+    pub fn leads_process(&self) -> bool {
+        self.rank == 0 || self.world.process_of(self.rank) != self.world.process_of(self.rank - 1)
+    }
+
     /// This rank's handle on the pair of the first and the last rank of its group along `axis`, if it is one of them.
     pub fn ends(&self, axis: Axis) -> Option<Group> {
         let ranks = self.mesh.group_of(axis, self.rank);
@@ -64,7 +72,8 @@ impl Rank {
     }
 }
 
-/// Runs `f` once per rank of `mesh`, each on its own thread, and returns the results in rank order.
+/// Runs `f` once per rank of `mesh`, each on its own thread of this process, and returns the results in rank order. For
+/// ranks of several processes see [`Processes::launch`](crate::process::Processes::launch).
 ///
 /// Rank `r` owns `devices[r % devices.len()]`; CPU ranks share one device value.
 ///
@@ -76,13 +85,26 @@ pub fn launch<T: Send>(
     devices: &[Device],
     f: impl Fn(Rank) -> Result<T, BoxError> + Sync,
 ) -> Result<Vec<T>, RunError> {
+    Processes::alone(mesh).launch(devices, f)
+}
+
+/// Runs the ranks `here` of `world`; the one at place `i` among them owns `devices[i % devices.len()]`.
+pub(crate) fn launch_in<T: Send>(
+    world: &Arc<World>,
+    mesh: &Mesh,
+    here: Range<usize>,
+    devices: &[Device],
+    f: impl Fn(Rank) -> Result<T, BoxError> + Sync,
+) -> Result<Vec<T>, RunError> {
     assert!(!devices.is_empty(), "a launch needs at least one device");
     let _hook = RankPanics::keep();
     let mesh = Arc::new(mesh.clone());
-    let size = mesh.world_size();
-    let world = World::new((0..size).map(|rank| place(&mesh, rank)).collect());
     let run = |rank: usize| {
-        let device = devices[rank % devices.len()].clone();
+        let device = devices[(rank - here.start) % devices.len()].clone();
+        let explained = {
+            let device = device.clone();
+            move |message: String| gpu::out_of_memory(&message, &device).ok_or(message)
+        };
         let context = Rank { rank, coords: mesh.coords(rank), mesh: mesh.clone(), device, world: world.clone() };
         IS_RANK.with_borrow_mut(|last| *last = Some(String::new()));
         memory::set_rank(Some(rank));
@@ -93,12 +115,14 @@ pub fn launch<T: Send>(
                 Some(value)
             }
             Ok(Err(error)) => {
-                world.fail(rank, FailureCause::Error(chain(error.as_ref())));
+                let message = explained(chain(error.as_ref())).unwrap_or_else(|other| other);
+                world.fail(rank, FailureCause::Error(message));
                 None
             }
             Err(payload) => {
                 if !payload.is::<Aborted>() {
-                    world.fail(rank, FailureCause::Panic(panic_message(payload.as_ref())));
+                    let cause = explained(panic_message(payload.as_ref())).map(FailureCause::Error);
+                    world.fail(rank, cause.unwrap_or_else(FailureCause::Panic));
                 }
                 None
             }
@@ -106,7 +130,8 @@ pub fn launch<T: Send>(
     };
     let results: Vec<Option<T>> = std::thread::scope(|scope| {
         let run = &run;
-        let threads: Vec<_> = (0..size)
+        let threads: Vec<_> = here
+            .clone()
             .map(|rank| {
                 let builder = std::thread::Builder::new().name(format!("rank {rank}"));
                 builder.spawn_scoped(scope, move || run(rank)).expect("the system can start a thread per rank")
@@ -114,7 +139,7 @@ pub fn launch<T: Send>(
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or(None)).collect()
     });
-    let failure = world.failure();
+    let failure = world.end();
     #[cfg(feature = "cuda")]
     world.links.close(failure.is_some());
     match failure {

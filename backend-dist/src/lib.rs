@@ -21,6 +21,7 @@ mod nccl;
 pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod overlap;
+pub mod process;
 pub mod shard;
 #[cfg(any(feature = "cuda", test))]
 mod slots;

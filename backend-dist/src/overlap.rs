@@ -6,7 +6,7 @@
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda;
 use crate::in_place::is_in_place_or_apart;
-use crate::nccl::{Communicator, Outcome, connect, data_type, elements, finished, gpu_of, reduction};
+use crate::nccl::{Communicator, Held, Outcome, connect, data_type, elements, finished, gpu_of, reduction};
 use burn::backend::Cube;
 use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -25,12 +25,11 @@ pub struct Pending {
     in_flight: Option<InFlight>,
 }
 
-/// Invariant: the buffers are held until the compute stream has queued its wait. CubeCL hands memory out again in the order
-/// of that stream, so before it NCCL might still use what somebody else has been given.
+/// Invariant: the buffers are held until the compute stream has queued its wait.
 struct InFlight {
     link: Arc<Communicator>,
     slot: usize,
-    buffers: [CubeTensor; 2],
+    buffers: [Held; 2],
 }
 
 impl Pending {
@@ -47,10 +46,11 @@ impl Drop for Pending {
             // The run ends. The buffers must not come back while NCCL may still use them, so they never do.
             return std::mem::forget(buffers);
         }
-        let [source, target] = &buffers;
-        link.clone().submit([source, target], move |call, _| {
+        let [source, target] = buffers.each_ref().map(|buffer| buffer.tensor.clone());
+        link.clone().submit([&source, &target], move |call, _| {
             call.wait(slot)?;
             link.events.give(slot);
+            drop(buffers);
             Ok(())
         });
     }
@@ -150,6 +150,7 @@ fn begin(
     let op = DeviceOp::new(kind, source.dtype, source.meta.shape());
     let sequence = group.issue(op.clone());
     let (slot, rank) = (link.events.take(), group.rank());
+    let held = buffers.clone().map(Held::new);
     link.queue((sequence, op), [source, target], move |call, pointers| {
         let [source, target] = [0, 1].map(|i| (pointers[i] as usize, bytes[i]));
         if !is_in_place_or_apart(source, target, rank) {
@@ -160,7 +161,7 @@ fn begin(
         finished(operation(pointers, comm, stream))?;
         call.record(slot)
     });
-    Pending { in_flight: Some(InFlight { link, slot, buffers }) }
+    Pending { in_flight: Some(InFlight { link, slot, buffers: held }) }
 }
 
 /// A group of one only moves what it has, on the compute stream.

@@ -132,7 +132,8 @@ impl<'a> ParamBuilder<'a> {
 
     /// The ranks of `replicas` build the same parameters at the same time and share the work of drawing random values.
     pub fn with_replicas(mut self, replicas: Group) -> Self {
-        self.replicas = Some(replicas).filter(|replicas| replicas.size() > 1);
+        // Between processes, drawing is quicker than sending.
+        self.replicas = Some(replicas).filter(|replicas| replicas.size() > 1 && replicas.is_in_one_process());
         self
     }
 

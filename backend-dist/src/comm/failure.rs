@@ -1,9 +1,10 @@
 //! What a run says when a rank fails.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// One operation that a rank issued, as the flight recorder keeps it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpRecord {
     /// Name of the operation, for example `all-reduce(sum)`.
     pub name: String,
@@ -26,7 +27,7 @@ impl fmt::Display for OpRecord {
 }
 
 /// Why a run ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureCause {
     /// The rank's code panicked; message and place.
     Panic(String),
@@ -57,10 +58,33 @@ pub enum FailureCause {
         /// How long, in seconds.
         seconds: u64,
     },
+    /// A process of the world is gone; the rank is its first.
+    Lost(Box<LostProcess>),
+}
+
+/// A process that is gone, as another one noticed it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostProcess {
+    /// The process.
+    pub process: usize,
+    /// Its host.
+    pub host: String,
+    /// Its first and its last rank.
+    pub ranks: (usize, usize),
+    /// How that was noticed.
+    pub what: String,
+}
+
+impl fmt::Display for LostProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { process, host, ranks: (first, last), what } = self;
+        let ranks = if first == last { format!("rank {first}") } else { format!("ranks {first} to {last}") };
+        write!(f, "process {process} on {host} ({ranks}) is gone: {what}; its own output may say why")
+    }
 }
 
 /// The first failure of a run: which rank, why, and what every rank was doing at that moment.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub struct RunError {
     /// Global rank that failed.
     pub rank: usize,
@@ -98,6 +122,7 @@ impl fmt::Display for RunError {
             FailureCause::Timeout { waiting_in, seconds } => {
                 write!(f, "{who} waited {seconds} s in {waiting_in}; the ranks that did not arrive are listed below")?
             }
+            FailureCause::Lost(lost) => write!(f, "{lost}")?,
         }
         if self.ranks.len() > 1 {
             for line in &self.ranks {

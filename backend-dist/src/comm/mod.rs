@@ -4,18 +4,20 @@
 //! whoever does not is named at once (see [`RunError`]). Operations that can fail do not return errors, because they also
 //! run inside a backward pass: they stop the rank, and [`launch`](crate::launch::launch) returns the first failure.
 
+mod codec;
 #[cfg(feature = "cuda")]
 mod device;
 mod failure;
 #[cfg(any(feature = "cuda", test))]
 mod recorder;
 mod reduce;
+pub(crate) mod remote;
 mod world;
 
 #[cfg(feature = "cuda")]
 pub(crate) use device::Member;
 pub(crate) use failure::Aborted;
-pub use failure::{FailureCause, OpRecord, RunError};
+pub use failure::{FailureCause, LostProcess, OpRecord, RunError};
 #[cfg(feature = "cuda")]
 pub(crate) use recorder::{DeviceOp, DeviceOpKind};
 #[cfg(feature = "cuda")]
@@ -24,9 +26,12 @@ pub(crate) use world::{GroupId, World};
 
 use crate::memory::{self, without_rank};
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{Bytes, DType};
-use bytemuck::allocation::pod_collect_to_vec;
+use burn::tensor::DType;
+use codec::Codec;
+pub(crate) use codec::{from_bytes, to_bytes};
 use reduce::{concat, reduce};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::fmt;
 use std::sync::Arc;
 
@@ -100,15 +105,40 @@ impl Group {
         &self.name
     }
 
-    /// Waits until every member has arrived.
-    pub fn barrier(&self) {
-        self.meet("barrier".into(), String::new(), (), |_| ());
+    /// The process that hosts this rank; 0 in a world of one process.
+    pub fn process(&self) -> usize {
+        self.world.as_ref().map_or(0, |(world, _)| world.process_of(self.ranks[self.member]))
     }
 
-    /// Every member's value, in group order.
-    pub fn all_gather_host<T: Clone + Send + Sync + 'static>(&self, value: T) -> Vec<T> {
-        let payload = std::any::type_name::<T>().to_string();
-        Arc::unwrap_or_clone(self.meet("all-gather of host values".into(), payload, value, |values| values))
+    /// Whether one process hosts all members.
+    pub fn is_in_one_process(&self) -> bool {
+        self.world.as_ref().is_none_or(|(world, _)| {
+            let mut processes = self.ranks.iter().map(|&rank| world.process_of(rank));
+            let first = processes.next();
+            processes.all(|process| Some(process) == first)
+        })
+    }
+
+    /// What is to be done when the run fails, for example to call back what waits on devices: on a thread of its own, or
+    /// at once where the run has failed already. Nothing happens in a group of one rank.
+    pub fn on_failure(&self, hook: impl FnOnce() + Send + 'static) {
+        if let Some((world, _)) = &self.world {
+            world.on_failure(Box::new(hook));
+        }
+    }
+
+    /// Waits until every member has arrived.
+    pub fn barrier(&self) {
+        self.meet("barrier".into(), String::new(), (), codec::host(), |_| ());
+    }
+
+    /// Every member's value, in group order. Within a process it is moved; to other processes it goes with all its bits.
+    pub fn all_gather_host<T>(&self, value: T) -> Vec<T>
+    where
+        T: Clone + Send + Sync + Serialize + DeserializeOwned + 'static,
+    {
+        let (name, payload) = ("all-gather of host values".into(), std::any::type_name::<T>().to_string());
+        Arc::unwrap_or_clone(self.meet(name, payload, value, codec::host(), |values| values))
     }
 
     /// One `f64` per member reduced in group order: the same bits on every member.
@@ -133,25 +163,35 @@ impl Group {
                 }
             })
         };
-        self.meet(format!("all-reduce({})", op.name()), "f64 scalar".into(), value, fold).expect("a group has members")
+        self.meet(format!("all-reduce({})", op.name()), "f64 scalar".into(), value, codec::host(), fold)
+            .expect("a group has members")
     }
 
     /// The value of member `root`; the others pass `None`.
-    pub fn broadcast_host<T: Clone + Send + Sync + 'static>(&self, value: Option<T>, root: usize) -> T {
+    pub fn broadcast_host<T>(&self, value: Option<T>, root: usize) -> T
+    where
+        T: Clone + Send + Sync + Serialize + DeserializeOwned + 'static,
+    {
+        // The others may hold something that they need not send.
+        let value = value.filter(|_| self.member == root);
         let payload = std::any::type_name::<T>().to_string();
         let pick = |mut values: Vec<Option<T>>| values.swap_remove(root);
-        let value = self.meet(format!("broadcast of a host value from member {root}"), payload, value, pick);
+        let name = format!("broadcast of a host value from member {root}");
+        let value = self.meet(name, payload, value, codec::optional(), pick);
         Arc::unwrap_or_clone(value).unwrap_or_else(|| panic!("member {root} of {self:?} broadcasts but has no value"))
     }
 
     pub(crate) fn all_reduce(&self, x: FlexTensor, op: ReduceOp) -> FlexTensor {
         let name = format!("all-reduce({})", op.name());
-        self.own(Arc::unwrap_or_clone(self.meet(name, describe_tensor(&x), x, |inputs| reduce(inputs, op))))
+        self.own(Arc::unwrap_or_clone(
+            self.meet(name, describe_tensor(&x), x, codec::TENSOR, |inputs| reduce(inputs, op)),
+        ))
     }
 
     pub(crate) fn all_gather(&self, x: FlexTensor, dim: usize) -> FlexTensor {
         let concat = |inputs: Vec<FlexTensor>| concat(&inputs, dim);
-        self.own(Arc::unwrap_or_clone(self.meet(format!("all-gather(dim {dim})"), describe_tensor(&x), x, concat)))
+        let name = format!("all-gather(dim {dim})");
+        self.own(Arc::unwrap_or_clone(self.meet(name, describe_tensor(&x), x, codec::TENSOR, concat)))
     }
 
     pub(crate) fn reduce_scatter(&self, x: FlexTensor, dim: usize) -> FlexTensor {
@@ -162,7 +202,8 @@ impl Group {
             "reduce-scatter on {self:?}: dimension {dim} has {length} elements, not a multiple of {size}"
         );
         let lent = self.lend(&x);
-        let inputs = self.meet(format!("reduce-scatter(dim {dim})"), describe_tensor(&x), lent, |inputs| inputs);
+        let name = format!("reduce-scatter(dim {dim})");
+        let inputs = self.meet(name, describe_tensor(&x), lent, codec::TENSOR, |inputs| inputs);
         let part = length / size;
         let parts = inputs.iter().map(|x| x.narrow(dim, self.member * part, part)).collect();
         self.own(without_rank(|| reduce(parts, ReduceOp::Sum)))
@@ -179,7 +220,8 @@ impl Group {
         let mut tail = x.layout().shape().to_vec();
         tail[0] = 0;
         let payload = format!("{:?} rows of {tail:?}", x.dtype());
-        let inputs = self.meet("all-to-all".into(), payload, (self.lend(&x), send.to_vec()), |inputs| inputs);
+        let lent = (self.lend(&x), send.to_vec());
+        let inputs = self.meet("all-to-all".into(), payload, lent, codec::ROWS, |inputs| inputs);
         let parts: Vec<FlexTensor> = inputs
             .iter()
             .enumerate()
@@ -198,20 +240,28 @@ impl Group {
 
     pub(crate) fn broadcast(&self, x: FlexTensor, root: usize) -> FlexTensor {
         let pick = |mut inputs: Vec<FlexTensor>| inputs.swap_remove(root);
-        self.own(Arc::unwrap_or_clone(self.meet(format!("broadcast from member {root}"), describe_tensor(&x), x, pick)))
+        let name = format!("broadcast from member {root}");
+        self.own(Arc::unwrap_or_clone(self.meet(name, describe_tensor(&x), x, codec::TENSOR, pick)))
     }
 
     pub(crate) fn send(&self, x: FlexTensor, to: usize) {
         let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("send to member {to} of {self:?}"));
-        world.post(*id, (self.member, to), describe_tensor(&x), x);
+        world.post(*id, (self.member, to), describe_tensor(&x), x, codec::TENSOR);
     }
 
     pub(crate) fn receive(&self, payload: String, from: usize) -> FlexTensor {
         let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("receive from member {from} of {self:?}"));
-        self.own(world.take(*id, (from, self.member), payload))
+        self.own(world.take(*id, (from, self.member), payload, codec::TENSOR))
     }
 
-    fn meet<I, O>(&self, name: String, payload: String, input: I, combine: impl FnOnce(Vec<I>) -> O) -> Arc<O>
+    fn meet<I, O>(
+        &self,
+        name: String,
+        payload: String,
+        input: I,
+        codec: Codec<I>,
+        combine: impl FnOnce(Vec<I>) -> O,
+    ) -> Arc<O>
     where
         I: Send + Sync + 'static,
         O: Send + Sync + 'static,
@@ -219,7 +269,8 @@ impl Group {
         match &self.world {
             None => Arc::new(combine(vec![input])),
             Some((world, id)) => {
-                world.meet(*id, self.member, (name, payload), input, |inputs| without_rank(|| combine(inputs)))
+                let combine = |inputs| without_rank(|| combine(inputs));
+                world.meet(*id, self.member, (name, payload), input, codec, combine)
             }
         }
     }
@@ -240,14 +291,7 @@ fn copy(x: &FlexTensor) -> FlexTensor {
     let (x, width) = (x.to_contiguous(), x.dtype().size());
     let start = x.layout().start_offset() * width;
     let bytes = &x.bytes()[start..start + x.layout().num_elements() * width];
-    // `from_bytes_vec` would copy once more, to align what is aligned.
-    let bytes = match width {
-        8 => Bytes::from_elems(pod_collect_to_vec::<u8, u64>(bytes)),
-        4 => Bytes::from_elems(pod_collect_to_vec::<u8, u32>(bytes)),
-        2 => Bytes::from_elems(pod_collect_to_vec::<u8, u16>(bytes)),
-        _ => Bytes::from_elems(bytes.to_vec()),
-    };
-    FlexTensor::new(bytes, Layout::contiguous(x.layout().shape().clone()), x.dtype())
+    FlexTensor::new(codec::aligned(bytes, x.dtype()), Layout::contiguous(x.layout().shape().clone()), x.dtype())
 }
 
 /// Element type and shape, as both ends of an exchange must agree on them.

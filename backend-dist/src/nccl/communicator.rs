@@ -9,9 +9,8 @@
 
 use super::events::Events;
 use super::library::{finished, text};
-use super::nccl_version;
 use crate::comm::{DeviceOp, Group, Member, PATIENCE};
-use crate::cuda;
+use crate::{cuda, gpu};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::{result as nccl, sys as nccl_sys};
@@ -77,13 +76,11 @@ impl Communicator {
     /// # Errors
     /// Without NCCL, with different versions of it, and whatever NCCL says.
     pub(crate) fn join(group: &Group, device: usize) -> Result<Arc<Self>, String> {
-        let version = nccl_version()?;
-        let versions = group.all_gather_host(version);
-        if let Some(other) = versions.iter().position(|&other| other != version) {
-            let (peer, (a, b, c), (x, y, z)) = (group.ranks()[other], version, versions[other]);
-            return Err(format!(
-                "NCCL {a}.{b}.{c} here, {x}.{y}.{z} on rank {peer}: install the same version everywhere"
-            ));
+        let version = gpu::nccl_version().map_err(|error| error.to_string())?.to_string();
+        let versions = group.all_gather_host(version.clone());
+        if let Some(other) = versions.iter().position(|other| *other != version) {
+            let (peer, theirs) = (group.ranks()[other], &versions[other]);
+            return Err(format!("version {version} here, {theirs} on rank {peer}: install the same one everywhere"));
         }
         let id = (group.rank() == 0).then(nccl::get_uniqueid).transpose().map_err(text)?;
         let id = group.broadcast_host(id.map(|id| id.internal.map(|byte| byte as u8).to_vec()), 0);
@@ -221,7 +218,7 @@ impl Communicator {
         // No call begins from here on. One under way may itself wait for a peer that is gone, in the set-up of a first
         // connection: only an abort ends that.
         let start = Instant::now();
-        let _calls = loop {
+        let calls = loop {
             match self.calls.try_lock() {
                 Ok(calls) => break Some(calls),
                 Err(TryLockError::Poisoned(error)) => break Some(error.into_inner()),
@@ -229,6 +226,8 @@ impl Communicator {
                 Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
             }
         };
+        // Later calls see that it has ended; they need not wait for the end.
+        drop(calls);
         // SAFETY: this is the only end of the communicator. An error of its end is no error of the run.
         unsafe {
             let _ = driver::ctx::set_current(self.context as _);

@@ -188,7 +188,7 @@ impl Section {
         local
     }
 
-    /// The slice of a freshly initialised global tensor, bit-identical in every layout; padding is zero.
+    /// The slice of a freshly initialised global tensor, bit-identical in every layout; padding is zero. Uses all cores.
     pub fn initial(&self, init: Init, seed: u64) -> Vec<f64> {
         self.initial_part(init, seed, 0..self.local_len())
     }

@@ -52,6 +52,6 @@ mod tests;
 pub use error::CheckpointError;
 pub use manifest::{SavedFile, SavedSlice, SavedTensor};
 pub use reader::Checkpoint;
-pub use saver::{SaveReport, Saver, SaverOptions};
+pub use saver::{Peers, SaveReport, Saver, SaverOptions};
 pub use slice::{Kind, Slice};
 pub use state::RunState;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::thread;
 
 use safetensors::tensor::{Metadata, TensorInfo};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::disk::Files;
@@ -17,7 +18,7 @@ use super::{Slice, boxes, names};
 const PIECE: usize = 4 << 20;
 
 /// What a writer has written, for the manifest.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Part {
     /// The file; `None` if there was nothing to write.
     pub file: Option<SavedFile>,

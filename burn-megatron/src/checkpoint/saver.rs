@@ -1,8 +1,10 @@
 //! Saves of a run: several writers, one save at a time, in the background if wished.
 
+mod peers;
 mod run;
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -14,6 +16,7 @@ use super::error::CheckpointError;
 use super::names;
 use super::names::Folder;
 use super::{RunState, Slice, commit, rehearsal, retention};
+pub use peers::Peers;
 use run::{Progress, Save};
 
 /// How a run saves.
@@ -55,9 +58,10 @@ impl SaveReport {
     }
 }
 
-/// Saves checkpoints of a run to a folder; shared by all ranks of a process.
+/// Saves checkpoints of a run to a folder; shared by all ranks of a process. With several processes each has one, and
+/// they save to one folder that all of them see ([`Saver::among`]).
 ///
-/// Each of `writers` ranks calls [`submit`](Saver::submit) for every step that is saved, and all of them do so before
+/// Each of its writers, one per rank, calls [`submit`](Saver::submit) for every step that is saved, and all of them do so before
 /// any submits the next one, as ranks that exchange gradients do by themselves. The last one to be written completes the
 /// checkpoint. One save is written at a time. What comes of it, [`finished`](Saver::finished) says.
 pub struct Saver {
@@ -69,13 +73,16 @@ pub struct Saver {
 struct Shared {
     files: Files,
     root: PathBuf,
-    writers: usize,
+    /// Those of this process.
+    writers: Range<usize>,
+    /// The savers of the other processes, if there are any.
+    peers: Option<Peers>,
     options: SaverOptions,
     tokenizer: Option<Vec<u8>>,
     progress: Mutex<Progress>,
     /// A part or a save has ended.
     changed: Condvar,
-    _lock: Box<dyn Send + Sync>,
+    _lock: Option<Box<dyn Send + Sync>>,
 }
 
 impl Saver {
@@ -87,14 +94,38 @@ impl Saver {
         Self::on(Files::new(RealDisk), root, writers, options)
     }
 
+    /// The same where `writers` are the ranks of one process among several. All of them call it. Process 0 prepares
+    /// `root`, which must be on a file system that all hosts see, and completes the saves.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); also if another process is not prepared.
+    pub fn among(
+        peers: Peers,
+        root: &Path,
+        writers: Range<usize>,
+        options: SaverOptions,
+    ) -> Result<Self, CheckpointError> {
+        Self::open(Files::new(RealDisk), root, writers, options, Some(peers))
+    }
+
     pub(super) fn on(
         files: Files,
         root: &Path,
         writers: usize,
         options: SaverOptions,
     ) -> Result<Self, CheckpointError> {
+        Self::open(files, root, 0..writers, options, None)
+    }
+
+    fn open(
+        files: Files,
+        root: &Path,
+        writers: Range<usize>,
+        options: SaverOptions,
+        peers: Option<Peers>,
+    ) -> Result<Self, CheckpointError> {
         let zero = |option, what: &str| CheckpointError::Option { option, value: "0".into(), what: what.into() };
-        if writers == 0 {
+        if writers.is_empty() {
             return Err(zero("writers", "nobody would save; nearest legal: 1"));
         }
         if options.keep_last == Some(0) {
@@ -109,13 +140,21 @@ impl Saver {
             }
             None => None,
         };
-        files.create_folders(root)?;
-        let lock = lock(&files, root)?;
-        clean_up(&files, root)?;
+        let prepare = || {
+            files.create_folders(root)?;
+            let lock = lock(&files, root)?;
+            clean_up(&files, root)?;
+            Ok(lock)
+        };
+        let lock = match &peers {
+            Some(peers) => peers.prepare(&files, root, prepare)?,
+            None => Some(prepare()?),
+        };
         let shared = Shared {
             files,
             root: root.to_path_buf(),
             writers,
+            peers,
             options,
             tokenizer,
             progress: Mutex::default(),
@@ -157,8 +196,8 @@ impl Saver {
     pub fn submit(&self, writer: usize, slices: Vec<Slice>, state: &RunState) -> Result<(), CheckpointError> {
         let step = state.step;
         let disagree = |what: String| CheckpointError::Writers { step, what };
-        if writer >= self.shared.writers {
-            return Err(disagree(format!("there is no writer {writer}, only {}", self.shared.writers)));
+        if !self.shared.writers.contains(&writer) {
+            return Err(disagree(format!("there is no writer {writer} here, only {:?}", self.shared.writers)));
         }
         let mut keys = HashSet::new();
         for slice in &slices {
@@ -192,17 +231,17 @@ impl Saver {
 
     /// Enters the save of a step, after an earlier one has ended.
     fn join(&self, writer: usize, state: &RunState) -> Result<Arc<Save>, CheckpointError> {
-        let start = Instant::now();
+        let (start, place) = (Instant::now(), writer - self.shared.writers.start);
         let mut progress = self.shared.progress();
         loop {
             match &mut progress.current {
-                None => progress.current = Some(run::Current::new(self.shared.writers, state)),
-                Some(current) if current.save.state.step == state.step && !current.submitted[writer] => {
+                None => progress.current = Some(run::Current::new(self.shared.writers.len(), state)),
+                Some(current) if current.save.state.step == state.step && !current.submitted[place] => {
                     if let Some(field) = current.save.state.difference(state) {
                         let what = format!("writer {writer} has another `{field}` than the writer before it");
                         return Err(CheckpointError::Writers { step: state.step, what });
                     }
-                    current.submitted[writer] = true;
+                    current.submitted[place] = true;
                     current.waited = current.waited.max(start.elapsed());
                     return Ok(Arc::clone(&current.save));
                 }

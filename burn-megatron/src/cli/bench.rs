@@ -15,6 +15,7 @@ use super::layout::LayoutArgs;
 use super::overrides::Overrides;
 use super::preprocess::Display;
 use super::print;
+use super::processes::alone;
 use crate::bench::{Device, Record, Setup, SyntheticTokens, Timing, markdown, measure, recipe, text};
 use crate::config::RunConfig;
 use crate::data::TokenDataset;
@@ -60,6 +61,7 @@ pub struct Args {
 /// # Errors
 /// If the run is not one, does not fit, or fails.
 pub fn run(args: Args) -> Result<ExitCode> {
+    alone("bench")?;
     let timing = Timing { warmup: args.warmup, steps: args.steps, runs: args.runs };
     for (flag, value) in [("warmup", timing.warmup), ("steps", timing.steps), ("runs", timing.runs)] {
         if value == 0 {

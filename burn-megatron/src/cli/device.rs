@@ -1,8 +1,9 @@
 //! Where a command's ranks run.
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use backend_dist::gpu::{self, GpuError};
 use backend_dist::mesh::ParallelLayout;
+use backend_dist::process::Processes;
 use burn::tensor::Device;
 use clap::ValueEnum;
 
@@ -27,6 +28,26 @@ impl Place {
             Place::Cuda => {
                 gpu::require(ranks).map_err(|error| refused(error, layout))?;
                 (0..ranks).map(cuda).collect()
+            }
+        }
+    }
+
+    /// A device for each rank of this process, one of several.
+    ///
+    /// # Errors
+    /// If this host has fewer GPUs than its processes have ranks, or something that they need is missing.
+    pub fn devices_among(self, processes: &Processes) -> Result<Vec<Device>> {
+        let (mut numbers, ranks) = (processes.local_devices(), processes.ranks().len());
+        match self {
+            Place::Cpu => Ok(vec![Device::flex(); ranks]),
+            Place::Cuda => {
+                let context = || format!("--device cuda: process {} of {}", processes.process(), processes.count());
+                // A launcher may show every process its own GPUs only (CUDA_VISIBLE_DEVICES).
+                if gpu::gpus().with_context(context)?.len() == ranks {
+                    numbers = 0..ranks;
+                }
+                gpu::require(numbers.end).with_context(context)?;
+                numbers.map(cuda).collect()
             }
         }
     }

@@ -9,6 +9,7 @@ use clap::ValueEnum;
 
 use super::device::Place;
 use super::layout::LayoutArgs;
+use super::processes::alone;
 use crate::element::Element;
 use crate::forward::{Settings, forward, read_input, write_output};
 use crate::hf::HfFolder;
@@ -65,6 +66,7 @@ pub struct Args {
 /// # Errors
 /// If a file, the model or the layout cannot be used.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    alone("forward")?;
     let layout = args.layout.over(ParallelLayout::default())?;
     let input = read_input(&args.input)?;
     let folder = HfFolder::open(&args.hf)?;

@@ -16,6 +16,7 @@ use tokenizers::Tokenizer;
 use self::writer::Writer;
 use super::device::Place;
 use super::forward::Precision;
+use super::processes::alone;
 use crate::checkpoint::Checkpoint;
 use crate::data::preprocess::end_of_document;
 use crate::generate::{Ended, GenerateOptions, Generated, Sampling, generate};
@@ -88,6 +89,7 @@ struct Source {
 /// # Errors
 /// If the model or its tokenizer cannot be read, or cannot do what is asked for; before anything is written.
 pub fn run(args: Args) -> Result<ExitCode> {
+    alone("generate")?;
     let source = open(&args)?;
     let (tokens, writer) = match read_prompt(&args)? {
         Prompt::Tokens(tokens) => (tokens, Writer::ids()),

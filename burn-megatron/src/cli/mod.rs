@@ -12,6 +12,7 @@ pub mod layout;
 mod overrides;
 mod plan;
 mod preprocess;
+mod processes;
 mod replay;
 mod train;
 mod verify;

@@ -3,14 +3,17 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use backend_dist::process::Processes;
+
 use super::device::Place;
 use super::layout::LayoutArgs;
 use super::overrides::Overrides;
 use super::preprocess::Display;
 use super::print;
+use super::processes::join;
 use crate::config::RunConfig;
 use crate::console::format::duration;
-use crate::train::{Plan, TrainError, train};
+use crate::train::{Plan, TrainError, train_among};
 
 /// Arguments of `train`.
 #[derive(Debug, clap::Args)]
@@ -53,19 +56,37 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(&config.to_toml())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let plan = Plan::new(&config, &args.allow_change)?;
-    println!("{plan}");
+    let processes = if args.dry_run { None } else { join(&config, args.device)? };
+    let speaks = processes.as_ref().is_none_or(Processes::is_first);
+    let prepare = || -> anyhow::Result<_> {
+        let plan = Plan::new(&config, &args.allow_change)?;
+        if speaks {
+            println!("{plan}");
+        }
+        let devices = match &processes {
+            _ if args.dry_run => Vec::new(),
+            Some(processes) => args.device.devices_among(processes)?,
+            None => args.device.devices(&config.parallel)?,
+        };
+        Ok((plan, devices))
+    };
+    let (plan, devices) = match &processes {
+        Some(processes) => processes.attempt(prepare)?,
+        None => prepare()?,
+    };
     if args.dry_run {
         return Ok(ExitCode::SUCCESS);
     }
-    let devices = args.device.devices(&config.parallel)?;
     let mut display = Display::new();
-    let result = train(&plan, devices, &mut |progress| display.show(progress));
+    let result = train_among(&plan, processes.as_ref(), devices, &mut |progress| display.show(progress));
     display.clear();
     let outcome = match result {
         Err(TrainError::Failed) => return Ok(ExitCode::FAILURE),
         result => result?,
     };
+    if !speaks {
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Some(last) = outcome.last {
         println!("held-out loss {:.4}, perplexity {:.2} over {} tokens", last.loss, last.loss.exp(), last.tokens);
     }

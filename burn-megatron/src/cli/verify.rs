@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig};
 
 use super::device::Place;
+use super::processes::alone;
 use crate::config::Precision;
 use crate::engine::{runnable, together};
 use crate::verify::{Bounds, Candidate, Row, Settings, candidates, curve, verify};
@@ -166,6 +167,7 @@ impl Args {
 /// # Errors
 /// If the model or a layout cannot be run.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    alone("verify")?;
     let sizes = args.sizes();
     match args.model {
         Family::Llama => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Llama)),

@@ -1,6 +1,7 @@
 //! What a step says of itself.
 
 use backend_dist::comm::Group;
+use serde::{Deserialize, Serialize};
 use std::iter::Sum;
 
 /// One finished optimizer step; equal on all ranks but for `seconds`.
@@ -38,7 +39,7 @@ pub struct EvalReport {
 }
 
 /// Sums that ranks exchange to get a mean over all of them.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct LossSum {
     pub loss: f64,
     pub tokens: u64,

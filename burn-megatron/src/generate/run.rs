@@ -7,6 +7,7 @@ use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use models::{CausalLm, KvCache, ModelConfig};
+use serde::{Deserialize, Serialize};
 
 use super::{GenerateError, Sampling};
 
@@ -63,7 +64,7 @@ impl GenerateOptions {
 }
 
 /// Why a text ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
     /// It has as many tokens as asked for.
     Length,

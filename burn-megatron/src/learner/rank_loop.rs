@@ -219,17 +219,17 @@ fn next<B>(
     interrupter: &Interrupter,
 ) -> Result<(Option<B>, Round), BoxError> {
     let batch = batches.next().transpose()?;
-    let ranks = group.all_gather_host((batch.is_some(), interrupter.should_stop(), batches.progress()));
-    let round = Round {
-        ready: ranks.iter().map(|rank| rank.0).collect(),
-        stop: ranks.iter().any(|rank| rank.1),
-        progress: Progress::aggregate(ranks.iter().map(|rank| &rank.2)),
-    };
+    let progress = aggregate(group, batches.progress());
+    let ranks = group.all_gather_host((batch.is_some(), interrupter.should_stop()));
+    let round =
+        Round { ready: ranks.iter().map(|rank| rank.0).collect(), stop: ranks.iter().any(|rank| rank.1), progress };
     Ok((batch, round))
 }
 
 fn aggregate(group: &Group, progress: Progress) -> Progress {
-    Progress::aggregate(group.all_gather_host(progress))
+    let plain = (progress.items_processed, progress.total, progress.unit);
+    let ranks = group.all_gather_host(plain).into_iter();
+    Progress::aggregate(ranks.map(|(done, total, unit)| Progress::new(done, total, unit)))
 }
 
 fn agree_on_stop<M: LearnerModel>(group: &Group, shared: &Shared<M>) -> bool {

@@ -2,10 +2,12 @@
 
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 use super::What;
 
 /// A stretch of one rank's time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
     /// What it was spent on.
     pub what: What,

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::process::Processes;
 use burn::tensor::{Device, FloatDType};
 use models::{CausalLm, ModelConfig, ParamBuilder, Part, WithModel};
 use serde_json::Value;
@@ -31,6 +32,8 @@ pub struct Outcome {
 /// A run with everything that it needs, waiting for its model's type.
 pub(super) struct Launch<'a> {
     pub plan: &'a Plan,
+    /// Where there are several.
+    pub processes: Option<Processes>,
     pub devices: Vec<Device>,
     pub data: RunData,
 }
@@ -39,7 +42,7 @@ impl WithModel for Launch<'_> {
     type Output = Result<Outcome, TrainError>;
 
     fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Self::Output {
-        let Self { plan, devices, data } = self;
+        let Self { plan, processes, devices, data } = self;
         let (config, weights, start) = (plan.config(), plan.weights(), Instant::now());
         let (training, evaluation) = (&config.training, &config.evaluation);
         let (dims, engine) = (sizes.dims(), config.engine());
@@ -63,6 +66,9 @@ impl WithModel for Launch<'_> {
             .resume(resume)
             .other_data(plan.other_data())
             .describe(description);
+        if let Some(processes) = processes {
+            run = run.processes(processes);
+        }
         if let Some(options) = saving::options(config, data.tokenizer) {
             run = run.checkpoints(options);
         }

@@ -12,7 +12,9 @@ mod tests;
 use std::io;
 use std::path::PathBuf;
 
+use backend_dist::comm::RunError;
 use backend_dist::mesh::LayoutError;
+use backend_dist::process::Processes;
 use burn::tensor::Device;
 use thiserror::Error;
 
@@ -91,6 +93,22 @@ pub enum TrainError {
         /// Tokens of a row.
         seq_length: usize,
     },
+    /// Another process has failed before the training began.
+    #[error(transparent)]
+    Run(#[from] Box<RunError>),
+    /// The processes would not go on from the same checkpoint.
+    #[error(
+        "process {process} would start {theirs}, but process 0 {ours}: checkpoint.directory must be on a file system that all \
+         hosts share"
+    )]
+    Start {
+        /// The process that differs.
+        process: usize,
+        /// Where it would start.
+        theirs: String,
+        /// Where process 0 would.
+        ours: String,
+    },
     /// The training failed; what went wrong was printed when the ranks stopped.
     #[error("the training failed")]
     Failed,
@@ -105,7 +123,45 @@ pub fn train(
     devices: Vec<Device>,
     progress: &mut (dyn FnMut(Progress) + Send),
 ) -> Result<Outcome, TrainError> {
-    let data = RunData::open(plan.config(), progress)?;
-    let launch = launch::Launch { plan, devices, data };
+    train_among(plan, None, devices, progress)
+}
+
+/// [`train`] in one process of several: each has made the same plan and has the devices of its own ranks. Process 0
+/// tokenizes text and builds sample orders before the others look at them; it alone shows something and writes logs.
+///
+/// # Errors
+/// See [`TrainError`].
+pub fn train_among(
+    plan: &Plan,
+    processes: Option<&Processes>,
+    devices: Vec<Device>,
+    progress: &mut (dyn FnMut(Progress) + Send),
+) -> Result<Outcome, TrainError> {
+    let mut open = || RunData::open(plan.config(), progress);
+    let data = match processes {
+        None => open()?,
+        Some(processes) => {
+            same_start(plan, processes)?;
+            processes.first_then_others("data", open)?
+        }
+    };
+    let launch = launch::Launch { plan, processes: processes.cloned(), devices, data };
     plan.config().model.config.visit(launch)
+}
+
+/// Whether all processes see the checkpoint that process 0 sees.
+fn same_start(plan: &Plan, processes: &Processes) -> Result<(), TrainError> {
+    let step = plan.start.as_ref().map(|start| start.step);
+    let all = processes.channel("checkpoint to go on from").all_gather(&step)?;
+    let text = |step: Option<u64>| step.map_or("anew".into(), |step| format!("from step {step}"));
+    match all.iter().position(|other| *other != all[0]) {
+        Some(process) => Err(TrainError::Start { process, theirs: text(all[process]), ours: text(all[0]) }),
+        None => Ok(()),
+    }
+}
+
+impl From<RunError> for TrainError {
+    fn from(error: RunError) -> Self {
+        Self::Run(Box::new(error))
+    }
 }

@@ -9,6 +9,7 @@ use backend_dist::shard::{HostTensor, ParamSpec, Registry, RegistryError, Sectio
 use burn::tensor::Device;
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What every layout trains on: one global batch per step. `engine.micro_batch` is replaced by what the layout needs.
@@ -34,7 +35,7 @@ impl Job {
 }
 
 /// A slice that a rank holds, with its values.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LocalTensor {
     /// Of which global tensor, and which part.
     pub section: Section,
@@ -45,7 +46,7 @@ pub struct LocalTensor {
 }
 
 /// Everything one rank has seen.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RankTrace {
     /// Loss of each step.
     pub losses: Vec<f64>,

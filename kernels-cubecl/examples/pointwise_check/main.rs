@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release --example pointwise_check --features cuda`. An error is ‖x − ref‖ / ‖ref‖; bf16 results may be
 //! off by 3e-3, fp32 ones by 1e-6 (AdamW) and 1e-5 (sums over rows).
+mod gpt;
 mod tokens;
 
 use cubecl::prelude::*;
@@ -218,6 +219,12 @@ fn main() {
         + tokens::check_cross_entropy(client, LogitsShape { rows: 33, columns: 20008, valid: 20008, first_row: 0 })
         + tokens::check_embedding(client, TableShape { rows: 100, hidden: 2064, first_row: 50, ids: 2000 })
         + tokens::check_embedding(client, TableShape { rows: 9, hidden: 64, first_row: 0, ids: 5 })
+        + gpt::check_gelu(client, 10_008, false)
+        + gpt::check_gelu(client, 10_008, true)
+        + gpt::check_layer_norm(client, 700, 1024)
+        + gpt::check_layer_norm(client, 33, 5000)
+        + gpt::check_layer_norm(client, 5, 8192)
+        + gpt::check_dropout(client, 37, 2056)
         + check_adamw(client)
         + check_flat(client);
 
@@ -248,6 +255,7 @@ fn main() {
         });
     }
     tokens::time_all(client, big);
+    gpt::time_all(client, big);
     let len = 1 << 28;
     // No negative second moments.
     let state =

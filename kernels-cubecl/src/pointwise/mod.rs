@@ -4,8 +4,11 @@
 pub mod accumulate;
 pub mod adamw;
 pub mod cross_entropy;
+pub mod dropout;
 pub mod embedding;
 pub mod flat;
+pub mod gelu;
+pub mod layer_norm;
 pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;

@@ -6,6 +6,8 @@ use half::bf16;
 
 /// Longest row: what a cube's registers hold.
 const LONGEST: usize = 16384;
+/// Most cubes of a backward pass: enough to fill any card of today, few enough that their shares are cheap to sum.
+pub(super) const PARTS: usize = 528;
 /// Columns a cube of the last reduction owns, and rows it reads at a time.
 const COLUMNS: u32 = 32;
 const LANES: u32 = UNITS / COLUMNS;
@@ -144,7 +146,7 @@ fn rms_norm_backward(
 
 /// `w_gradient[c] = Σ parts[·, c]`, always in the same order.
 #[cube(launch_unchecked)]
-fn sum_parts(parts: &[f32], w_gradient: &mut [f32], count: u32, columns: u32) {
+fn sum_columns(parts: &[f32], w_gradient: &mut [f32], count: u32, columns: u32) {
     let mut scratch = Shared::<[f32]>::new_slice(comptime![UNITS as usize]);
     let column = CUBE_POS_X * COLUMNS + UNIT_POS % COLUMNS;
     let mut sum = 0.0f32;
@@ -202,6 +204,30 @@ pub fn forward(
     Ok(())
 }
 
+/// Sums `count` rows of `parts`, fp32 `[count, columns]`, into `total`.
+pub(super) fn sum_parts(
+    client: &Client,
+    parts: &Handle,
+    total: &Handle,
+    count: usize,
+    columns: usize,
+) -> Result<(), PointwiseError> {
+    let (parts, total) = (buffer("parts", parts, count * columns, 4)?, buffer("w_gradient", total, columns, 4)?);
+    // SAFETY: units past the last column do nothing, and the buffers hold all columns.
+    unsafe {
+        sum_columns::launch_unchecked(
+            client,
+            CubeCount::Static((columns as u32).div_ceil(COLUMNS), 1, 1),
+            CubeDim::new_1d(UNITS),
+            parts,
+            total,
+            count as u32,
+            columns as u32,
+        )
+    };
+    Ok(())
+}
+
 /// The gradients of `x` (bf16) and `w` (fp32 `[columns]`) in [`forward`], given that of `y`. Deterministic.
 #[allow(clippy::too_many_arguments)]
 pub fn backward(
@@ -215,14 +241,13 @@ pub fn backward(
 ) -> Result<(), PointwiseError> {
     check("columns", columns, 8, LONGEST)?;
     let width = columns / 8;
-    // Enough cubes to fill any card of today, few enough that their shares are cheap to sum.
-    let cubes = rows.min(528);
+    let cubes = rows.min(PARTS);
     let parts = client.empty(4 * cubes * columns);
     let (x, w) = (buffer("x", x, rows * width, 16)?, buffer("w", w, width, 16)?);
     let y_gradient = buffer("y_gradient", y_gradient, rows * width, 16)?;
     let x_gradient = buffer("x_gradient", x_gradient, rows * width, 16)?;
-    let w_gradient = buffer("w_gradient", w_gradient, columns, 4)?;
     let written = buffer("parts", &parts, cubes * columns, 4)?;
+    buffer("w_gradient", w_gradient, columns, 4)?;
     // SAFETY: every cube stays in its rows, and the buffers hold all rows.
     unsafe {
         rms_norm_backward::launch_unchecked(
@@ -238,16 +263,7 @@ pub fn backward(
             rows as u32,
             width as u32,
             width.div_ceil(UNITS as usize),
-        );
-        sum_parts::launch_unchecked(
-            client,
-            CubeCount::Static((columns as u32).div_ceil(COLUMNS), 1, 1),
-            CubeDim::new_1d(UNITS),
-            buffer("parts", &parts, cubes * columns, 4)?,
-            w_gradient,
-            cubes as u32,
-            columns as u32,
-        );
-    }
-    Ok(())
+        )
+    };
+    sum_parts(client, &parts, w_gradient, cubes, columns)
 }

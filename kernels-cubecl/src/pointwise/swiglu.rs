@@ -8,8 +8,9 @@ const LOG2_E: f32 = core::f32::consts::LOG2_E;
 /// Longest half row.
 const LONGEST: usize = 1 << 24;
 
+/// `1 / (1 + exp(−x))`.
 #[cube]
-fn sigmoid(x: f32) -> f32 {
+pub(super) fn sigmoid(x: f32) -> f32 {
     ptx::reciprocal(1.0 + ptx::exp2(-x * LOG2_E))
 }
 

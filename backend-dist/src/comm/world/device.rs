@@ -2,7 +2,8 @@
 
 use super::super::recorder::{DeviceOp, Disagreement};
 use super::super::{FailureCause, OpRecord};
-use super::{Activity, GroupId, State, World, mismatch};
+use super::failing::mismatch;
+use super::{Activity, GroupId, State, World};
 
 /// The last thing a rank has asked of its GPU.
 #[derive(Debug)]
@@ -19,16 +20,16 @@ impl World {
     pub(crate) fn issue(&self, group: GroupId, member: usize, op: DeviceOp) -> u64 {
         let mut state = self.lock();
         self.leave_if_failed(&state);
-        let rank = state.groups[group.0].ranks[member];
-        let sequence = state.recorder.issued(group.0, member);
+        let rank = state.groups[group.index].ranks[member];
+        let sequence = state.recorder.issued(group.index, member);
         let issued = Issued { group, member, sequence, op };
-        let cause = match state.recorder.issue(group.0, member, &issued.op) {
+        let cause = match state.recorder.issue(group.index, member, &issued.op) {
             Err(Disagreement { peer, theirs }) => {
                 let expected = state.device_record(&Issued { group, member: peer, sequence, op: *theirs });
-                let peer = state.groups[group.0].ranks[peer];
+                let peer = state.groups[group.index].ranks[peer];
                 Some((rank, mismatch(state.device_record(&issued), peer, expected)))
             }
-            Ok(()) => state.finished_before(group, sequence).map(|absent| {
+            Ok(()) => state.finished_before(group, sequence, |rank| self.is_here(rank)).map(|absent| {
                 let waiting_in = Box::new(state.device_record(&issued));
                 (absent, FailureCause::Missing { peer: rank, waiting_in })
             }),
@@ -64,23 +65,26 @@ impl State {
         self.groups.iter().enumerate().find_map(|(group, g)| {
             let member = g.ranks.iter().position(|&r| r == rank)?;
             let (sequence, peer, op) = self.recorder.missed(group, member)?;
-            let issued = Issued { group: GroupId(group), member: peer, sequence, op: op.clone() };
+            let group = GroupId { index: group, across: !g.processes.is_empty() };
+            let issued = Issued { group, member: peer, sequence, op: op.clone() };
             let waiting_in = Box::new(self.device_record(&issued));
             Some(FailureCause::Missing { peer: g.ranks[peer], waiting_in })
         })
     }
 
-    /// The rank of a member that has finished without issuing operation `sequence`.
-    fn finished_before(&self, group: GroupId, sequence: u64) -> Option<usize> {
-        self.groups[group.0].ranks.iter().enumerate().find_map(|(member, &rank)| {
-            let is_absent =
-                self.ranks[rank].activity == Activity::Finished && self.recorder.issued(group.0, member) <= sequence;
+    /// The rank of a member of this process that has finished without issuing operation `sequence`; what those of other
+    /// processes have issued is not known.
+    fn finished_before(&self, group: GroupId, sequence: u64, is_here: impl Fn(usize) -> bool) -> Option<usize> {
+        self.groups[group.index].ranks.iter().enumerate().find_map(|(member, &rank)| {
+            let is_absent = is_here(rank)
+                && self.ranks[rank].activity == Activity::Finished
+                && self.recorder.issued(group.index, member) <= sequence;
             is_absent.then_some(rank)
         })
     }
 
     fn device_record(&self, Issued { group, member, sequence, op }: &Issued) -> OpRecord {
-        let group = &self.groups[group.0];
+        let group = &self.groups[group.index];
         op.record(&group.label, &group.ranks, *member, *sequence)
     }
 }

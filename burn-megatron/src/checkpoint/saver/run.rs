@@ -74,15 +74,31 @@ impl Shared {
         if let Err(error) = &result {
             current.failure.get_or_insert_with(|| error.clone());
         }
-        if current.written < self.writers {
+        if current.written < self.writers.len() {
             self.changed.notify_all();
             return result;
         }
         let (parts, failure, waited) = (std::mem::take(&mut current.parts), current.failure.take(), current.waited);
         drop(progress);
-        let outcome = match failure {
-            None => unpanicked(save, || self.complete(save, parts, waited)),
-            Some(error) => Err(error),
+        let parts = failure.map_or(Ok(parts), Err);
+        let complete = |parts: Result<Vec<Part>, CheckpointError>| {
+            let parts = parts?;
+            unpanicked(save, || self.complete(save, parts, waited))
+        };
+        let outcome = match &self.peers {
+            None => complete(parts),
+            Some(peers) => {
+                let folder = self.folder(save);
+                peers.complete(
+                    save.state.step,
+                    folder.and_then(|folder| {
+                        let parts = parts?;
+                        self.files.sync_folder(&folder)?;
+                        Ok(parts)
+                    }),
+                    complete,
+                )
+            }
         };
         if outcome.is_err() {
             self.discard();
@@ -96,14 +112,24 @@ impl Shared {
     }
 
     fn write_part(&self, save: &Save, slices: Vec<Slice>, writer: usize) -> Result<Part, CheckpointError> {
-        let begin = || commit::begin(&self.files, &self.root, save.state.step);
-        let folder = save.folder.get_or_init(begin).as_ref().map_err(Clone::clone)?;
+        let folder = self.folder(save)?;
         let failed = self.progress().current.as_ref().is_some_and(|current| current.failure.is_some());
         match failed {
             // The save will not be completed.
             true => Ok(Part { file: None, tensors: Vec::new() }),
-            false => part::write(&self.files, folder, writer, slices),
+            false => part::write(&self.files, &folder, writer, slices),
         }
+    }
+
+    /// The folder of a save, made on first use.
+    fn folder(&self, save: &Save) -> Result<PathBuf, CheckpointError> {
+        let step = save.state.step;
+        let begin = || commit::begin(&self.files, &self.root, step);
+        let begin = || match &self.peers {
+            None => begin(),
+            Some(peers) => peers.begin(&self.files, &self.root, step, begin),
+        };
+        save.folder.get_or_init(begin).clone()
     }
 
     fn complete(&self, save: &Save, mut parts: Vec<Part>, waited: Duration) -> Result<SaveReport, CheckpointError> {
@@ -140,15 +166,24 @@ impl Shared {
     pub fn give_up(&self, progress: &mut Progress) {
         let Some(current) = progress.current.take() else { return };
         let step = current.save.state.step;
-        let missing: Vec<String> =
-            (0..self.writers).filter(|&i| !current.submitted[i]).map(|i| i.to_string()).collect();
-        let what = format!("nothing came from writer {} of {}", missing.join(", "), self.writers);
+        let missing: Vec<String> = self
+            .writers
+            .clone()
+            .zip(&current.submitted)
+            .filter(|(_, came)| !**came)
+            .map(|(i, _)| i.to_string())
+            .collect();
+        let what = format!("nothing came from writer {} of {}", missing.join(", "), self.writers.len());
         progress.ended.push(Err(current.failure.unwrap_or(CheckpointError::Writers { step, what })));
         self.discard();
     }
 
     /// Frees the space of a save that has failed. What cannot be removed now is removed by the next save or run.
     fn discard(&self) {
+        // The folder is process 0's to clear.
+        if self.peers.as_ref().is_some_and(|peers| !peers.is_first()) {
+            return;
+        }
         let _ = clean_up(&self.files, &self.root);
     }
 }

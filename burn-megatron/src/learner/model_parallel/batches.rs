@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::data::dataset::DatasetError;
 use burn::tensor::Device;
+use serde::{Deserialize, Serialize};
 
 use crate::console::STEPS;
 use crate::data::TokenDataset;
@@ -20,7 +21,26 @@ pub struct GlobalBatch {
     rows: usize,
 }
 
+/// Where a batch lies in its data set: what processes tell each other of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct BatchPlace {
+    first: usize,
+    rows: usize,
+}
+
+impl BatchPlace {
+    /// The batch at this place of `data`.
+    pub fn of(self, data: &Arc<dyn TokenDataset>) -> GlobalBatch {
+        GlobalBatch::new(data.clone(), self.first, self.rows)
+    }
+}
+
 impl GlobalBatch {
+    /// Where it lies.
+    pub(super) fn place(&self) -> BatchPlace {
+        BatchPlace { first: self.first, rows: self.rows }
+    }
+
     /// `rows` samples of `data` from `first` on.
     pub(super) fn new(data: Arc<dyn TokenDataset>, first: usize, rows: usize) -> Self {
         Self { data, first, rows }

@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use backend_dist::launch::{BoxError, Rank, launch};
+use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::process::Processes;
 use burn::data::dataloader::DataLoader;
 use burn::tensor::Device;
-use burn::train::{Learner, TrainLoader, TrainingComponents, ValidLoader};
+use burn::train::{Interrupter, Learner, TrainLoader, TrainingComponents, ValidLoader};
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
 
@@ -17,9 +18,8 @@ use super::facade::Megatron;
 use super::logs::{LogOptions, Tracer, Tracing};
 use super::requests::{Records, SaveRequest};
 use super::saving::{CheckpointOptions, Description, Saves, check_data};
-use super::worker::Worker;
+use super::worker::{Data, Voice, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::outcome::{Failure, Fit, Fitted};
 use crate::metrics::{Gauge, LoadStats, LogFiles, RunLog};
@@ -30,6 +30,8 @@ pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &mut RankEngine<M>) -> Result<R
 /// The strategy of a [`Pretraining`](super::Pretraining).
 pub(super) struct ModelParallel<M, R> {
     pub mesh: Mesh,
+    /// The processes that host the ranks; `None` if this one hosts all.
+    pub processes: Option<Processes>,
     pub devices: Vec<Device>,
     pub engine: EngineConfig,
     pub dims: ModelDims,
@@ -40,7 +42,7 @@ pub(super) struct ModelParallel<M, R> {
     pub files: LogFiles,
     /// Steps of the whole run.
     pub steps: usize,
-    pub data: Arc<dyn TokenDataset>,
+    pub data: Data,
     /// The checkpoint's run may have read other samples.
     pub other_data: bool,
     pub train: BatchStream,
@@ -64,7 +66,8 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
         _: usize,
     ) -> Fitted<Megatron> {
         let epochs = components.num_epochs;
-        let start = self.start(components.checkpoint);
+        let processes = self.processes.clone().unwrap_or_else(|| Processes::alone(&self.mesh));
+        let start = processes.attempt(|| self.start(&processes, components.checkpoint, &components.interrupter));
         let desk = Mutex::new(Desk {
             processor: components.event_processor,
             interrupter: components.interrupter,
@@ -79,7 +82,7 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
         });
         let failure = match start {
             Err(error) => Some(Failure { rank: 0, message: error.to_string() }),
-            Ok(start) => match launch(&self.mesh, &self.devices, |rank| {
+            Ok(start) => match processes.launch(&self.devices, |rank| {
                 // Rank 0 alone holds the desk, from the first event to the last.
                 let mut desk = (rank.rank == 0).then(|| lock(&desk));
                 self.run(&rank, &start, epochs, &*train, &*valid, desk.as_deref_mut())
@@ -102,12 +105,14 @@ struct Start {
     /// The checkpoint of an epoch that was asked for through burn-train.
     of_epoch: Option<Checkpoint>,
     tracing: Option<Tracing>,
+    /// Where there are several processes.
+    voice: Option<Voice>,
 }
 
 impl<M: CausalLm, R: Send> ModelParallel<M, R> {
     /// Takes the folder of checkpoints and looks at the one to go on from. `epoch` is burn-train's
     /// `SupervisedTraining::checkpoint`.
-    fn start(&self, epoch: Option<usize>) -> Result<Start, BoxError> {
+    fn start(&self, processes: &Processes, epoch: Option<usize>, interrupter: &Interrupter) -> Result<Start, BoxError> {
         let resumed = self.resumed.as_ref().as_ref().map_err(Clone::clone)?;
         let epoch_of = |checkpoint: &Checkpoint| checkpoint.state().step as usize / self.epoch;
         let of_epoch = match (epoch, &self.checkpoints) {
@@ -120,20 +125,26 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         if let Some(checkpoint) = of_epoch.as_ref().or(resumed.as_ref()) {
             step = checkpoint.state().step;
             if !self.other_data {
-                check_data(checkpoint, &*self.data)?;
+                check_data(checkpoint, &*self.data.train)?;
             }
             self.train.go_on(step as usize, checkpoint.state().consumed_samples as usize);
         }
         let saves = self
             .checkpoints
             .as_ref()
-            .map(|options| Saves::new(options, self.mesh.world_size(), self.description.clone(), &*self.data));
+            .map(|options| Saves::new(options, processes, self.description.clone(), &*self.data.train));
         let saves = saves.transpose()?;
         if let (Some(records), Some(saves)) = (&self.records, &saves) {
             records.attach(saves);
         }
-        let tracing = self.logs.trace.as_ref().map(|file| Tracing::new(file, step, self.steps as u64)).transpose()?;
-        Ok(Start { saves, of_epoch, tracing })
+        let tracing = self.logs.trace.as_ref().map(|file| Tracing::new(file, step, self.steps as u64));
+        let tracing = tracing.transpose()?;
+        if let Some(tracing) = tracing.as_ref().filter(|_| processes.is_first()) {
+            tracing.write(&[])?;
+        }
+        let channel = || processes.channel("requests to stop");
+        let voice = (processes.count() > 1).then(|| Voice { interrupter: interrupter.clone(), channel: channel() });
+        Ok(Start { saves, of_epoch, tracing, voice })
     }
 
     /// One rank's part of the run.
@@ -169,8 +180,9 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         }
         let (saves, saved) = (start.saves.clone(), engine.steps());
         let tracer = Tracer::new(start.tracing.as_ref());
-        let (config, flops, gauge) = (&self.engine, self.logs.flops, Gauge::new(rank));
-        let mut worker = Worker { rank, world, engine, config, saves, saved, flops, tracer, gauge };
+        let voice = start.voice.as_ref().filter(|_| rank.leads_process());
+        let (config, data, flops, gauge) = (&self.engine, &self.data, self.logs.flops, Gauge::new(rank));
+        let mut worker = Worker { rank, world, engine, config, data, voice, saves, saved, flops, tracer, gauge };
         for epoch in worker.engine.steps() as usize / self.epoch + 1..=epochs {
             let stop = worker.train(epoch, train, desk.as_deref_mut())?
                 || worker.validate(epoch, valid, desk.as_deref_mut())?

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use backend_dist::comm::Group;
 use backend_dist::launch::{Rank, place};
@@ -39,23 +39,26 @@ impl LogOptions {
 pub(super) struct Tracing {
     file: PathBuf,
     origin: Instant,
+    /// The same moment as all processes call it: nanoseconds since 1970.
+    wall_clock: u64,
     steps: RangeInclusive<u64>,
 }
 
 impl Tracing {
     /// Traces three steps after two that warm up, or the last ones of a run that has fewer. `done` steps of `total` are
     /// done already.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
     pub fn new(file: &Path, done: u64, total: u64) -> io::Result<Self> {
         let last = total.min(done + 5);
-        let tracing = Self { file: file.into(), origin: Instant::now(), steps: last.min(done + 3)..=last };
-        tracing.write(&[])?;
-        Ok(tracing)
+        let wall_clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_err(io::Error::other)?;
+        let (file, origin, wall_clock) = (file.into(), Instant::now(), wall_clock.as_nanos() as u64);
+        Ok(Self { file, origin, wall_clock, steps: last.min(done + 3)..=last })
     }
 
-    fn write(&self, lanes: &[Lane]) -> io::Result<()> {
+    /// Writes the file anew.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write(&self, lanes: &[Lane]) -> io::Result<()> {
         let write = || {
             if let Some(folder) = self.file.parent() {
                 std::fs::create_dir_all(folder)?;
@@ -92,7 +95,8 @@ impl<'a> Tracer<'a> {
     /// however the run ends. Returns the share of the step in which pipeline ranks did not compute, if there is a
     /// pipeline.
     pub fn note(&mut self, rank: &Rank, world: &Group, step: u64, spans: [Vec<Span>; 2]) -> io::Result<Option<f64>> {
-        let ranks = world.all_gather_host(spans.concat());
+        let origin = self.tracing.map_or(0, |tracing| tracing.wall_clock);
+        let ranks = on_one_clock(world.all_gather_host((origin, spans.concat())));
         let bubble = bubble(&rank.mesh, &ranks);
         if let (0, Some(tracing)) = (rank.rank, self.tracing) {
             self.lanes.resize_with(ranks.len(), || Lane {
@@ -111,6 +115,16 @@ impl<'a> Tracer<'a> {
         }
         Ok(bubble)
     }
+}
+
+/// Spans from the origin of rank 0's process. Hosts whose clocks differ stay apart by the difference.
+fn on_one_clock(ranks: Vec<(u64, Vec<Span>)>) -> Vec<Vec<Span>> {
+    let first = ranks.first().map_or(0, |(origin, _)| *origin);
+    let shifted = |(origin, spans): (u64, Vec<Span>)| {
+        let shift = |at: u64| (at + origin).saturating_sub(first);
+        spans.into_iter().map(|span| Span { start: shift(span.start), end: shift(span.end), ..span }).collect()
+    };
+    ranks.into_iter().map(shifted).collect()
 }
 
 /// The mean over all pipelines; none without stages.
@@ -150,12 +164,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("new/trace.json");
         let steps = |done, total| Tracing::new(&file, done, total).unwrap().steps;
+        let at = |start, end| compute(start, end)[0];
+        let two = on_one_clock(vec![(1000, vec![at(5, 8)]), (1100, vec![at(5, 8)]), (900, vec![at(50, 200)])]);
+        assert_eq!(two, [[at(5, 8)], [at(105, 108)], [at(0, 100)]]);
         assert_eq!((steps(0, 100), steps(40, 100), steps(0, 4), steps(0, 2)), (3..=5, 43..=45, 3..=4, 2..=2));
         let tracing = Tracing::new(&file, 0, 100).unwrap();
         let tracer = Tracer::new(Some(&tracing));
         assert_eq!([2, 3, 5, 6].map(|step| tracer.recorder(step).is_on()), [false, true, true, false]);
         assert!(!Tracer::new(None).recorder(3).is_on());
-        let error = Tracing::new(folder.path(), 0, 100).err().unwrap().to_string();
+        let error = Tracing::new(folder.path(), 0, 100).unwrap().write(&[]).unwrap_err().to_string();
         assert!(error.contains(&*folder.path().to_string_lossy()), "{error}");
     }
 }

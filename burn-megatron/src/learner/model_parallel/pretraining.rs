@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Mesh;
+use backend_dist::process::Processes;
 use burn::optim::SgdConfig;
 use burn::tensor::Device;
+use burn::train::logger::InMemoryMetricLogger;
 use burn::train::{Interrupter, Learner, SupervisedTraining};
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
@@ -17,6 +19,7 @@ use super::fit::{Build, Finish, ModelParallel};
 use super::logs::LogOptions;
 use super::requests::{BySteps, Records, SaveRequest};
 use super::saving::{CheckpointOptions, Description, Resume};
+use super::worker::Data;
 use crate::console::{LogRenderer, dashboard_possible, renderer};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
@@ -31,6 +34,7 @@ use crate::metrics::{
 /// `M` is the model and `R` what [`finish`](Pretraining::finish) makes of the trained one.
 pub struct Pretraining<M, R = ()> {
     mesh: Mesh,
+    processes: Option<Processes>,
     devices: Vec<Device>,
     engine: EngineConfig,
     dims: ModelDims,
@@ -65,6 +69,7 @@ impl<M: CausalLm + 'static> Pretraining<M> {
     ) -> Self {
         Self {
             mesh,
+            processes: None,
             devices: vec![Device::flex()],
             engine,
             dims,
@@ -87,7 +92,19 @@ impl<M: CausalLm + 'static> Pretraining<M> {
 }
 
 impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
-    /// One device per rank, or fewer that the ranks take in turn.
+    /// The processes that host the ranks, which must be those of this mesh; all of them make the same `Pretraining` and
+    /// launch it once. Only the first writes logs, shows something and hears of metrics; checkpoints go to a folder that
+    /// all of them see. Without this, this process hosts all ranks.
+    ///
+    /// # Panics
+    /// If the processes have met for another mesh.
+    pub fn processes(mut self, processes: Processes) -> Self {
+        assert_eq!(processes.mesh().layout(), self.mesh.layout(), "the processes have met for another layout");
+        self.processes = Some(processes);
+        self
+    }
+
+    /// One device per rank of this process, or fewer that the ranks take in turn.
     pub fn devices(mut self, devices: Vec<Device>) -> Self {
         self.devices = devices;
         self
@@ -147,6 +164,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     ) -> Pretraining<M, S> {
         Pretraining {
             mesh: self.mesh,
+            processes: self.processes,
             devices: self.devices,
             engine: self.engine,
             dims: self.dims,
@@ -179,14 +197,17 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             _ => None,
         };
         let interrupter = Interrupter::new();
-        let screen = match dashboard_possible() {
+        let first = self.processes.as_ref().is_none_or(Processes::is_first);
+        let screen = match first && dashboard_possible() {
             true => renderer(interrupter.clone(), epoch),
-            false => Box::new(LogRenderer::stdout().counting_steps(self.steps, self.evaluate_every)),
+            false if first => Box::new(LogRenderer::stdout().counting_steps(self.steps, self.evaluate_every)),
+            false => Box::new(LogRenderer::new(std::io::sink())),
         };
         let request = SaveRequest::default();
         let records = self.checkpoints.as_ref().map(|options| Records::of(options.root.clone(), self.evaluate_every));
         let strategy = ModelParallel {
             mesh: self.mesh.clone(),
+            processes: self.processes.clone(),
             devices: self.devices.clone(),
             engine: self.engine.clone(),
             dims: self.dims,
@@ -196,7 +217,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             logs: self.logs.clone(),
             files: self.logs.files(&self.directory),
             steps: self.steps,
-            data: self.train.clone(),
+            data: Data { train: self.train.clone(), valid: self.valid.clone() },
             other_data: self.other_data,
             train: train.clone(),
             epoch: self.evaluate_every,
@@ -216,6 +237,10 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             .with_interrupter(interrupter)
             .renderer(screen)
             .with_training_strategy(custom(strategy));
+        if !first {
+            // Otherwise all processes would write burn-train's files over each other.
+            training = training.with_metric_logger(InMemoryMetricLogger::default()).with_application_logger(None);
+        }
         if let Some(flops) = self.logs.flops {
             training = training.metric_train_numeric(Teraflops::new());
             if flops.peak.is_some() {

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use backend_dist::launch::{BoxError, Rank};
+use backend_dist::process::Processes;
 use backend_dist::shard::stable_hash;
 use models::CausalLm;
 use serde_json::{Value, json};
 
-use crate::checkpoint::{Checkpoint, CheckpointError, RunState, SaveReport, Saver, SaverOptions};
+use crate::checkpoint::{Checkpoint, CheckpointError, Peers, RunState, SaveReport, Saver, SaverOptions};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 
@@ -96,14 +97,18 @@ pub(super) struct Saves {
 }
 
 impl Saves {
-    /// Takes the folder; see [`Saver::new`].
+    /// Takes the folder; see [`Saver::new`] and, for several processes, [`Saver::among`].
     pub fn new(
         options: &CheckpointOptions,
-        writers: usize,
+        processes: &Processes,
         description: Description,
         data: &dyn TokenDataset,
     ) -> Result<Arc<Self>, CheckpointError> {
-        let saver = Saver::new(&options.root, writers, options.saver.clone())?;
+        let (root, ranks, saver) = (&options.root, processes.ranks(), options.saver.clone());
+        let saver = match processes.count() {
+            1 => Saver::new(root, ranks.len(), saver)?,
+            _ => Saver::among(Peers::new(processes.channel("saves")), root, ranks, saver)?,
+        };
         Ok(Arc::new(Self { saver, every: options.every, description, data: fingerprint(data) }))
     }
 

@@ -5,24 +5,39 @@ use std::time::Instant;
 
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
+use backend_dist::process::ProcessChannel;
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
-use burn::train::{LearnerEvent, TrainingItem};
+use burn::train::{Interrupter, LearnerEvent, TrainingItem};
 use models::CausalLm;
+use serde::{Deserialize, Serialize};
 
-use super::batches::GlobalBatch;
+use super::batches::{BatchPlace, GlobalBatch};
 use super::desk::Desk;
 use super::logs::Tracer;
 use super::saving::Saves;
+use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine, TokenBatch};
 use crate::metrics::{EvalStats, FlopsPerToken, Gauge, RankReading, StepStats, on_gpu, step_memory};
 use crate::trace::What;
 
 /// What rank 0 tells all ranks to do next.
-#[derive(Clone)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 enum Next {
-    Batch(GlobalBatch),
+    Batch(BatchPlace),
     EndOfSplit,
     Stop,
+}
+
+/// What a rank trains on and is judged by; every process opens its own.
+pub(super) struct Data {
+    pub train: Arc<dyn TokenDataset>,
+    pub valid: Arc<dyn TokenDataset>,
+}
+
+/// What the first rank of a process does to have its process heard, where there are several.
+pub(super) struct Voice {
+    pub interrupter: Interrupter,
+    pub channel: ProcessChannel,
 }
 
 /// One rank's engine in the training loop.
@@ -31,6 +46,8 @@ pub(super) struct Worker<'a, M> {
     pub world: Group,
     pub engine: RankEngine<M>,
     pub config: &'a EngineConfig,
+    pub data: &'a Data,
+    pub voice: Option<&'a Voice>,
     pub saves: Option<Arc<Saves>>,
     /// The last step that was saved, or that the run began with.
     pub saved: u64,
@@ -57,7 +74,7 @@ impl<M: CausalLm> Worker<'_, M> {
             let mut recorder = self.tracer.recorder(step);
             let (whole, data) = (recorder.begin(), recorder.begin());
             let batch = match self.next(&mut batches, desk.as_deref())? {
-                Next::Batch(batch) => batch,
+                Next::Batch(place) => place.of(&self.data.train),
                 Next::EndOfSplit => break,
                 Next::Stop => {
                     end_train(epoch, &batches, desk);
@@ -131,7 +148,7 @@ impl<M: CausalLm> Worker<'_, M> {
         let mut stop = false;
         for iteration in 1.. {
             let batch = match self.next(&mut batches, desk.as_deref())? {
-                Next::Batch(batch) => batch,
+                Next::Batch(place) => place.of(&self.data.valid),
                 Next::EndOfSplit => break,
                 Next::Stop => {
                     stop = true;
@@ -194,13 +211,14 @@ impl<M: CausalLm> Worker<'_, M> {
         Ok(())
     }
 
-    /// Saves the last step and waits until it is on disk.
+    /// Saves the last step and waits until it is on disk. A process whose writers are still at work must not end.
     pub fn end(&mut self, mut desk: Option<&mut Desk>) -> Result<(), BoxError> {
         self.save(desk.as_deref_mut())?;
         // All ranks have handed over their parts.
         self.world.barrier();
-        if let (Some(desk), Some(saves)) = (desk, &self.saves) {
-            desk.saved(saves.wait()?)?;
+        if let Some(saves) = self.saves.as_ref().filter(|_| self.rank.leads_process()) {
+            let reports = saves.wait()?;
+            desk.map(|desk| desk.saved(reports)).transpose()?;
         }
         Ok(())
     }
@@ -211,11 +229,14 @@ impl<M: CausalLm> Worker<'_, M> {
         batches: &mut Option<Box<dyn DataLoaderIterator<GlobalBatch> + '_>>,
         desk: Option<&Desk>,
     ) -> Result<Next, BoxError> {
+        let stops = |voice: &Voice| voice.channel.all_gather(&voice.interrupter.should_stop());
+        // A process that is asked to stop may be any; where there is one, rank 0's desk is the one that is asked.
+        let asked = self.voice.map(stops).transpose()?.is_some_and(|all| all.contains(&true));
         let mut decision = None;
         if let (Some(desk), Some(batches)) = (desk, batches) {
-            decision = Some(match desk.interrupter.should_stop() {
+            decision = Some(match asked || desk.interrupter.should_stop() {
                 true => Next::Stop,
-                false => batches.next().transpose()?.map_or(Next::EndOfSplit, Next::Batch),
+                false => batches.next().transpose()?.map_or(Next::EndOfSplit, |batch| Next::Batch(batch.place())),
             });
         }
         Ok(self.world.broadcast_host(decision, 0))

@@ -1,0 +1,227 @@
+//! How a run ends before its time: the first failure of any rank stops all.
+
+use super::{Activity, PATIENCE, State, World};
+use crate::comm::failure::{Aborted, FailureCause, OpRecord, RunError};
+use std::panic::resume_unwind;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long the ranks of a process may take to notice a failure: what does not come back from a device by then never will.
+const GRACE: Duration = Duration::from_secs(40);
+/// How long a process that has failed waits to hear whether another one failed before it.
+const VERDICT: Duration = Duration::from_secs(10);
+
+/// A run's last moments.
+#[derive(Default)]
+pub(super) struct Ending {
+    /// What is to be done when the run fails.
+    hooks: Vec<Box<dyn FnOnce() + Send>>,
+    /// The failure is the first of all processes, and this one has passed it on.
+    pub settled: bool,
+    /// All ranks of all processes have finished.
+    pub all_finished: bool,
+    /// The ranks of this process have stopped.
+    stopped: bool,
+}
+
+impl World {
+    /// Says that `rank` will not take part any more; peers that wait for it fail at once.
+    pub(crate) fn finish(&self, rank: usize) {
+        let mut state = self.lock();
+        state.ranks[rank].activity = Activity::Finished;
+        #[cfg(any(feature = "cuda", test))]
+        if let Some(cause) = state.is_missed(rank) {
+            self.fail_locked(&mut state, rank, cause);
+        }
+        self.detect_deadlock(&mut state, rank);
+        self.changed.notify_all();
+    }
+
+    /// Records the failure of `rank` unless the run has already failed, and wakes everybody.
+    pub(crate) fn fail(&self, rank: usize, cause: FailureCause) {
+        self.fail_locked(&mut self.lock(), rank, cause);
+    }
+
+    /// What is to be done when the run fails, for example to call back what waits on devices; at once if it has failed.
+    /// It runs on a thread of its own.
+    pub(crate) fn on_failure(&self, hook: Box<dyn FnOnce() + Send>) {
+        let mut state = self.lock();
+        if state.failure.is_some() {
+            drop(state);
+            hook();
+        } else {
+            state.ending.hooks.push(hook);
+        }
+    }
+
+    /// The first failure that this process knows of.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn failure(&self) -> Option<RunError> {
+        self.lock().failure.clone()
+    }
+
+    /// The first failure of the run, if any, after the ranks of this process have stopped. With other processes, this
+    /// waits until all of theirs have finished, or until all know of the failure.
+    pub(crate) fn end(&self) -> Option<RunError> {
+        let mut state = self.lock();
+        state.ending.stopped = true;
+        self.changed.notify_all();
+        if self.remote.is_none() {
+            return state.failure.clone();
+        }
+        if state.failure.is_none() {
+            drop(state);
+            self.finish_process();
+            state = self.lock();
+        }
+        let mut failed_at = None;
+        loop {
+            if state.failure.is_none() && state.ending.all_finished {
+                return None;
+            }
+            if state.failure.is_some() {
+                let since = failed_at.get_or_insert_with(Instant::now).elapsed();
+                if state.ending.settled || since > VERDICT {
+                    return state.failure.clone();
+                }
+            }
+            state = self.changed.wait_timeout(state, VERDICT).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    pub(super) fn leave_if_failed(&self, state: &State) {
+        if state.failure.is_some() {
+            // `resume_unwind` does not run the panic hook: the user sees the first failure, not its echoes.
+            resume_unwind(Box::new(Aborted));
+        }
+    }
+
+    pub(super) fn stop(&self, state: &mut State, rank: usize, cause: FailureCause) -> ! {
+        self.fail_locked(state, rank, cause);
+        resume_unwind(Box::new(Aborted))
+    }
+
+    /// Waits in the name of `rank`, which a deadlock would leave in `waiting`.
+    pub(super) fn wait<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        rank: usize,
+        waiting: Activity,
+        ready: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'a, State> {
+        let start = Instant::now();
+        loop {
+            self.leave_if_failed(&state);
+            if ready(&state) {
+                state.ranks[rank].activity = Activity::Running;
+                return state;
+            }
+            state.ranks[rank].activity = waiting;
+            self.detect_deadlock(&mut state, rank);
+            self.leave_if_failed(&state);
+            let (next, timeout) = self
+                .changed
+                .wait_timeout(state, PATIENCE.saturating_sub(start.elapsed()))
+                .unwrap_or_else(PoisonError::into_inner);
+            state = next;
+            if timeout.timed_out() && !ready(&state) {
+                let waiting_in = Box::new(state.ranks[rank].last.clone().expect("a waiting rank has issued something"));
+                self.stop(&mut state, rank, FailureCause::Timeout { waiting_in, seconds: PATIENCE.as_secs() });
+            }
+        }
+    }
+
+    /// A circle within this process; one through other processes shows only when somebody's patience ends.
+    fn detect_deadlock(&self, state: &mut State, rank: usize) {
+        let here = || state.ranks.iter().enumerate().filter(|(rank, _)| self.is_here(*rank)).map(|(_, state)| state);
+        let stuck = here().all(|r| matches!(r.activity, Activity::Waiting | Activity::Finished));
+        let somebody_waits = here().any(|r| r.activity == Activity::Waiting);
+        if stuck && somebody_waits {
+            self.fail_locked(state, rank, FailureCause::Deadlock);
+        }
+    }
+
+    pub(super) fn fail_locked(&self, state: &mut State, rank: usize, cause: FailureCause) {
+        if state.failure.is_none() {
+            let ranks = (0..state.ranks.len()).map(|r| self.describe(r, state)).collect();
+            self.set_failure(state, RunError { rank, place: self.places[rank].clone(), cause, ranks });
+        }
+        self.changed.notify_all();
+    }
+
+    /// Puts in what this process knows of its ranks, and process 0 of all but those of the process that reports.
+    pub(super) fn completed(&self, state: &State, mut error: RunError, from: usize) -> RunError {
+        for (rank, line) in error.ranks.iter_mut().enumerate() {
+            if self.process_of(rank) != from {
+                *line = self.describe(rank, state);
+            }
+        }
+        error
+    }
+
+    /// The run has failed: all that must be done outside the lock is done by threads that wait for nobody's ranks.
+    pub(super) fn set_failure(&self, state: &mut State, error: RunError) {
+        state.failure = Some(error.clone());
+        self.changed.notify_all();
+        let hooks = std::mem::take(&mut state.ending.hooks);
+        let Some(me) = self.me.upgrade().filter(|me| me.remote.is_some() || !hooks.is_empty()) else { return };
+        let (announcer, watchman) = (me.clone(), me);
+        thread::spawn(move || announcer.announce(error));
+        thread::spawn(move || hooks.into_iter().for_each(|hook| hook()));
+        thread::spawn(move || watchman.end_at_last());
+    }
+
+    /// Ends the process if its ranks do not: one that waits for a device that waits for a dead peer never comes back.
+    fn end_at_last(self: Arc<Self>) {
+        let start = Instant::now();
+        let mut state = self.lock();
+        while !state.ending.stopped && start.elapsed() < GRACE {
+            state = self.changed.wait_timeout(state, GRACE).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if let (false, Some(failure)) = (state.ending.stopped, &state.failure) {
+            eprintln!("\n{failure}\nthe ranks of this process did not stop within {} s; it ends here", GRACE.as_secs());
+            std::process::exit(1);
+        }
+    }
+
+    fn describe(&self, rank: usize, state: &State) -> String {
+        let place = &self.places[rank];
+        let last = state.ranks[rank].last.as_ref().map(OpRecord::to_string);
+        // Process 0 knows of the others' ranks what they bring to meetings; the others know nothing of them.
+        let elsewhere = self.remote.as_ref().filter(|_| !self.is_here(rank));
+        let doing = match (state.ranks[rank].activity, last) {
+            (_, None) if elsewhere.is_some_and(|remote| remote.process > 0) => "not known to this process".to_string(),
+            (Activity::Waiting | Activity::WaitingElsewhere, Some(op)) => format!("waiting in {op}"),
+            (Activity::Finished, Some(op)) => format!("finished; its last operation was {op}"),
+            (Activity::Finished, None) => "finished without any operation".to_string(),
+            (Activity::Running, Some(op)) if elsewhere.is_some() => {
+                format!("running; its last operation with other processes was {op}")
+            }
+            (Activity::Running, Some(op)) => format!("running; its last operation was {op}"),
+            (Activity::Running, None) => "running; no operation yet".to_string(),
+            (Activity::Waiting | Activity::WaitingElsewhere, None) => {
+                unreachable!("a waiting rank has issued something")
+            }
+        };
+        #[cfg(any(feature = "cuda", test))]
+        let doing = match state.last_on_device(rank) {
+            Some(op) => format!("{doing}; on its GPU: {op}"),
+            None => doing,
+        };
+        let process = self.remote.as_ref().map(|remote| {
+            let process = remote.process_of(rank);
+            format!("process {process} on {}", remote.hosts[process])
+        });
+        let place = Some(place.clone()).filter(|place| !place.is_empty());
+        let whereabouts: Vec<String> = place.into_iter().chain(process).collect();
+        match whereabouts.is_empty() {
+            true => format!("rank {rank}: {doing}"),
+            false => format!("rank {rank} ({}): {doing}", whereabouts.join("; ")),
+        }
+    }
+}
+
+pub(super) fn mismatch(issued: OpRecord, peer: usize, expected: OpRecord) -> FailureCause {
+    FailureCause::Mismatch { issued: Box::new(issued), peer, expected: Box::new(expected) }
+}

@@ -1,0 +1,209 @@
+//! What torchrun, srun and others that set the same variables say of a process.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long processes wait for each other at the start.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// How long a connection may be silent before its other end counts as gone; heartbeats come every fifth of it.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// A variable of the environment that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{variable} {}: expected {expected}", value.as_ref().map_or("is not set".into(), |value| format!("= {value:?}")))]
+pub struct EnvironmentError {
+    /// The variable.
+    pub variable: &'static str,
+    /// Its value, if it has one.
+    pub value: Option<String>,
+    /// What would do.
+    pub expected: String,
+}
+
+/// One process among several, as its launcher has described it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessWorld {
+    /// This process, `0..processes`.
+    pub process: usize,
+    /// Processes of the world; at least 2.
+    pub processes: usize,
+    /// This process among those of its host.
+    pub local: usize,
+    /// Name or address of the host of process 0.
+    pub address: String,
+    /// Port on which process 0 listens.
+    pub port: u16,
+    /// How long processes wait for each other at the start.
+    pub patience: Duration,
+    /// How long a connection may be silent before its other end counts as gone.
+    pub silence: Duration,
+}
+
+impl ProcessWorld {
+    /// The world that the variables of this process describe; `None` if it is alone. See
+    /// [`from_variables`](Self::from_variables).
+    pub fn from_env() -> Result<Option<Self>, EnvironmentError> {
+        // A variable that is not text is none of ours.
+        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        Self::from_variables(&std::env::vars_os().filter_map(text).collect())
+    }
+
+    /// The world that these variables describe; `None` if they speak of one process or none.
+    ///
+    /// torchrun sets `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; here a
+    /// "rank" of theirs is a process. Under srun, `SLURM_PROCID`, `SLURM_NTASKS` and `SLURM_LOCALID` take their place if
+    /// `RANK` is not set and `MASTER_ADDR` is.
+    ///
+    /// Process 0 listens on `BURN_MEGATRON_PORT`, or else on `MASTER_PORT`; but where torchrun's agent itself keeps a
+    /// store on that port (it then sets `TORCHELASTIC_USE_AGENT_STORE=True`), on the next one. `BURN_MEGATRON_TIMEOUT`
+    /// is the patience in seconds, 300 by default.
+    ///
+    /// # Errors
+    /// The first variable that is missing or makes no sense.
+    pub fn from_variables(variables: &BTreeMap<String, String>) -> Result<Option<Self>, EnvironmentError> {
+        let has = |name: &str| variables.contains_key(name);
+        let slurm = !has("RANK") && has("MASTER_ADDR") && has("SLURM_PROCID");
+        let [rank, size, local_rank] = match slurm {
+            true => ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
+            false => ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
+        };
+        if !has(rank) && !has(size) {
+            return Ok(None);
+        }
+        let processes = number(variables, size, "the number of processes, at least 1", |size| size >= 1)?;
+        let process =
+            number(variables, rank, &format!("a process of {size} = {processes}, so 0 to {}", processes - 1), |p| {
+                p < processes
+            })?;
+        if processes == 1 {
+            return Ok(None);
+        }
+        let here = match has("LOCAL_WORLD_SIZE") && !slurm {
+            true => {
+                let expected = format!("the number of processes of this host, 1 to {size} = {processes}");
+                number(variables, "LOCAL_WORLD_SIZE", &expected, |here| (1..=processes).contains(&here))?
+            }
+            false => processes,
+        };
+        let expected = format!("the number of this process among the {here} of its host, so 0 to {}", here - 1);
+        let local = number(variables, local_rank, &expected, |local| local < here)?;
+        let address = variables.get("MASTER_ADDR").filter(|address| !address.is_empty()).cloned();
+        let address = address.ok_or_else(|| {
+            wrong(
+                variables,
+                "MASTER_ADDR",
+                format!("the name or address of the host of process 0, as there are {processes}"),
+            )
+        })?;
+        let patience = match has("BURN_MEGATRON_TIMEOUT") {
+            true => {
+                let seconds =
+                    number(variables, "BURN_MEGATRON_TIMEOUT", "a number of seconds, at least 1", |s| s >= 1)?;
+                Duration::from_secs(seconds as u64)
+            }
+            false => PATIENCE,
+        };
+        Ok(Some(Self { process, processes, local, address, port: port(variables)?, patience, silence: SILENCE }))
+    }
+
+    /// Ranks that each process hosts, of `ranks` in all; `None` if they cannot be shared out evenly.
+    pub fn share(&self, ranks: usize) -> Option<usize> {
+        (ranks > 0 && ranks.is_multiple_of(self.processes)).then(|| ranks / self.processes)
+    }
+}
+
+/// The port of process 0.
+fn port(variables: &BTreeMap<String, String>) -> Result<u16, EnvironmentError> {
+    const EXPECTED: &str = "a free port of the host of process 0, 1 to 65535, the same in all processes";
+    let read = |name| number(variables, name, EXPECTED, |port| (1..=65535).contains(&port)).map(|port| port as u16);
+    if variables.contains_key("BURN_MEGATRON_PORT") {
+        return read("BURN_MEGATRON_PORT");
+    }
+    let master = read("MASTER_PORT")?;
+    // torch.distributed.rendezvous: then the workers are clients of a TCPStore that the agent holds on MASTER_PORT.
+    let is_taken = variables.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
+    Ok(match (is_taken, master) {
+        (false, port) => port,
+        (true, u16::MAX) => u16::MAX - 1,
+        (true, port) => port + 1,
+    })
+}
+
+fn number(
+    variables: &BTreeMap<String, String>,
+    name: &'static str,
+    expected: &str,
+    legal: impl FnOnce(usize) -> bool,
+) -> Result<usize, EnvironmentError> {
+    let value = variables.get(name).and_then(|value| value.trim().parse().ok());
+    value.filter(|value| legal(*value)).ok_or_else(|| wrong(variables, name, expected.to_string()))
+}
+
+fn wrong(variables: &BTreeMap<String, String>, variable: &'static str, expected: String) -> EnvironmentError {
+    EnvironmentError { variable, value: variables.get(variable).cloned(), expected }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &str) -> Result<Option<ProcessWorld>, String> {
+        let pairs = variables.split_whitespace().map(|pair| pair.split_once('=').unwrap());
+        let variables = pairs.map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        ProcessWorld::from_variables(&variables).map_err(|error| error.to_string())
+    }
+
+    const TORCHRUN: &str = "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node0 MASTER_PORT=29500";
+
+    #[test]
+    fn a_process_that_is_alone_has_no_world() {
+        for variables in ["", "MASTER_ADDR=a MASTER_PORT=1", "RANK=0 WORLD_SIZE=1", "SLURM_PROCID=3 SLURM_NTASKS=4"] {
+            assert_eq!(read(variables), Ok(None), "{variables}");
+        }
+    }
+
+    #[test]
+    fn torchrun_and_srun_describe_the_same_world() {
+        let world = read(TORCHRUN).unwrap().unwrap();
+        assert_eq!((world.process, world.processes, world.local), (5, 8, 1));
+        assert_eq!((world.address.as_str(), world.port, world.patience), ("node0", 29500, PATIENCE));
+        let slurm = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 MASTER_ADDR=node0 MASTER_PORT=29500";
+        assert_eq!(read(slurm).unwrap().unwrap(), world);
+        assert_eq!((world.share(16), world.share(8), world.share(4), world.share(12)), (Some(2), Some(1), None, None));
+    }
+
+    #[test]
+    fn the_port_is_one_that_torchruns_agent_does_not_hold() {
+        let port = |more: &str| read(&format!("{TORCHRUN} {more}")).map(|world| world.unwrap().port);
+        assert_eq!(port("TORCHELASTIC_USE_AGENT_STORE=True"), Ok(29501));
+        assert_eq!(port("TORCHELASTIC_USE_AGENT_STORE=False"), Ok(29500));
+        assert_eq!(port("TORCHELASTIC_USE_AGENT_STORE=True BURN_MEGATRON_PORT=7000"), Ok(7000));
+        assert!(port("BURN_MEGATRON_PORT=70000").unwrap_err().starts_with("BURN_MEGATRON_PORT = \"70000\": expected"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_would_do() {
+        for (from, to, words) in [
+            ("RANK=5", "", "RANK is not set: expected a process of WORLD_SIZE = 8, so 0 to 7"),
+            ("RANK=5", "RANK=8", "RANK = \"8\": expected a process of WORLD_SIZE = 8, so 0 to 7"),
+            ("WORLD_SIZE=8 ", "WORLD_SIZE=no ", "WORLD_SIZE = \"no\": expected the number of processes"),
+            ("WORLD_SIZE=8 ", "WORLD_SIZE=0 ", "WORLD_SIZE = \"0\""),
+            (" LOCAL_RANK=1", "", "LOCAL_RANK is not set: expected the number of this process among the 4 of its host"),
+            ("LOCAL_RANK=1", "LOCAL_RANK=4", "LOCAL_RANK = \"4\""),
+            (
+                "LOCAL_WORLD_SIZE=4",
+                "LOCAL_WORLD_SIZE=9",
+                "LOCAL_WORLD_SIZE = \"9\": expected the number of processes of",
+            ),
+            ("MASTER_ADDR=node0", "", "MASTER_ADDR is not set"),
+            ("MASTER_PORT=29500", "", "MASTER_PORT is not set: expected a free port"),
+            ("MASTER_PORT=29500", "MASTER_PORT=29500 BURN_MEGATRON_TIMEOUT=0", "BURN_MEGATRON_TIMEOUT = \"0\""),
+        ] {
+            // `LOCAL_WORLD_SIZE=8` does not occur, so the first match is the one that is meant.
+            let error = read(&TORCHRUN.replacen(from, to, 1)).unwrap_err();
+            assert!(error.starts_with(words), "{error}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! `burn-megatron train` in several processes, started as torchrun starts them.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use burn_megatron::checkpoint::Checkpoint;
+use serde_json::Value;
+
+const STEPS: u64 = 12;
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let text: String = (0..400).map(|i| format!("Line {i} says that {i} times {i} is {}.\n\n", i * i)).collect();
+    fs::write(folder.path().join("book.txt"), text).unwrap();
+    let config = "[model]\npreset = \"tiny\"\n[parallel]\ntp = 2\nsp = true\ndp = 2\nzero = 1\n[training]\nglobal-batch = 4\nseq-length = 32\n\
+                  [lr]\nmax = 1e-2\nwarmup = 4\n[data]\ntext = [\"book.txt\"]\ntokenizer = \"byte\"\n[evaluation]\nevery = 4\nbatches = 1\n";
+    fs::write(folder.path().join("run.toml"), config).unwrap();
+    folder
+}
+
+/// The variables that torchrun gives to process `process` of `processes` on one host.
+struct Place {
+    process: usize,
+    processes: usize,
+    port: u16,
+}
+
+fn all(processes: usize) -> Vec<Place> {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    (0..processes).map(|process| Place { process, processes, port }).collect()
+}
+
+fn command(folder: &Path, arguments: &str, place: Option<&Place>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    command.current_dir(folder).args(arguments.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    if let Some(Place { process, processes, port }) = place {
+        let [process, processes] = [process, processes].map(ToString::to_string);
+        command.env("RANK", &process).env("LOCAL_RANK", &process);
+        command.env("WORLD_SIZE", &processes).env("LOCAL_WORLD_SIZE", &processes);
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    }
+    command
+}
+
+fn train(name: &str) -> String {
+    format!("train run.toml --output.directory {name} --training.steps {STEPS} --checkpoint.every 3")
+}
+
+/// How a process ended, and what it said on stdout and stderr.
+struct Ended {
+    status: ExitStatus,
+    stdout: String,
+    stderr: String,
+}
+
+/// Waits, but not for ever.
+fn ended(mut child: Child, patience: Duration) -> Ended {
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > patience {
+            child.kill().unwrap();
+            panic!("a process was still running after {patience:?}");
+        }
+        sleep(Duration::from_millis(20));
+    }
+    let (mut stdout, mut stderr) = (String::new(), String::new());
+    // Taken by who has read the first lines.
+    child.stdout.take().map(|mut out| out.read_to_string(&mut stdout).unwrap());
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    Ended { status: child.wait().unwrap(), stdout, stderr }
+}
+
+fn start(folder: &Path, arguments: &str, places: &[Place]) -> Vec<Child> {
+    places.iter().map(|place| command(folder, arguments, Some(place)).spawn().unwrap()).collect()
+}
+
+fn run(folder: &Path, arguments: &str, processes: usize) -> Vec<Ended> {
+    let children = start(folder, arguments, &all(processes));
+    children.into_iter().map(|child| ended(child, Duration::from_secs(240))).collect()
+}
+
+fn succeed(folder: &Path, arguments: &str, processes: usize) {
+    let all = run(folder, arguments, processes);
+    for (process, Ended { status, stdout, stderr }) in all.iter().enumerate() {
+        assert!(status.success(), "process {process} of {processes}: {stdout}{stderr}");
+        let speaks = process == 0;
+        assert_eq!(!stdout.is_empty(), speaks, "process {process} of {processes}: {stdout}");
+    }
+}
+
+/// Loss and gradient norm of every step, the last time it was done, as they were written.
+fn steps(folder: &Path, name: &str) -> Vec<[String; 2]> {
+    let log = fs::read_to_string(folder.join(name).join("steps.jsonl")).unwrap();
+    let mut steps = vec![Default::default(); STEPS as usize];
+    for line in log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        if line["kind"] == "train" {
+            let step = line["step"].as_u64().unwrap() as usize;
+            steps[step - 1] = ["loss", "grad_norm"].map(|key| line[key].to_string());
+        }
+    }
+    steps
+}
+
+fn tensors(folder: &Path, name: &str) -> Vec<(String, Vec<u8>)> {
+    let checkpoint = Checkpoint::open(folder.join(name).join("checkpoints")).unwrap();
+    assert_eq!(checkpoint.state().step, STEPS);
+    checkpoint.verify(0, 1).unwrap();
+    let whole = |shape: &[usize]| shape.iter().map(|&size| 0..size).collect::<Vec<_>>();
+    let all = checkpoint.tensors().into_iter().map(|tensor| {
+        let shape = &tensor.global_shape;
+        let bytes = checkpoint.read(tensor.kind, &tensor.name, shape, &whole(shape)).unwrap();
+        (format!("{}/{}", tensor.kind, tensor.name), bytes)
+    });
+    all.collect()
+}
+
+#[test]
+fn several_processes_train_and_save_the_bits_of_one_and_outlive_a_killed_one() {
+    let folder = folder();
+    let folder = folder.path();
+    let alone = command(folder, &train("alone"), None).spawn().unwrap();
+    let alone = ended(alone, Duration::from_secs(240));
+    assert!(alone.status.success(), "{}{}", alone.stdout, alone.stderr);
+    for processes in [2, 4] {
+        let name = format!("processes{processes}");
+        succeed(folder, &format!("{} --trace {name}.json", train(&name)), processes);
+        assert_eq!(steps(folder, &name), steps(folder, "alone"), "{processes} processes");
+        assert!(tensors(folder, &name) == tensors(folder, "alone"), "{processes} processes");
+        let trace: Value =
+            serde_json::from_str(&fs::read_to_string(folder.join(format!("{name}.json"))).unwrap()).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        let ranks: std::collections::BTreeSet<_> = events.iter().filter_map(|event| event["tid"].as_u64()).collect();
+        assert_eq!(ranks.len(), 4, "the timeline has all ranks");
+    }
+
+    // A process is killed in the middle; the others end and say which it was.
+    for victim in [0, 2] {
+        let mut children = start(folder, &train("killed"), &all(4));
+        let mut lines = BufReader::new(children[0].stdout.take().unwrap()).lines();
+        let wanted = format!("step {:>2}/{STEPS}", if victim == 0 { 4 } else { 8 });
+        assert!(lines.any(|line| line.unwrap().starts_with(&wanted)), "the run ended early");
+        let mut dead = children.remove(victim);
+        dead.kill().unwrap();
+        dead.wait().unwrap();
+        for child in children {
+            let Ended { status, stderr, .. } = ended(child, Duration::from_secs(20));
+            assert!(!status.success());
+            assert!(stderr.contains(&format!("process {victim} on ")) && stderr.contains("is gone"), "{stderr}");
+            assert!(stderr.contains(&format!("(rank {victim})")), "{stderr}");
+        }
+    }
+    succeed(folder, &train("killed"), 2);
+    assert_eq!(steps(folder, "killed"), steps(folder, "alone"), "resumed by other processes");
+    assert!(tensors(folder, "killed") == tensors(folder, "alone"));
+}
+
+#[test]
+fn a_process_that_does_not_come_or_is_another_run_is_named_by_all() {
+    let folder = folder();
+    let folder = folder.path();
+    let places = all(4);
+    let mut children = Vec::new();
+    for place in places.iter().filter(|place| place.process != 2) {
+        children.push(command(folder, &train("late"), Some(place)).env("BURN_MEGATRON_TIMEOUT", "2").spawn().unwrap());
+    }
+    for child in children {
+        let Ended { status, stderr, .. } = ended(child, Duration::from_secs(60));
+        assert!(!status.success() && stderr.contains("process 2 of 4 did not come"), "{stderr}");
+    }
+
+    let places = all(2);
+    let layouts = ["--data-parallel 2", "--data-parallel 4"];
+    let start = |(place, layout): (&Place, &&str)| {
+        command(folder, &format!("{} {layout}", train("other")), Some(place)).spawn().unwrap()
+    };
+    let children: Vec<Child> = places.iter().zip(&layouts).map(start).collect();
+    for child in children {
+        let Ended { status, stderr, .. } = ended(child, Duration::from_secs(60));
+        assert!(!status.success(), "{stderr}");
+        assert!(
+            stderr.contains("has layout TP2 SP DP2 ZeRO1") && stderr.contains("has layout TP2 SP DP4 ZeRO1"),
+            "{stderr}"
+        );
+    }
+    assert!(!folder.join("other").exists() && !folder.join("late").exists(), "nothing was written");
+}
+
+#[test]
+fn what_goes_wrong_before_the_run_ends_all_processes() {
+    let folder = folder();
+    let folder = folder.path();
+    // Process 0 alone reads the text first: it has a token that the model lacks.
+    let all = run(folder, &format!("{} --model.vocab-size 64", train("wrong")), 2);
+    for Ended { status, stderr, .. } in all {
+        assert!(!status.success() && stderr.contains("model.vocab-size = 64"), "{stderr}");
+    }
+    let all = run(folder, &train("wrong"), 3);
+    for Ended { status, stderr, .. } in all {
+        assert!(!status.success() && stderr.contains("cannot be shared out over 3 processes"), "{stderr}");
+    }
+    for command in ["verify --steps 1", "replay nowhere"] {
+        let said = run(folder, command, 2).swap_remove(0).stderr;
+        assert!(said.contains("runs all ranks in one process") && said.contains("WORLD_SIZE"), "{said}");
+    }
+}
