@@ -69,7 +69,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
     }
     let overrides = args.overrides.clone().with_layout(&args.layout).0;
-    let gpus = if matches!(args.device, Place::Cpu) { Vec::new() } else { gpu::gpus()? };
+    let gpus = if args.device == Place::Cpu { Vec::new() } else { gpu::gpus()? };
     let config = config(&args, &overrides, timing, &gpus)?;
     let (data, described) = data(&config, timing)?;
     let setup = Setup::of(&args.what, &config, described);
