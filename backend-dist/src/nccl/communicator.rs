@@ -148,7 +148,10 @@ impl Communicator {
             let call = Call { link: &queued.0, compute };
             catch_unwind(AssertUnwindSafe(|| work(call, buffers))).unwrap_or_else(|payload| Err(panic_text(&*payload)))
         };
-        cuda::submit(tensors, work, move |message| failed.member.fail(&message));
+        let index = usize::from(tensors[0].client.service_id().device.index_id);
+        cuda::submit(tensors, work, move |message| {
+            failed.member.fail(&gpu::out_of_memory_on(index, &message).unwrap_or(message));
+        });
         cuda::flush(tensors[0]);
     }
 
