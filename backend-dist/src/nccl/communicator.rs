@@ -150,7 +150,7 @@ impl Communicator {
         };
         let index = usize::from(tensors[0].client.service_id().device.index_id);
         cuda::submit(tensors, work, move |message| {
-            failed.member.fail(&gpu::out_of_memory_on(index, &message).unwrap_or(message));
+            failed.member.fail(&crate::gpu::out_of_memory_on(index, &message).unwrap_or(message));
         });
         cuda::flush(tensors[0]);
     }
