@@ -17,6 +17,7 @@ const EVERY: Duration = Duration::from_micros(200);
 /// A stream that has is idle: its GPU waits for the host. A stream that waits for another one, for example for an
 /// exchange over NCCL, is busy. Work on other streams alone does not make the rank busy.
 pub struct IdleWatch {
+    gpu: usize,
     counts: Arc<Counts>,
     thread: Option<JoinHandle<()>>,
 }
@@ -43,7 +44,12 @@ impl IdleWatch {
         let watched = counts.clone();
         let builder = std::thread::Builder::new().name(format!("idle watch, GPU {index}"));
         let thread = builder.spawn(move || watch(index, stream, &watched)).ok()?;
-        Some(Self { counts, thread: Some(thread) })
+        Some(Self { gpu: index, counts, thread: Some(thread) })
+    }
+
+    /// CUDA's index of the GPU.
+    pub fn gpu(&self) -> usize {
+        self.gpu
     }
 
     /// Forgets what was seen so far.

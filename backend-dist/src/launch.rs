@@ -1,6 +1,7 @@
 //! Runs one closure on every rank of a mesh, a thread per rank, and turns the first failure into an error.
 
 use crate::comm::{Aborted, FailureCause, Group, RunError, World};
+use crate::gpu;
 use crate::memory;
 use crate::mesh::{Axis, Coords, Mesh, ParallelLayout};
 use crate::process::Processes;
@@ -96,10 +97,18 @@ pub(crate) fn launch_in<T: Send>(
     f: impl Fn(Rank) -> Result<T, BoxError> + Sync,
 ) -> Result<Vec<T>, RunError> {
     assert!(!devices.is_empty(), "a launch needs at least one device");
+    #[cfg(feature = "cuda")]
+    if devices.iter().any(|device| *device != Device::flex()) {
+        crate::cuda::allocator::choose();
+    }
     let _hook = RankPanics::keep();
     let mesh = Arc::new(mesh.clone());
     let run = |rank: usize| {
         let device = devices[(rank - here.start) % devices.len()].clone();
+        let explained = {
+            let device = device.clone();
+            move |message: String| gpu::out_of_memory(&message, &device).ok_or(message)
+        };
         let context = Rank { rank, coords: mesh.coords(rank), mesh: mesh.clone(), device, world: world.clone() };
         IS_RANK.with_borrow_mut(|last| *last = Some(String::new()));
         memory::set_rank(Some(rank));
@@ -110,12 +119,14 @@ pub(crate) fn launch_in<T: Send>(
                 Some(value)
             }
             Ok(Err(error)) => {
-                world.fail(rank, FailureCause::Error(chain(error.as_ref())));
+                let message = explained(chain(error.as_ref())).unwrap_or_else(|other| other);
+                world.fail(rank, FailureCause::Error(message));
                 None
             }
             Err(payload) => {
                 if !payload.is::<Aborted>() {
-                    world.fail(rank, FailureCause::Panic(panic_message(payload.as_ref())));
+                    let cause = explained(panic_message(payload.as_ref())).map(FailureCause::Error);
+                    world.fail(rank, cause.unwrap_or_else(FailureCause::Panic));
                 }
                 None
             }

@@ -6,13 +6,15 @@
 
 mod communicator;
 mod events;
+mod held;
+mod join;
 mod library;
 mod links;
 pub(crate) mod pairs;
 
 pub(crate) use communicator::Communicator;
+pub(crate) use held::Held;
 pub(crate) use library::finished;
-pub(crate) use library::nccl_version;
 pub(crate) use links::Links;
 
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};

@@ -6,7 +6,8 @@
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda;
 use crate::in_place::is_in_place_or_apart;
-use crate::nccl::{Communicator, Outcome, connect, data_type, elements, finished, gpu_of, reduction};
+use crate::nccl::{Communicator, Held, Outcome, connect, data_type, elements, finished, gpu_of, reduction};
+use crate::timeline;
 use burn::backend::Cube;
 use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -25,12 +26,11 @@ pub struct Pending {
     in_flight: Option<InFlight>,
 }
 
-/// Invariant: the buffers are held until the compute stream has queued its wait. CubeCL hands memory out again in the order
-/// of that stream, so before it NCCL might still use what somebody else has been given.
+/// Invariant: the buffers are held until the compute stream has queued its wait.
 struct InFlight {
     link: Arc<Communicator>,
     slot: usize,
-    buffers: [CubeTensor; 2],
+    buffers: [Held; 2],
 }
 
 impl Pending {
@@ -47,10 +47,11 @@ impl Drop for Pending {
             // The run ends. The buffers must not come back while NCCL may still use them, so they never do.
             return std::mem::forget(buffers);
         }
-        let [source, target] = &buffers;
-        link.clone().submit([source, target], move |call, _| {
+        let [source, target] = buffers.each_ref().map(|buffer| buffer.tensor.clone());
+        link.clone().submit([&source, &target], move |call, _| {
             call.wait(slot)?;
             link.events.give(slot);
+            drop(buffers);
             Ok(())
         });
     }
@@ -147,9 +148,11 @@ fn begin(
     }
     let link = connect(group, gpu_of(&source.device))
         .unwrap_or_else(|| panic!("{group:?} has members that share a GPU or have none: ask `has_device_link` first"));
+    let times = timeline::exchange(matches!(kind, DeviceOpKind::AllGather(_)));
     let op = DeviceOp::new(kind, source.dtype, source.meta.shape());
     let sequence = group.issue(op.clone());
     let (slot, rank) = (link.events.take(), group.rank());
+    let held = buffers.clone().map(Held::new);
     link.queue((sequence, op), [source, target], move |call, pointers| {
         let [source, target] = [0, 1].map(|i| (pointers[i] as usize, bytes[i]));
         if !is_in_place_or_apart(source, target, rank) {
@@ -157,10 +160,16 @@ fn begin(
         }
         call.follow()?;
         let (comm, stream) = call.target();
+        let stamp = |event: usize| {
+            // SAFETY: who reads the events destroys them after that, and the stream lives as long as the communicator.
+            unsafe { driver::event::record(event as _, stream as _) }.map_err(|error| error.to_string())
+        };
+        times.map_or(Ok(()), |[start, _]| stamp(start))?;
         finished(operation(pointers, comm, stream))?;
+        times.map_or(Ok(()), |[_, end]| stamp(end))?;
         call.record(slot)
     });
-    Pending { in_flight: Some(InFlight { link, slot, buffers }) }
+    Pending { in_flight: Some(InFlight { link, slot, buffers: held }) }
 }
 
 /// A group of one only moves what it has, on the compute stream.

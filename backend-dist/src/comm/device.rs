@@ -4,6 +4,10 @@ use super::world::{GroupId, World};
 use super::{DeviceOp, FailureCause, Group};
 use crate::nccl::Communicator;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How long an error of NCCL waits for whoever knows its cause.
+const BETTER_REASON: Duration = Duration::from_secs(2);
 
 /// A member of a group as device threads and the watchdog know it. It does not keep the world alive: work that is queued
 /// may outlive the run.
@@ -17,9 +21,15 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Ends the run because of `message`, as a failure of this member's rank.
+    /// Ends the run because of `message`, as a failure of this member's rank. Waits a little for a better reason: where a
+    /// peer has died, NCCL says no more than that a connection is gone, and may say it first.
     pub(crate) fn fail(&self, message: &str) {
-        if let Some(world) = self.world.upgrade() {
+        let Some(world) = self.world.upgrade() else { return };
+        let start = Instant::now();
+        while start.elapsed() < BETTER_REASON && world.failure().is_none() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if world.failure().is_none() {
             world.fail(self.rank, FailureCause::Error(format!("NCCL on {}: {message}", self.text)));
         }
     }

@@ -1,5 +1,6 @@
 //! Matrix products by cuBLASLt on CubeCL's buffers, in the order of the rank's compute stream.
 
+use std::fmt;
 use std::sync::OnceLock;
 
 use burn::tensor::{DType, Shape};
@@ -78,7 +79,7 @@ pub(crate) fn product(a: Operand, b: Operand, shape: Shape, dtype: DType) -> Cub
 /// product is the panic of the thread's next one.
 pub(crate) fn multiply(a: Operand, b: Operand, out: &CubeTensor, onto: Onto) {
     let (am, bm) = (a.matrices, b.matrices);
-    let what = describe(&a, &b, out, onto);
+    let what = Named { a: (am, a.tensor.dtype), b: (bm, b.tensor.dtype), out: out.dtype, onto };
     let Some(problem) = Problem::new(&am, &bm) else { panic!("{what}: the sizes do not fit") };
     let kinds = lt_plan::kinds(a.tensor.dtype, b.tensor.dtype, out.dtype);
     let Some(kinds) = kinds else { panic!("{what}: cuBLASLt is not asked for products of these types") };
@@ -116,12 +117,22 @@ pub(crate) fn multiply(a: Operand, b: Operand, out: &CubeTensor, onto: Onto) {
     );
 }
 
-fn describe(a: &Operand, b: &Operand, out: &CubeTensor, onto: Onto) -> String {
-    let (am, bm) = (a.matrices, b.matrices);
-    format!(
-        "matrix product {} x [{}, {}] {:?} · [{}, {}] {:?} -> {:?} ({onto:?})",
-        am.batches, am.rows, am.columns, a.tensor.dtype, bm.rows, bm.columns, b.tensor.dtype, out.dtype
-    )
+/// A product, as an error names it. Written out only then: every product is issued through here.
+#[derive(Clone, Copy)]
+struct Named {
+    a: (Matrices, DType),
+    b: (Matrices, DType),
+    out: DType,
+    onto: Onto,
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Self { a: (a, a_type), b: (b, b_type), out, onto } = self;
+        let [m, k, l, n] = [a.rows, a.columns, b.rows, b.columns];
+        let sizes = format!("{} x [{m}, {k}] {a_type:?} · {} x [{l}, {n}] {b_type:?}", a.batches, b.batches);
+        write!(f, "matrix product {sizes} -> {out:?} ({onto:?})")
+    }
 }
 
 /// # Panics

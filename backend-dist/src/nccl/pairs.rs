@@ -5,7 +5,7 @@
 //! send either: it would wait for the receiver, which may be waiting for something that comes later on this stream.
 
 use super::library::finished;
-use super::{Communicator, data_type, elements, gpu_of, own_gpus};
+use super::{Communicator, Held, data_type, elements, gpu_of, own_gpus};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::cuda::dense;
 use burn::backend::Cube;
@@ -18,13 +18,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is being sent: freed memory could be written to before it is read, so it is held until its event has come.
+/// What is being sent, until its event has come.
 struct Sent {
     link: Arc<Communicator>,
     slot: usize,
     /// Until then the slot's event may still tell of an earlier message.
     is_recorded: Arc<AtomicBool>,
-    _source: CubeTensor,
+    _source: Held,
 }
 
 thread_local! {
@@ -73,13 +73,14 @@ pub(crate) fn link(group: &Group, from: usize, to: usize) -> Option<(Group, Arc<
 /// Sends `x` from the first member of `pair` to the second.
 pub(crate) fn send(x: CubeTensor, pair: &Group, link: &Arc<Communicator>) {
     release();
-    let x = dense(x);
-    let (count, data_type) = (elements(&x), data_type(x.dtype));
+    let source = Held::new(dense(x));
+    let x = &source.tensor;
+    let (count, data_type) = (elements(x), data_type(x.dtype));
     let op = DeviceOp::new(DeviceOpKind::Message, x.dtype, x.meta.shape());
     let sequence = pair.issue(op.clone());
     let (slot, is_recorded) = (link.events.take(), Arc::new(AtomicBool::new(false)));
     let recorded = is_recorded.clone();
-    link.queue((sequence, op), [&x], move |call, [from]| {
+    link.queue((sequence, op), [x], move |call, [from]| {
         call.follow()?;
         let (comm, stream) = call.target();
         // SAFETY: the buffer holds `count` elements and is held until the event has come.
@@ -88,7 +89,7 @@ pub(crate) fn send(x: CubeTensor, pair: &Group, link: &Arc<Communicator>) {
         recorded.store(true, Ordering::Release);
         Ok(())
     });
-    IN_FLIGHT.with_borrow_mut(|sent| sent.push_back(Sent { link: link.clone(), slot, is_recorded, _source: x }));
+    IN_FLIGHT.with_borrow_mut(|sent| sent.push_back(Sent { link: link.clone(), slot, is_recorded, _source: source }));
 }
 
 /// What the first member of `pair` has sent, to the second; `like` lies on the device.

@@ -61,6 +61,12 @@ impl RowKey {
         Self((key >> 32) as u32, key as u32)
     }
 
+    /// The keys themselves, for a kernel that draws as [`draw`](Self::draw) does.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn words(self) -> [u32; 2] {
+        [self.0, self.1]
+    }
+
     /// 32 uniform bits for a column.
     #[inline(always)]
     pub(crate) fn draw(self, column: u32) -> u32 {

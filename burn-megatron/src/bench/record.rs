@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Measured, Origin, Timing};
 use crate::config::RunConfig;
 use crate::flops::AttentionCount;
-use crate::metrics::RankReading;
+use crate::metrics::{RankReading, mean};
 use crate::plan::{Decoder, describe};
 use models::ModelConfig;
 
@@ -163,6 +163,10 @@ pub struct Record {
     pub mfu_full_attention: Option<f64>,
     /// Share of the measured time in which the GPUs had nothing to do: mean over the ranks, of the last run.
     pub idle: Option<f64>,
+    /// Clock of the GPUs' multiprocessors in MHz: mean over ranks, of the last run.
+    pub clock: Option<f64>,
+    /// Watts of a GPU: the same mean.
+    pub power: Option<f64>,
     /// Bytes of the fullest rank.
     pub memory: Memory,
     /// Loss of the very first step, which warms up.
@@ -198,7 +202,6 @@ impl Record {
         let runs: Vec<Run> = seen.steps.into_iter().zip(seen.runs).map(run).collect();
         let rate = Distribution::of(runs.iter().map(|run| run.tokens_per_second_per_rank)).p50;
         let steps = || runs.iter().flat_map(|run| run.steps.iter().copied());
-        let idle: Vec<f64> = seen.ranks.iter().filter_map(|rank| rank.idle).collect();
         let most = |of: fn(&RankReading) -> Option<u64>| seen.ranks.iter().filter_map(of).max();
         Self {
             origin: Origin::here(),
@@ -211,7 +214,9 @@ impl Record {
             teraflops_per_rank_full_attention: rate * full / 1e12,
             mfu: device.peak.map(|peak| rate * causal / peak),
             mfu_full_attention: device.peak.map(|peak| rate * full / peak),
-            idle: (!idle.is_empty()).then(|| idle.iter().sum::<f64>() / idle.len() as f64),
+            idle: mean(&seen.ranks, |rank| rank.idle),
+            clock: mean(&seen.ranks, |rank| rank.clock),
+            power: mean(&seen.ranks, |rank| rank.power),
             memory: Memory { planned, used: most(|rank| rank.memory), reserved: most(|rank| rank.reserved) },
             first_loss: seen.losses.first().copied().unwrap_or(f64::NAN),
             last_loss: seen.losses.last().copied().unwrap_or(f64::NAN),

@@ -69,6 +69,9 @@ pub fn text(record: &Record) -> String {
     if record.idle.is_some() {
         line("GPU idle", percent(record.idle));
     }
+    if let (Some(clock), Some(power)) = (record.clock, record.power) {
+        line("clock, power", format!("{clock:.0} MHz, {power:.0} W (means over the GPUs in the last run)"));
+    }
     line("memory, fullest rank", {
         let reserved =
             record.memory.reserved.map_or(String::new(), |size| format!(", {} by the allocator", bytes(size)));

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
+use backend_dist::gpu::{self, GpuInfo};
+use models::ModelConfig;
 
 use super::device::Place;
 use super::layout::LayoutArgs;
@@ -20,7 +22,6 @@ use crate::data::TokenDataset;
 use crate::plan::gpus::Gpu;
 use crate::plan::ladder;
 use crate::train::RunData;
-use models::ModelConfig;
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
@@ -68,11 +69,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
     }
     let overrides = args.overrides.clone().with_layout(&args.layout).0;
-    let gpu = args.device.gpu()?;
-    let config = config(&args, &overrides, timing, gpu.as_ref().map(|gpu| gpu.memory))?;
+    let gpus = if args.device == Place::Cpu { Vec::new() } else { gpu::gpus()? };
+    let config = config(&args, &overrides, timing, &gpus)?;
     let (data, described) = data(&config, timing)?;
     let setup = Setup::of(&args.what, &config, described);
-    let planned = config.job().ok().and_then(|job| ladder::peak(&job));
+    let job = config.job()?;
+    let planned = ladder::peak(&if gpus.is_empty() { job } else { job.on_gpus() });
     println!("{}: {} on {} ranks, {} parameters", setup.recipe, setup.layout, setup.ranks, setup.parameters);
     let total = timing.total();
     let told = |step: usize, loss: f64, seconds: f64| {
@@ -80,7 +82,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let devices = args.device.devices(&config.parallel)?;
     let seen = measure(&config, data, devices, timing, &told).map_err(|error| anyhow!(error))?;
-    let device = device(gpu, &config);
+    let device = device(gpus.first(), &config);
     let record = Record::new(&config, setup, device, timing, planned, seen);
     print(&format!("\n{}", text(&record)))?;
     let file = save(&record, args.out)?;
@@ -89,7 +91,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// A file's run, or a recipe spread over the ranks.
-fn config(args: &Args, overrides: &[(String, String)], timing: Timing, memory: Option<u64>) -> Result<RunConfig> {
+fn config(args: &Args, overrides: &[(String, String)], timing: Timing, gpus: &[GpuInfo]) -> Result<RunConfig> {
     let path = Path::new(&args.what);
     let config = if path.is_file() {
         if args.gpus.is_some() {
@@ -97,7 +99,9 @@ fn config(args: &Args, overrides: &[(String, String)], timing: Timing, memory: O
         }
         RunConfig::load(Some(path), overrides)?
     } else {
-        let ranks = args.gpus.or_else(|| layout_ranks(&args.layout)).map_or_else(|| args.device.ranks(), Ok)?;
+        let there = if gpus.is_empty() { 2 } else { gpus.len() };
+        let ranks = args.gpus.or_else(|| layout_ranks(&args.layout)).unwrap_or(there);
+        let memory = gpus.iter().map(|gpu| gpu.total).min();
         recipe::resolve(&recipe::find(&args.what)?, overrides, ranks, timing.total(), memory)?
     };
     config.job()?;
@@ -124,14 +128,21 @@ fn data(config: &RunConfig, timing: Timing) -> Result<(Arc<dyn TokenDataset>, &'
     Ok((data?.train, "tokens of a text"))
 }
 
-fn device(gpu: Option<super::device::GpuFacts>, config: &RunConfig) -> Device {
+fn device(gpu: Option<&GpuInfo>, config: &RunConfig) -> Device {
     let Some(gpu) = gpu else { return Device { name: "CPU rank".into(), ..Device::default() } };
+    let mut versions = Vec::new();
+    if let Ok(driver) = gpu::driver_version() {
+        let number = driver.driver.unwrap_or_else(|| "not known".into());
+        versions.push(("driver, CUDA".to_string(), format!("{number}, {}", driver.cuda)));
+    }
+    let libraries = [("NCCL", gpu::nccl_version()), ("cuBLASLt", gpu::cublas_lt_version())];
+    versions.extend(libraries.into_iter().filter_map(|(name, version)| Some((name.into(), version.ok()?.to_string()))));
     let sheet = Gpu::named(&gpu.name);
     Device {
         peak: sheet.map(|sheet| sheet.peak(config.training.dtype.bytes())),
         source: sheet.map(|sheet| sheet.source.into()),
-        name: gpu.name,
-        versions: gpu.versions,
+        name: gpu.name.clone(),
+        versions,
     }
 }
 

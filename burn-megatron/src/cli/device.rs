@@ -16,47 +16,7 @@ pub enum Place {
     Cuda,
 }
 
-/// What the first GPU says of itself.
-#[derive(Clone, Debug)]
-pub struct GpuFacts {
-    /// As its driver calls it.
-    pub name: String,
-    /// Bytes of its memory.
-    pub memory: u64,
-    /// Versions of driver, CUDA and libraries, by name.
-    pub versions: Vec<(String, String)>,
-}
-
 impl Place {
-    /// Ranks where nothing says how many.
-    ///
-    /// # Errors
-    /// If GPUs cannot be counted.
-    pub fn ranks(self) -> Result<usize> {
-        match self {
-            Place::Cpu => Ok(2),
-            Place::Cuda => Ok(gpu::gpus()?.len()),
-        }
-    }
-
-    /// The first GPU, if ranks run on GPUs.
-    ///
-    /// # Errors
-    /// If there is none.
-    pub fn gpu(self) -> Result<Option<GpuFacts>> {
-        if self == Place::Cpu {
-            return Ok(None);
-        }
-        let first = gpu::require(1)?.swap_remove(0);
-        let driver = gpu::driver_version()?;
-        let mut versions =
-            vec![("driver".into(), driver.driver.unwrap_or_default()), ("CUDA".into(), driver.cuda.to_string())];
-        let libraries = [("NCCL", gpu::nccl_version()), ("cuBLASLt", gpu::cublas_lt_version())];
-        versions
-            .extend(libraries.into_iter().filter_map(|(name, version)| Some((name.into(), version.ok()?.to_string()))));
-        Ok(Some(GpuFacts { name: first.name, memory: first.total, versions }))
-    }
-
     /// A device for each rank of a layout.
     ///
     /// # Errors

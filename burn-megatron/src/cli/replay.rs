@@ -3,12 +3,15 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::{Context, bail};
 use backend_dist::mesh::ParallelLayout;
 
+use super::device::Place;
 use super::layout::LayoutArgs;
 use super::processes::alone;
 use crate::config::Precision;
-use crate::replay::{Oracle, replay};
+use crate::engine::runnable;
+use crate::replay::{Oracle, Replay, layouts, replay};
 
 /// Arguments of `replay`.
 #[derive(Debug, clap::Args)]
@@ -19,6 +22,19 @@ pub struct Args {
     /// Precision. The recorded runs are fp32; f64 leaves only their own rounding, with f32 ours comes on top
     #[arg(long, value_enum, default_value = "f64")]
     dtype: Precision,
+    /// Where ranks run
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: Place,
+    /// Layouts of more ranks than there are GPUs share them, their exchanges going through the host
+    #[arg(long)]
+    share_gpus: bool,
+    /// Several layouts, a line for each: `auto` is every mix of TP, SP, PP, DP and ZeRO on --ranks ranks; otherwise a list
+    /// such as "TP2 SP,PP2 DP2 ZeRO1"
+    #[arg(long, value_name = "LIST")]
+    layouts: Option<String>,
+    /// Ranks of the layouts of `--layouts auto`
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    ranks: usize,
     #[command(flatten)]
     layout: LayoutArgs,
 }
@@ -32,9 +48,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let layout = args.layout.over(ParallelLayout::default())?;
     let oracle = Oracle::load(&args.dir)?;
     let (model, training) = (&oracle.model, &oracle.training);
+    let list = args.layouts.as_deref().map(|text| listed(text, &oracle, args.ranks)).transpose()?;
     println!(
-        "replaying {} in {layout}, {:?}: {} layers, width {}, {} steps of {} x {} tokens",
+        "replaying {} in {}, {:?}: {} layers, width {}, {} steps of {} x {} tokens",
         args.dir.display(),
+        list.as_ref().map_or_else(|| layout.to_string(), |list| format!("{} layouts", list.len())),
         args.dtype,
         model.num_layers,
         model.hidden_size,
@@ -42,7 +60,38 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         training.global_batch_size,
         model.seq_length
     );
-    let replay = replay(&oracle, &layout, args.dtype.into())?;
-    println!("{replay}");
-    Ok(if replay.passes() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let one = |layout: &ParallelLayout| -> anyhow::Result<Replay> {
+        let devices = if args.share_gpus { args.device.shared()? } else { args.device.devices(layout)? };
+        replay(&oracle, layout, args.dtype.into(), &devices).with_context(|| layout.to_string())
+    };
+    let Some(list) = list else {
+        let replay = one(&layout)?;
+        println!("{replay}");
+        return Ok(if replay.passes() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    };
+    let mut equal = 0;
+    for layout in &list {
+        let replay = one(layout)?;
+        equal += usize::from(replay.passes());
+        println!("{:<18} {}", layout.to_string(), replay.line());
+    }
+    println!("{equal} of {} layouts equal Megatron's run", list.len());
+    Ok(if equal == list.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn listed(text: &str, oracle: &Oracle, ranks: usize) -> anyhow::Result<Vec<ParallelLayout>> {
+    let list = match text {
+        "auto" => layouts(oracle, ranks)?,
+        text => text.split(',').map(|part| parse(part.trim())).collect::<Result<_, _>>()?,
+    };
+    if list.is_empty() {
+        bail!("--layouts {text}: no layout of {ranks} ranks fits the recorded run");
+    }
+    Ok(list)
+}
+
+fn parse(text: &str) -> anyhow::Result<ParallelLayout> {
+    let layout = text.parse().with_context(|| format!("--layouts \"{text}\""))?;
+    runnable(&layout)?;
+    Ok(layout)
 }

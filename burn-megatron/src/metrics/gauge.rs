@@ -1,22 +1,32 @@
 //! What a rank's device says of itself: memory, idle time, clocks.
 
+use backend_dist::gpu::gpus;
 use backend_dist::launch::Rank;
 use backend_dist::memory;
+use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
+
+use crate::plan::gpus::Gpu;
 
 /// A look at a rank's device. What it does not tell is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankReading {
-    /// The most bytes in use: of a CPU rank what it has allocated, of a GPU what is taken of its memory by all programs.
+    /// The most bytes in use: of a CPU rank what it has allocated, of a GPU what all programs have taken of its memory.
     pub memory: Option<u64>,
-    /// Bytes of the GPU.
-    pub capacity: Option<u64>,
     /// Bytes that the allocator has taken from the GPU.
     pub reserved: Option<u64>,
     /// Bytes of those that tensors are in.
     pub in_use: Option<u64>,
     /// Share of the time in which the GPU had done all that it was given.
     pub idle: Option<f64>,
+    /// Percent of the time in which a kernel ran, as NVML samples it.
+    pub utilisation: Option<f64>,
+    /// Clock of the GPU's multiprocessors, MHz.
+    pub clock: Option<f64>,
+    /// Watts that the GPU draws.
+    pub power: Option<f64>,
+    /// The GPU's temperature, degrees Celsius.
+    pub temperature: Option<f64>,
 }
 
 impl RankReading {
@@ -31,11 +41,29 @@ impl RankReading {
     }
 }
 
+/// Whether a device is a GPU.
+pub fn on_gpu(device: &Device) -> bool {
+    *device != Device::flex()
+}
+
+/// FLOP/s of a GPU's dense matrix products with weights of `element` bytes, by its data sheet; `None` of a CPU or of a GPU
+/// that [`plan`](crate::plan::gpus) does not know. The GPUs of a host are taken to be of one kind.
+pub fn peak(device: &Device, element: u64) -> Option<f64> {
+    let gpus = on_gpu(device).then(|| gpus().ok()).flatten()?;
+    Some(Gpu::named(&gpus.first()?.name)?.peak(element))
+}
+
+/// The mean of what some ranks tell.
+pub fn mean(readings: &[RankReading], of: impl Fn(&RankReading) -> Option<f64>) -> Option<f64> {
+    let values: Vec<f64> = readings.iter().filter_map(of).collect();
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
 /// Looks at a rank's device; belongs to the rank's thread.
 pub struct Gauge {
     rank: Rank,
     #[cfg(feature = "cuda")]
-    idle: Option<backend_dist::idle::IdleWatch>,
+    gpu: Option<super::gpu_watch::GpuWatch>,
 }
 
 impl Gauge {
@@ -44,7 +72,7 @@ impl Gauge {
         Self {
             rank: rank.clone(),
             #[cfg(feature = "cuda")]
-            idle: backend_dist::idle::IdleWatch::start(&rank.device),
+            gpu: super::gpu_watch::GpuWatch::start(&rank.device),
         }
     }
 
@@ -52,27 +80,28 @@ impl Gauge {
     pub fn begin(&mut self) {
         memory::reset_peak(self.rank.rank);
         #[cfg(feature = "cuda")]
-        if let Some(idle) = &self.idle {
-            idle.reset();
+        if let Some(gpu) = &self.gpu {
+            gpu.begin();
         }
     }
 
-    /// What was seen since [`begin`](Self::begin).
-    pub fn read(&mut self) -> RankReading {
-        let mut reading = RankReading::default();
-        match self.rank.device.memory_pool_usage() {
-            Some(pools) => {
-                reading.reserved = Some(pools.bytes_reserved);
-                reading.in_use = Some(pools.bytes_in_use);
-                reading.memory = reading.reserved;
-            }
-            None if memory::is_counting() => reading.memory = Some(memory::peak(self.rank.rank)),
-            None => {}
-        }
+    /// What was seen of a GPU since [`begin`](Self::begin); `None` of a CPU rank. Does not ask the allocator, which would
+    /// wait for what is queued.
+    pub fn read_gpu(&self) -> Option<RankReading> {
         #[cfg(feature = "cuda")]
-        if let Some(idle) = &self.idle {
-            reading.idle = idle.share();
+        return self.gpu.as_ref().map(|gpu| gpu.read());
+        #[cfg(not(feature = "cuda"))]
+        None
+    }
+
+    /// What was seen since [`begin`](Self::begin).
+    pub fn read(&self) -> RankReading {
+        if let Some(reading) = self.read_gpu() {
+            let pools = self.rank.device.memory_pool_usage();
+            let (reserved, in_use) = (pools.map(|pools| pools.bytes_reserved), pools.map(|pools| pools.bytes_in_use));
+            return RankReading { reserved, in_use, ..reading };
         }
-        reading
+        let memory = memory::is_counting().then(|| memory::peak(self.rank.rank));
+        RankReading { memory, ..RankReading::default() }
     }
 }

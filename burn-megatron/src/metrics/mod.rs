@@ -4,6 +4,9 @@
 //! world, an [`EvalStats`] one validation batch of the whole world, both plain host numbers.
 
 mod gauge;
+#[cfg(feature = "cuda")]
+mod gpu_watch;
+mod gpus;
 mod jsonl;
 mod memory;
 mod reading;
@@ -13,12 +16,13 @@ mod saves;
 mod stats;
 mod tensorboard;
 
-pub use gauge::{Gauge, RankReading};
+pub use gauge::{Gauge, RankReading, mean, on_gpu, peak};
+pub use gpus::Gpus;
 pub use memory::{resident_bytes, step_memory};
 pub use reading::{
-    GradNorm, GradNormReading, LearningRate, LearningRateReading, Loss, LossReading, Memory, MemoryReading, Perplexity,
-    PerplexityReading, Reading, StepMetric, Teraflops, TeraflopsReading, Throughput, ThroughputReading, Utilisation,
-    UtilisationReading,
+    FullUtilisation, FullUtilisationReading, GpuIdle, GpuIdleReading, GradNorm, GradNormReading, LearningRate,
+    LearningRateReading, Loss, LossReading, Memory, MemoryReading, Perplexity, PerplexityReading, Reading, StepMetric,
+    Teraflops, TeraflopsReading, Throughput, ThroughputReading, Utilisation, UtilisationReading,
 };
 pub use run_log::{LogFiles, RunLog};
 pub use saves::Checkpoints;

@@ -212,6 +212,39 @@ impl Reading for UtilisationReading {
     }
 }
 
+/// The same with attention counted in full, as torchtitan does.
+#[derive(Clone)]
+pub struct FullUtilisationReading;
+/// [`FullUtilisationReading`] as a metric.
+pub type FullUtilisation = StepMetric<FullUtilisationReading>;
+
+impl Reading for FullUtilisationReading {
+    type Input = StepStats;
+    const NAME: &'static str = "MFU full attention";
+    const UNIT: Option<&'static str> = Some("%");
+    const HIGHER_IS_BETTER: bool = true;
+
+    fn read(input: &StepStats) -> (f64, u64) {
+        (input.mfu_full_attention().unwrap_or(f64::NAN) * 100.0, 1)
+    }
+}
+
+/// Percent of the step in which the GPUs waited for the host; NaN on CPU ranks.
+#[derive(Clone)]
+pub struct GpuIdleReading;
+/// [`GpuIdleReading`] as a metric.
+pub type GpuIdle = StepMetric<GpuIdleReading>;
+
+impl Reading for GpuIdleReading {
+    type Input = StepStats;
+    const NAME: &'static str = "GPU idle";
+    const UNIT: Option<&'static str> = Some("%");
+
+    fn read(input: &StepStats) -> (f64, u64) {
+        (input.gpu_idle().unwrap_or(f64::NAN) * 100.0, 1)
+    }
+}
+
 /// Memory of the fullest rank, or of the process; see [`StepStats::memory`].
 #[derive(Clone)]
 pub struct MemoryReading;

@@ -120,7 +120,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::metrics::FlopsPerToken;
+    use crate::metrics::{FlopsPerToken, RankReading};
 
     fn step(step: u64) -> StepStats {
         StepStats {
@@ -147,7 +147,8 @@ mod tests {
         let flops = FlopsPerToken { causal: 2e9, full: 3e9, peak: Some(1e12) };
         let stats = StepStats { flops: Some(flops), loss_scale: Some(1024.0), bubble: Some(0.25), ..step(3) };
         log.train(&stats).unwrap();
-        log.train(&step(4)).unwrap();
+        let gpu = |idle| RankReading { idle: Some(idle), memory: Some(3 << 30), ..RankReading::default() };
+        log.train(&StepStats { gpus: vec![gpu(0.25), gpu(0.75)], ..step(4) }).unwrap();
         log.valid(4, &EvalStats { loss: 2.0, tokens: 64 }).unwrap();
         log.saved(&saved).unwrap();
         let text = fs::read_to_string(folder.path().join("run/steps.jsonl")).unwrap();
@@ -155,10 +156,11 @@ mod tests {
         let expected = serde_json::json!({
             "kind": "train", "step": 3, "loss": 2.5, "tokens": 128, "grad_norm": 0.5, "lr": 1e-3, "seconds": 0.25,
             "tokens_per_second": 512.0, "tokens_per_second_per_rank": 128.0, "teraflops_per_rank": 0.256,
-            "teraflops_per_rank_full_attention": 0.384, "mfu": 0.256, "memory": 1024, "loss_scale": 1024.0,
+            "teraflops_per_rank_full_attention": 0.384, "mfu": 0.256, "mfu_full_attention": 0.384, "memory": 1024, "loss_scale": 1024.0,
             "bubble": 0.25,
         });
         assert_eq!(lines[1], expected);
+        assert_eq!((&lines[2]["gpu_idle"], &lines[2]["gpus"][1]["memory"]), (&0.5.into(), &(3u64 << 30).into()));
         assert!(lines[2].get("mfu").is_none() && lines[2].get("bubble").is_none(), "what is not known is not there");
         assert_eq!((&lines[3]["kind"], lines[3]["perplexity"].as_f64()), (&"valid".into(), Some(2f64.exp())));
         assert_eq!((&lines[4]["kind"], &lines[4]["stall"]), (&"checkpoint".into(), &0.5.into()));

@@ -6,6 +6,8 @@ use burn::tensor::ExecutionError;
 use burn::train::metric::{Adaptor, ItemLazy};
 use serde::{Deserialize, Serialize};
 
+use super::gauge::{RankReading, mean};
+
 /// A mean loss and the number of tokens it is the mean of.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLoss {
@@ -27,7 +29,7 @@ pub struct FlopsPerToken {
 }
 
 /// One optimizer step of the whole world.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepStats {
     /// Number of the step, from 1.
     pub step: u64,
@@ -41,9 +43,9 @@ pub struct StepStats {
     pub lr: f64,
     /// Wall-clock seconds of this step.
     pub seconds: f64,
-    /// The most bytes that a rank held at once in this step, the largest of all ranks, where a
-    /// [`RankAllocator`](backend_dist::memory::RankAllocator) counts them; else the resident memory of the process; 0
-    /// where the system does not tell.
+    /// On GPUs the most bytes that are taken of one of them. On CPU ranks the most bytes that a rank held at once in this
+    /// step, the largest of all ranks, where a [`RankAllocator`](backend_dist::memory::RankAllocator) counts them; else the
+    /// resident memory of the process; 0 where the system does not tell.
     pub memory: u64,
     /// Ranks of the world.
     #[serde(skip)]
@@ -60,6 +62,9 @@ pub struct StepStats {
     /// The share of this step in which pipeline ranks did not compute, if the step was traced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bubble: Option<f64>,
+    /// What the GPU of every rank said in this step; nothing on CPU ranks.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub gpus: Vec<RankReading>,
     /// The checkpoint that became complete since the step before, if one did.
     #[serde(skip)]
     pub saved: Option<SaveStats>,
@@ -128,6 +133,17 @@ impl StepStats {
         Some(self.tokens_per_second_per_rank() * flops.causal / flops.peak?)
     }
 
+    /// The same with attention counted in full, as torchtitan does.
+    pub fn mfu_full_attention(&self) -> Option<f64> {
+        let flops = self.flops?;
+        Some(self.tokens_per_second_per_rank() * flops.full / flops.peak?)
+    }
+
+    /// Share of the step in which the GPUs had nothing to do, on average.
+    pub fn gpu_idle(&self) -> Option<f64> {
+        mean(&self.gpus, |gpu| gpu.idle)
+    }
+
     /// The step with all that follows from it, for files.
     pub(super) fn line(&self) -> StepLine<'_> {
         let per_rank = self.tokens_per_second_per_rank();
@@ -138,6 +154,8 @@ impl StepStats {
             teraflops_per_rank: self.teraflops(),
             teraflops_per_rank_full_attention: self.flops.map(|flops| per_rank * flops.full / 1e12),
             mfu: self.mfu(),
+            mfu_full_attention: self.mfu_full_attention(),
+            gpu_idle: self.gpu_idle(),
         }
     }
 }
@@ -155,6 +173,10 @@ pub(super) struct StepLine<'a> {
     teraflops_per_rank_full_attention: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mfu: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mfu_full_attention: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu_idle: Option<f64>,
 }
 
 /// One validation batch of the whole world.
@@ -180,7 +202,7 @@ impl ItemLazy for EvalStats {
 
 impl Adaptor<StepStats> for StepStats {
     fn adapt(&self) -> StepStats {
-        *self
+        self.clone()
     }
 }
 

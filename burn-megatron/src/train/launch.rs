@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use backend_dist::launch::{BoxError, Rank};
-use backend_dist::mesh::Mesh;
+use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::process::Processes;
 use burn::tensor::{Device, FloatDType};
 use models::{CausalLm, ModelConfig, ParamBuilder, Part, WithModel};
@@ -15,7 +15,7 @@ use crate::config::RunConfig;
 use crate::flops::AttentionCount;
 use crate::hf::{HfFolder, keep_companions};
 use crate::learner::{Description, LogOptions, Pretraining, Resume, loss_over};
-use crate::metrics::{FlopsPerToken, TokenLoss};
+use crate::metrics::{FlopsPerToken, TokenLoss, peak};
 use crate::plan::Decoder;
 
 /// How a training ended.
@@ -47,6 +47,7 @@ impl WithModel for Launch<'_> {
         let (training, evaluation) = (&config.training, &config.evaluation);
         let (dims, engine) = (sizes.dims(), config.engine());
         let build = stage_builder::<M>(sizes, config, weights);
+        let peak = devices.first().and_then(|device| peak(device, training.dtype.bytes()));
         let mesh = Mesh::new(config.parallel.clone())?;
         let json = |part: Result<Value, serde_json::Error>| part.expect("configurations are plain data");
         let mut description = Description {
@@ -60,7 +61,7 @@ impl WithModel for Launch<'_> {
         let mut run = Pretraining::new(mesh, engine, training.steps, (data.train, data.valid), dims, build)
             .devices(devices)
             .directory(&config.output.directory)
-            .logs(logs(config))
+            .logs(logs(config, peak))
             .evaluate(evaluation.every, evaluation.batches)
             .resume(resume)
             .other_data(plan.other_data())
@@ -96,7 +97,10 @@ where
     let (sizes, recompute) = (sizes.clone(), config.recompute.clone());
     let (dtype, seed) = (FloatDType::from(config.training.dtype), config.training.seed);
     move |rank, part| {
-        let params = ParamBuilder::new(rank, dtype, seed).with_part(part).with_recompute(&recompute);
+        let params = ParamBuilder::new(rank, dtype, seed)
+            .with_part(part)
+            .with_recompute(&recompute)
+            .with_replicas(rank.group(Axis::DpCp));
         let params = match &weights {
             Some(weights) => params.with_source(&**weights),
             None => params,
@@ -106,13 +110,13 @@ where
 }
 
 /// What the run logs.
-fn logs(config: &RunConfig) -> LogOptions {
+fn logs(config: &RunConfig, peak: Option<f64>) -> LogOptions {
     let shape = Decoder::from(&config.model.config).flop_shape(config.training.seq_length);
     let [causal, full] = [AttentionCount::Causal, AttentionCount::Full].map(|count| shape.per_token(count));
     LogOptions {
         jsonl: config.log.jsonl.clone(),
         tensorboard: config.log.tensorboard.clone(),
         trace: config.log.trace.clone(),
-        flops: Some(FlopsPerToken { causal, full, peak: None }),
+        flops: Some(FlopsPerToken { causal, full, peak }),
     }
 }

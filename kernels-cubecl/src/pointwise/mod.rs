@@ -4,22 +4,22 @@
 pub mod accumulate;
 pub mod adamw;
 pub mod cross_entropy;
+pub mod dropout;
 pub mod embedding;
 pub mod flat;
+pub mod gelu;
+pub mod layer_norm;
 pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;
 
 use cubecl::prelude::*;
-use half::bf16;
 
 /// Units of a cube.
 pub const UNITS: u32 = 256;
 
 /// Eight numbers: 16 bytes of a half precision type.
 pub type Vec8<E> = Vector<E, Const<8>>;
-/// 16 bytes of bf16.
-pub type Bf16x8 = Vector<bf16, Const<8>>;
 /// 16 bytes of fp32.
 pub type F32x4 = Vector<f32, Const<4>>;
 

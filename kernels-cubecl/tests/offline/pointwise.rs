@@ -2,7 +2,7 @@
 use super::{buffer, compile, hopper, settings};
 use cubecl_runtime::kernel::CubeKernel;
 use half::{bf16, f16};
-use kernels_cubecl::pointwise::{cross_entropy, embedding, rope};
+use kernels_cubecl::pointwise::{cross_entropy, dropout, embedding, gelu, layer_norm, rms_norm, rope, swiglu};
 
 fn check(what: &str, kernel: impl CubeKernel) {
     let ptx = compile(what, kernel);
@@ -106,4 +106,105 @@ fn the_embedding_compiles() {
             false,
         ),
     );
+}
+
+#[test]
+fn swiglu_compiles() {
+    let b = buffer;
+    let (s, d) = (settings(), hopper());
+    check("swiglu", swiglu::swiglu_forward::SwigluForward::<bf16>::new(s, d, Default::default(), b(), b(), ()));
+    let (s, d) = (settings(), hopper());
+    check(
+        "swiglu gradient",
+        swiglu::swiglu_backward::SwigluBackward::<bf16>::new(s, d, Default::default(), b(), b(), b(), ()),
+    );
+}
+
+#[test]
+fn gelu_compiles() {
+    let b = buffer;
+    for tanh in [false, true] {
+        let (s, d) = (settings(), hopper());
+        check("gelu", gelu::gelu_forward::GeluForward::<bf16>::new(s, d, Default::default(), b(), b(), (), tanh));
+        let (s, d) = (settings(), hopper());
+        check(
+            "gelu gradient",
+            gelu::gelu_backward::GeluBackward::<bf16>::new(s, d, Default::default(), b(), b(), b(), (), tanh),
+        );
+    }
+}
+
+#[test]
+fn norms_compile() {
+    let b = buffer;
+    for vectors in [1, 8] {
+        let (s, d) = (settings(), hopper());
+        let kernel = rms_norm::rms_norm_forward::RmsNormForward::<f16>::new(
+            s,
+            d,
+            Default::default(),
+            b(),
+            b(),
+            b(),
+            (),
+            (),
+            vectors,
+        );
+        check("rms norm", kernel);
+        let (s, d) = (settings(), hopper());
+        let kernel = rms_norm::rms_norm_backward::RmsNormBackward::<bf16>::new(
+            s,
+            d,
+            Default::default(),
+            b(),
+            b(),
+            b(),
+            b(),
+            b(),
+            (),
+            (),
+            (),
+            vectors,
+        );
+        check("rms norm gradient", kernel);
+    }
+    for vectors in [1, 4] {
+        let (s, d) = (settings(), hopper());
+        let kernel = layer_norm::layer_norm_forward::LayerNormForward::<bf16>::new(
+            s,
+            d,
+            Default::default(),
+            b(),
+            b(),
+            b(),
+            b(),
+            (),
+            (),
+            vectors,
+        );
+        check("layer norm", kernel);
+        let (s, d) = (settings(), hopper());
+        let kernel = layer_norm::layer_norm_backward::LayerNormBackward::<bf16>::new(
+            s,
+            d,
+            Default::default(),
+            b(),
+            b(),
+            b(),
+            b(),
+            b(),
+            (),
+            (),
+            (),
+            vectors,
+        );
+        check("layer norm gradient", kernel);
+    }
+}
+
+#[test]
+fn dropout_compiles() {
+    let b = buffer;
+    let (s, d) = (settings(), hopper());
+    check("dropout", dropout::drop_out::DropOut::<bf16>::new(s, d, Default::default(), b(), b(), b(), (), (), (), ()));
 }

@@ -18,6 +18,7 @@ mod accumulate;
 mod activation;
 mod attention;
 mod cross_entropy;
+mod dropout;
 mod embedding;
 mod linear;
 mod norm;
@@ -33,8 +34,9 @@ use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
+use super::drop_key::DropKey;
 use super::kernels::{LocalKernels, NormGrads, NormNeeds};
-use super::options::{AttentionOptions, PackedHeads, Rotation};
+use super::options::{AttentionOptions, GeluKind, PackedHeads, Rotation};
 
 type Float = FloatTensor<Cube>;
 type Int = IntTensor<Cube>;
@@ -79,6 +81,14 @@ impl LocalKernels for Cube {
         norm::rms_grads(x, w, grad, eps, needs)
     }
 
+    fn layer_norm_forward(x: Float, w: Float, b: Float, eps: f64) -> Float {
+        norm::layer_forward(x, w, b, eps)
+    }
+
+    fn layer_norm_grads(x: Float, w: Float, grad: Float, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
+        norm::layer_grads(x, w, grad, eps, needs)
+    }
+
     fn rope_apply(x: Float, cos: Float, sin: Float, heads: usize, rotation: Rotation) -> Float {
         rope::apply(x, cos, sin, heads, rotation)
     }
@@ -89,6 +99,14 @@ impl LocalKernels for Cube {
 
     fn swiglu_grad(x: Float, grad: Float) -> Float {
         activation::swiglu_grad(x, grad)
+    }
+
+    fn gelu_forward(x: Float, kind: GeluKind) -> Float {
+        activation::gelu(x, kind)
+    }
+
+    fn gelu_grad(x: Float, grad: Float, kind: GeluKind) -> Float {
+        activation::gelu_grad(x, grad, kind)
     }
 
     fn attention_forward(q: Float, k: Float, v: Float, options: AttentionOptions) -> (Float, Float) {
@@ -135,6 +153,10 @@ impl LocalKernels for Cube {
 
     fn vocab_logits_grad(logits: Float, lse: Float, labels: Int, grad: Float, first_row: usize, valid: usize) -> Float {
         cross_entropy::logits_grad(logits, [lse, grad], labels, first_row, valid)
+    }
+
+    fn dropout_apply(x: Float, p: f64, key: &DropKey) -> Float {
+        dropout::apply(x, p, key)
     }
 }
 

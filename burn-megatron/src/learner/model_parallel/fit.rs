@@ -22,7 +22,7 @@ use super::worker::{Data, Voice, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::outcome::{Failure, Fit, Fitted};
-use crate::metrics::{LoadStats, LogFiles, RunLog};
+use crate::metrics::{Gauge, LoadStats, LogFiles, RunLog};
 
 pub(super) type Build<M> = Arc<dyn Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync>;
 pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &mut RankEngine<M>) -> Result<R, BoxError> + Send + Sync>;
@@ -181,8 +181,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         let (saves, saved) = (start.saves.clone(), engine.steps());
         let tracer = Tracer::new(start.tracing.as_ref());
         let voice = start.voice.as_ref().filter(|_| rank.leads_process());
-        let (config, data, flops) = (&self.engine, &self.data, self.logs.flops);
-        let mut worker = Worker { rank, world, engine, config, data, voice, saves, saved, flops, tracer };
+        let (config, data, flops, gauge) = (&self.engine, &self.data, self.logs.flops, Gauge::new(rank));
+        let mut worker = Worker { rank, world, engine, config, data, voice, saves, saved, flops, tracer, gauge };
         for epoch in worker.engine.steps() as usize / self.epoch + 1..=epochs {
             let stop = worker.train(epoch, train, desk.as_deref_mut())?
                 || worker.validate(epoch, valid, desk.as_deref_mut())?

@@ -25,7 +25,8 @@ use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::custom;
 use crate::metrics::{
-    Checkpoints, GradNorm, LearningRate, Loss, Memory, Perplexity, Teraflops, Throughput, Utilisation,
+    Checkpoints, FullUtilisation, GpuIdle, Gpus, GradNorm, LearningRate, Loss, Memory, Perplexity, Teraflops,
+    Throughput, Utilisation, on_gpu,
 };
 
 /// A language model, a layout and the data, ready to train under burn-train's `SupervisedTraining`.
@@ -243,7 +244,15 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         if let Some(flops) = self.logs.flops {
             training = training.metric_train_numeric(Teraflops::new());
             if flops.peak.is_some() {
-                training = training.metric_train_numeric(Utilisation::new());
+                training =
+                    training.metric_train_numeric(Utilisation::new()).metric_train_numeric(FullUtilisation::new());
+            }
+        }
+        if self.devices.iter().any(on_gpu) {
+            training = training.metric_train_numeric(GpuIdle::new());
+            // It changes with every step, which a log would print as news.
+            if dashboard_possible() {
+                training = training.metric_train(Gpus::new());
             }
         }
         if let Some(records) = records {

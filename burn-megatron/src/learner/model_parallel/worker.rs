@@ -17,7 +17,7 @@ use super::logs::Tracer;
 use super::saving::Saves;
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine, TokenBatch};
-use crate::metrics::{EvalStats, FlopsPerToken, StepStats, step_memory};
+use crate::metrics::{EvalStats, FlopsPerToken, Gauge, RankReading, StepStats, on_gpu, step_memory};
 use crate::trace::What;
 
 /// What rank 0 tells all ranks to do next.
@@ -53,6 +53,7 @@ pub(super) struct Worker<'a, M> {
     pub saved: u64,
     pub flops: Option<FlopsPerToken>,
     pub tracer: Tracer<'a>,
+    pub gauge: Gauge,
 }
 
 impl<M: CausalLm> Worker<'_, M> {
@@ -89,6 +90,7 @@ impl<M: CausalLm> Worker<'_, M> {
                 true => self.tracer.note(self.rank, &self.world, step, [self.engine.take_spans(), recorder.take()])?,
                 false => None,
             };
+            let gpus = self.gpus();
             if self.saves.as_ref().is_some_and(|saves| saves.due(step)) {
                 self.save(desk.as_deref_mut())?;
             }
@@ -104,15 +106,21 @@ impl<M: CausalLm> Worker<'_, M> {
                     grad_norm: report.grad_norm,
                     lr: report.lr,
                     seconds: start.elapsed().as_secs_f64(),
-                    memory: step_memory(self.world.size()).unwrap_or(0),
+                    memory: gpus
+                        .iter()
+                        .filter_map(|gpu| gpu.memory)
+                        .max()
+                        .or_else(|| step_memory(self.world.size()))
+                        .unwrap_or(0),
                     ranks: self.world.size() as u64,
                     flops: self.flops,
                     loss_scale: report.loss_scale,
                     skipped: report.skipped,
                     bubble,
+                    gpus,
                     saved,
                 };
-                desk.step = stats.step;
+                desk.step = step;
                 if let Some(log) = &mut desk.log {
                     log.train(&stats)?;
                 }
@@ -179,6 +187,16 @@ impl<M: CausalLm> Worker<'_, M> {
             self.save(desk)?;
         }
         Ok(stop)
+    }
+
+    /// What every rank's GPU has said since the last call; nothing on CPU ranks.
+    fn gpus(&mut self) -> Vec<RankReading> {
+        if !on_gpu(&self.rank.device) {
+            return Vec::new();
+        }
+        let reading = self.gauge.read_gpu();
+        self.gauge.begin();
+        self.world.all_gather_host(reading).into_iter().map(Option::unwrap_or_default).collect()
     }
 
     /// Saves the current step, unless it is saved already. All ranks call it.

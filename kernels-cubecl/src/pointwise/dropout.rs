@@ -1,0 +1,98 @@
+//! Dropout by a hash of an element's place.
+use super::{PointwiseError, UNITS, Vec8, buffer, check};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+/// Longest row.
+const LONGEST: usize = 1 << 24;
+
+/// Wellons' 32-bit finaliser `lowbias32`.
+#[cube]
+fn mix(x: u32) -> u32 {
+    let x = (x ^ (x >> 16)) * 0x7feb_352du32;
+    let x = (x ^ (x >> 15)) * 0x846c_a68bu32;
+    x ^ (x >> 16)
+}
+
+/// Cube `(row, vectors)`. `keys` are two for each row; a column's number counts from `first_column`.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub fn drop_out<E: Float>(
+    x: &[Vec8<E>],
+    keys: &[u32],
+    out: &mut [Vec8<E>],
+    width: u32,
+    first_column: u32,
+    limit: u32,
+    scale: f32,
+) {
+    let column = CUBE_POS_Y * UNITS + UNIT_POS;
+    if column < width {
+        let key = (CUBE_POS_X * 2) as usize;
+        let (a, b) = (keys[key], keys[key + 1]);
+        let at = (CUBE_POS_X * width + column) as usize;
+        let value = x[at];
+        let mut result = Vec8::<E>::empty();
+        #[unroll]
+        for i in 0..8usize {
+            let place = first_column + column * 8 + comptime![i as u32];
+            let draw = mix(mix(place * 0x9e37_79b9u32 + a) ^ b);
+            let kept = f32::cast_from(value.extract(i)) * scale;
+            result.insert(i, E::cast_from(select(draw >= limit, kept, 0.0)));
+        }
+        out[at] = result;
+    }
+}
+
+/// What to drop: an element of column `c` is kept if `mix(mix((first_column + c) 0x9e3779b9 + key₀) ^ key₁) ≥ limit`, and
+/// then multiplied with `scale`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drop {
+    /// Number of column 0.
+    pub first_column: u32,
+    /// Draws below this are dropped.
+    pub limit: u32,
+    /// Factor of the others.
+    pub scale: f32,
+}
+
+/// Whether there is a kernel for this shape.
+pub fn has_kernel(rows: usize, columns: usize) -> bool {
+    check_shape(rows, columns).is_ok()
+}
+
+fn check_shape(rows: usize, columns: usize) -> Result<(), PointwiseError> {
+    check("columns", columns, 8, LONGEST)?;
+    check("rows", rows, 1, i32::MAX as usize / (columns / 8))
+}
+
+/// `out` from `x [rows, columns]` of type `E` (2 bytes) and `keys [rows, 2]` of `u32`, all without gaps.
+pub fn apply<E: Float>(
+    client: &Client,
+    x: &Handle,
+    keys: &Handle,
+    out: &Handle,
+    (rows, columns): (usize, usize),
+    how: Drop,
+) -> Result<(), PointwiseError> {
+    check_shape(rows, columns)?;
+    let width = columns / 8;
+    let (x, out) = (buffer("x", x, rows * width, 16)?, buffer("out", out, rows * width, 16)?);
+    let keys = buffer("keys", keys, 2 * rows, 4)?;
+    // SAFETY: every unit stays in its row, and the buffers hold all rows.
+    unsafe {
+        drop_out::launch_unchecked::<E>(
+            client,
+            CubeCount::Static(rows as u32, (width as u32).div_ceil(UNITS), 1),
+            CubeDim::new_1d(UNITS),
+            x,
+            keys,
+            out,
+            width as u32,
+            how.first_column,
+            how.limit,
+            how.scale,
+        )
+    };
+    Ok(())
+}
