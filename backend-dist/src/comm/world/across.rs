@@ -172,7 +172,8 @@ impl World {
             Arrival::Waits => {}
             Arrival::Never(rank, cause) => self.fail(rank, cause),
             Arrival::Complete(all) => {
-                for (process, others) in all {
+                // This process last: what its ranks do next may be heard of only after this.
+                for (process, others) in all.into_iter().rev() {
                     if process == 0 {
                         self.lock().met.insert(meeting.clone(), others);
                         self.changed.notify_all();
