@@ -111,7 +111,7 @@ fn tensors(folder: &Path, name: &str) -> Vec<(String, Vec<u8>)> {
     assert_eq!(checkpoint.state().step, STEPS);
     checkpoint.verify(0, 1).unwrap();
     let whole = |shape: &[usize]| shape.iter().map(|&size| 0..size).collect::<Vec<_>>();
-    let all = checkpoint.tensors().into_iter().map(|tensor| {
+    let all = checkpoint.tensors().iter().map(|tensor| {
         let shape = &tensor.global_shape;
         let (_, bytes) = checkpoint.read(tensor.kind, &tensor.name, shape, &whole(shape)).unwrap();
         (format!("{}/{}", tensor.kind, tensor.name), bytes)

@@ -159,6 +159,21 @@ impl Processes {
         Ok(done)
     }
 
+    /// What process 0 makes of something before the launch, in all processes. If it fails there, the run fails everywhere.
+    /// `name` is as for a [`channel`](Self::channel).
+    ///
+    /// # Errors
+    /// In process 0 its own; in the others, as `E` from a [`RunError`], the same.
+    pub fn from_first<T, E>(&self, name: &str, f: impl FnOnce() -> Result<T, E>) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: Display + From<RunError>,
+    {
+        let own: Vec<T> = if self.is_first() { vec![self.attempt(f)?] } else { Vec::new() };
+        let mut all = self.channel(name).all_gather(&own)?;
+        Ok(all.swap_remove(0).pop().expect("process 0 brings its value"))
+    }
+
     /// A way to exchange values between processes beside the groups of ranks, from any thread. Each name may be asked
     /// for once.
     pub fn channel(&self, name: &str) -> ProcessChannel {

@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::error::DataError;
 use super::gpt::GptDataset;
 use super::sample::{Sample, TokenDataset};
 
 /// Prefixes of indexed datasets and how much of each is wanted: `"0.3 A 0.7 B"`, or `"A B"` for everything there is.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Blend {
     /// Prefixes of `.bin`/`.idx` pairs.
     pub prefixes: Vec<PathBuf>,

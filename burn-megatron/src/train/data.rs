@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use models::ModelConfig;
+use serde::{Deserialize, Serialize};
 use tokenizers::Tokenizer;
 
 use super::TrainError;
@@ -26,7 +27,8 @@ pub struct RunData {
 }
 
 /// Tokens on disk.
-struct Tokens {
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Tokens {
     blend: Blend,
     tokenizer: Option<PathBuf>,
     eod_id: Option<i64>,
@@ -39,7 +41,14 @@ impl RunData {
     /// # Errors
     /// If files cannot be read, hold too little, or speak of tokens that the model does not have.
     pub fn open(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<Self, TrainError> {
-        let tokens = if config.data.text.is_empty() { indexed(config)? } else { tokenize(config, progress)? };
+        Self::of(config, Tokens::find(config, progress)?)
+    }
+
+    /// Opens the data of a run whose tokens are on disk.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(super) fn of(config: &RunConfig, tokens: Tokens) -> Result<Self, TrainError> {
         let (training, evaluation) = (&config.training, &config.evaluation);
         // A weighted blend has no end of its own.
         let most = evaluation.batches.max(evaluation.final_batches) * training.global_batch;
@@ -66,6 +75,13 @@ impl RunData {
         let last = tests.filter(|tests| most > 0 && !tests.is_empty());
         let last = last.map(|last| open(Some(last), "test", most)).transpose()?;
         Ok(Self { train, valid, last, tokenizer: tokens.tokenizer })
+    }
+}
+
+impl Tokens {
+    /// Those of the prepared data, or of the text, which is tokenized.
+    pub fn find(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<Self, TrainError> {
+        if config.data.text.is_empty() { indexed(config) } else { tokenize(config, progress) }
     }
 }
 

@@ -22,6 +22,7 @@ use crate::config::ConfigErrors;
 use crate::data::DataError;
 use crate::data::preprocess::{PreprocessError, Progress};
 pub use data::RunData;
+use data::Tokens;
 pub use launch::Outcome;
 pub(crate) use launch::stage_builder;
 pub use plan::Plan;
@@ -137,16 +138,17 @@ pub fn train_among(
     devices: Vec<Device>,
     progress: &mut (dyn FnMut(Progress) + Send),
 ) -> Result<Outcome, TrainError> {
-    let mut open = || RunData::open(plan.config(), progress);
+    let config = plan.config();
     let data = match processes {
-        None => open()?,
+        None => RunData::open(config, progress)?,
         Some(processes) => {
             same_start(plan, processes)?;
-            processes.first_then_others("data", open)?
+            let tokens: Tokens = processes.from_first("tokens", || Tokens::find(config, progress))?;
+            processes.first_then_others("data", || RunData::of(config, tokens))?
         }
     };
     let launch = launch::Launch { plan, processes: processes.cloned(), devices, data };
-    plan.config().model.config.visit(launch)
+    config.model.config.visit(launch)
 }
 
 /// Whether all processes see the checkpoint that process 0 sees.
