@@ -140,8 +140,11 @@ impl CausalLm for ForgottenSum {
 #[test]
 fn a_forgotten_gradient_sum_is_found() {
     let layouts = ["DP2", "TP2", "TP2 SP"].map(|text| text.parse().unwrap());
-    let rows = verify::<ForgottenSum>(&llama(), &SETTINGS, &[Device::flex()], &layouts, |_| {}).unwrap();
-    assert_eq!(rows.iter().map(Row::passes).collect::<Vec<_>>(), [true, true, false]);
-    let worst = &rows[2].differences.gradients;
-    assert!(worst.relative > 1e-3 && worst.at.contains("norm"), "{worst:?}");
+    for (dtype, steps) in [(FloatDType::F64, 3), (FloatDType::F32, 3), (FloatDType::BF16, 1)] {
+        let settings = Settings { dtype, steps, ..SETTINGS };
+        let rows = verify::<ForgottenSum>(&llama(), &settings, &[Device::flex()], &layouts, |_| {}).unwrap();
+        assert_eq!(rows.iter().map(Row::passes).collect::<Vec<_>>(), [true, true, false], "{dtype:?}");
+        let worst = &rows[2].differences.gradients;
+        assert!(worst.relative > worst.allowed && worst.at.contains("norm"), "{dtype:?}: {worst:?}");
+    }
 }

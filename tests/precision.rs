@@ -5,9 +5,9 @@ use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::engine::{EngineConfig, RankEngine, StepReport};
 use burn_megatron::optim::LossScalerConfig;
-use burn_megatron::verify::Candidate;
-use models::{CausalLm, Llama, ModelConfig, ParamBuilder};
-use tests::{SETTINGS, llama};
+use burn_megatron::verify::{Candidate, Row, Settings, curve, verify};
+use models::{CausalLm, Gpt, Llama, ModelConfig, ParamBuilder};
+use tests::{SETTINGS, gpt, llama};
 
 const STEPS: usize = 12;
 
@@ -68,5 +68,39 @@ fn fp16_finds_its_loss_scale_and_then_follows_fp32() {
         assert!(scales[skipped] < scales[0] && scales.windows(2).all(|pair| pair[1] <= pair[0]));
         let gap = gap(&reports, &reference);
         assert!(gap < 5e-3, "{layout}: {gap:e}");
+    }
+}
+
+/// Mixes of everything, with several micro-batches where a schedule needs them.
+const MIXES: [&str; 7] =
+    ["TP1 x2 uniform1", "TP2 SP selective", "TP4", "PP2 x4 zb-h1", "DP2 ZeRO2", "TP2 PP2 DP2 ZeRO1 x2", "DP4 ZeRO3 x2"];
+
+fn differs_by_rounding<M: CausalLm>(config: &M::Config, dtype: FloatDType) {
+    let steps = if dtype == FloatDType::BF16 { 1 } else { 3 };
+    let settings = Settings { steps, dtype, ..SETTINGS };
+    let layouts = MIXES.map(|layout| layout.parse().unwrap());
+    let rows = verify::<M>(config, &settings, &[Device::flex()], &layouts, |_| {}).unwrap();
+    let table: Vec<String> = rows.iter().map(ToString::to_string).collect();
+    assert!(rows.iter().all(Row::passes), "{dtype:?}\n{}", table.join("\n"));
+    // Something was rounded.
+    assert!(rows.iter().all(|row| row.differences.gradients.relative > 1e-9), "{}", table.join("\n"));
+}
+
+#[test]
+fn fp32_and_bf16_differ_from_fp64_by_rounding() {
+    for dtype in [FloatDType::F32, FloatDType::BF16] {
+        differs_by_rounding::<Llama>(&llama(), dtype);
+        differs_by_rounding::<Gpt>(&gpt(), dtype);
+    }
+}
+
+/// The loss falls, and over all ranks as on one.
+#[test]
+fn fp32_losses_stay_together_for_fifty_steps() {
+    let settings = Settings { steps: 50, dtype: FloatDType::F32, ..SETTINGS };
+    for layout in ["TP2 SP", "TP2 PP2 DP2 ZeRO1 x2"] {
+        let found = curve::<Llama>(&llama(), &settings, &[Device::flex()], &layout.parse().unwrap()).unwrap();
+        assert!(found.losses[49] < found.losses[0] - 0.5 && found.passes(), "{layout}: {found}");
+        assert!(found.losses != found.expected, "{layout}: {found}");
     }
 }

@@ -47,6 +47,69 @@ fn verify_names_what_does_not_fit() {
 }
 
 #[test]
+fn verify_runs_in_every_precision() {
+    for (dtype, bound) in [("f32", "within 1e-5"), ("bf16", "within 3.1e-2 x 1.03^(L + 1 - l)")] {
+        let output = run(&format!("verify --size tiny --dtype {dtype} --layout TP2 --layout PP2"));
+        let table = text(&output.stdout);
+        assert!(output.status.success(), "{table}{}", text(&output.stderr));
+        assert!(table.contains(&format!("2 of 2 layouts equal one device {bound}")), "{table}");
+    }
+    for (arguments, words) in [
+        ("--dtype f16", "legal: f64, f32, bf16"),
+        ("--dtype bf16 --steps 2", "nearest legal: 1"),
+        ("--dtype bf16 --curve 5", "--curve compares f32 or f64"),
+    ] {
+        let output = run(&format!("verify {arguments}"));
+        assert!(!output.status.success() && text(&output.stderr).contains(words), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn verify_compares_loss_curves() {
+    let output = run("verify --dtype f32 --curve 50 --layout TP2 --layout DP2");
+    let lines = text(&output.stdout);
+    assert!(output.status.success(), "{lines}{}", text(&output.stderr));
+    assert!(lines.starts_with("TP2 on cpu, f32: 50 steps, loss ") && lines.contains("\nDP2 on cpu, f32: "), "{lines}");
+    assert_eq!(lines.matches("allowed 1e-4: equal").count(), 2, "{lines}");
+}
+
+/// With GPUs or without: the exit code is about what is missing.
+#[test]
+fn doctor_names_what_is_there_and_what_is_missing() {
+    let output = run("doctor");
+    let shown = text(&output.stdout);
+    for what in ["CPU", "memory", "disk", "--device cpu"] {
+        assert!(shown.contains(what), "{shown}{}", text(&output.stderr));
+    }
+    assert_eq!(output.status.success(), !shown.contains("MISSING"), "{shown}");
+}
+
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn gpus_need_a_program_built_for_them() {
+    let folder = recorded("tied");
+    for command in ["verify --layout TP2", &format!("replay {folder}")] {
+        let output = run(&format!("{command} --device cuda"));
+        assert!(!output.status.success(), "{command}");
+        let error = text(&output.stderr);
+        assert!(
+            error.contains("--device cuda: ") && error.contains("cargo build --release --features cuda"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn replay_goes_through_a_list_of_layouts() {
+    let output = run(&format!("replay {} --layouts TP2,PP2", recorded("tied")));
+    let lines = text(&output.stdout);
+    assert!(output.status.success(), "{lines}{}", text(&output.stderr));
+    assert!(lines.contains("\nTP2 ") && lines.ends_with("2 of 2 layouts equal Megatron's run\n"), "{lines}");
+    let output = run(&format!("replay {} --layouts auto --ranks 7", recorded("tied")));
+    assert!(text(&output.stderr).contains("no layout of 7 ranks fits"), "{}", text(&output.stderr));
+}
+
+#[test]
 fn replay_prints_every_step_beside_megatrons() {
     let output = run(&format!("replay {} --tensor-model-parallel-size 2 --sequence-parallel", recorded("tied")));
     let table = text(&output.stdout);

@@ -9,8 +9,12 @@ use burn::tensor::Device;
 
 /// The text in place of `message`, an error or panic of a rank that owns `device`, if it is about GPU memory.
 pub fn out_of_memory(message: &str, device: &Device) -> Option<String> {
+    out_of_memory_on(index(device)?, message)
+}
+
+/// The same for the GPU that CUDA knows by this index.
+pub(crate) fn out_of_memory_on(index: usize, message: &str) -> Option<String> {
     let asked = Asked::find(message)?;
-    let index = index(device)?;
     let gpu = gpus().ok().and_then(|gpus| gpus.into_iter().nth(index));
     let memory = gpu.as_ref().and_then(|gpu| gpu.memory().ok());
     Some(asked.explain(index, gpu.as_ref(), memory))

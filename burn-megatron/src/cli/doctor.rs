@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::doctor::{Item, Verdict, gpus, host, summary};
+use backend_dist::mesh::ParallelLayout;
+
+use super::device::Place;
+use crate::doctor::{Item, KernelCheck, Verdict, check_kernels, gpus, host, summary};
 
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
@@ -11,9 +14,12 @@ pub struct Args {
     /// Also time an all-reduce over all GPUs, and check its sum
     #[arg(long)]
     links: bool,
+    /// Also check every GPU kernel on GPU 0 against the CPU in f64
+    #[arg(long)]
+    kernels: bool,
 }
 
-/// Prints a line per item; the exit code is 1 where a run on the machine's GPUs would miss something.
+/// Prints a line per item; the exit code is 1 where a run on the machine's GPUs would miss something or a kernel is wrong.
 ///
 /// # Errors
 /// If the all-reduce fails.
@@ -29,8 +35,28 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.links && ready {
         links(count)?;
     }
+    let correct = !(args.kernels && ready) || kernels(count)?;
     println!("{}", summary(&items, count));
-    Ok(if ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if ready && correct { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Prints a line per result; whether all are right.
+fn kernels(gpus: usize) -> anyhow::Result<bool> {
+    if gpus == 0 {
+        println!("kernels  nothing to check: no GPU");
+        return Ok(true);
+    }
+    let device = Place::Cuda.devices(&ParallelLayout::default())?.remove(0);
+    let checks = check_kernels(&device);
+    println!("{:<44} {:<6} {:<38} {:>8} {:>8}", "kernel", "type", "shape", "error", "bound");
+    for check in &checks {
+        let KernelCheck { name, dtype, shape, error, bound } = check;
+        let verdict = if check.ok() { "ok" } else { "WRONG" };
+        println!("{name:<44} {dtype:<6} {shape:<38} {error:>8.1e} {bound:>8.1e}  {verdict}");
+    }
+    let right = checks.iter().filter(|check| check.ok()).count();
+    println!("{right} of {} results are within their bounds", checks.len());
+    Ok(right == checks.len())
 }
 
 /// 256 MiB, the size of a large gradient bucket.

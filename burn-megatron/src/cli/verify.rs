@@ -214,13 +214,13 @@ fn run_model<M: CausalLm>(args: &Args, sizes: &Sizes, config: &M::Config) -> any
     let list = layouts(args, config, &settings)?;
     let devices = devices(args, &list)?;
     println!(
-        "{:?}: {} layers, width {}, vocabulary {}; {} steps of {} x {} tokens in {}; worst relative difference to one CPU device \
+        "{:?}: {} layers, width {}, vocabulary {}; {} of {} x {} tokens in {}; worst relative difference to one CPU device \
          in f64",
         args.model,
         sizes.layers,
         sizes.hidden,
         sizes.vocab,
-        settings.steps,
+        if settings.steps == 1 { "1 step".into() } else { format!("{} steps", settings.steps) },
         args.global_batch,
         sizes.seq,
         Words(args.dtype)

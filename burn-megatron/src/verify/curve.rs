@@ -16,6 +16,9 @@ pub const CURVE_TOLERANCE: f64 = 1e-4;
 /// Batches that a curve's steps take in turn, so that there is something to learn.
 const BATCHES: usize = 4;
 
+/// Learning rate before and after the warm-up and at the end: fast, so that a short curve falls.
+const RATES: [f64; 3] = [2e-3, 4e-3, 4e-4];
+
 /// Two loss curves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
@@ -70,6 +73,8 @@ pub fn curve<M: CausalLm>(
 ) -> Result<Curve, TraceError> {
     let mut job = settings.job(config.vocab_size());
     job.batches.truncate(BATCHES);
+    let lr = &mut job.engine.lr;
+    [lr.init, lr.max, lr.min] = RATES;
     job.engine.optimizer = AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into();
     let (initial, dims) = (initial::<M>(config, settings)?, config.dims());
     let run = |candidate: &Candidate, devices: &[Device]| -> Result<Vec<f64>, TraceError> {
