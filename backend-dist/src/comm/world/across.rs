@@ -210,6 +210,7 @@ impl World {
             self.fail_locked(&mut state, rank, FailureCause::Deadlock);
         }
         if all && state.failure.is_none() {
+            state.ending.over = true;
             drop(state);
             remote.send(None, &Head::Finished.into());
             self.lock().ending.all_finished = true;
@@ -220,7 +221,7 @@ impl World {
     /// The connection to a process has ended.
     fn lose(&self, remote: &Remote, process: usize, error: &std::io::Error) {
         let mut state = self.lock();
-        if state.ending.all_finished {
+        if state.ending.over || state.ending.all_finished {
             return;
         }
         let what = match error.kind() {

@@ -19,7 +19,9 @@ pub(super) struct Ending {
     hooks: Vec<Box<dyn FnOnce() + Send>>,
     /// The failure is the first of all processes, and this one has passed it on.
     pub settled: bool,
-    /// All ranks of all processes have finished.
+    /// Nothing can go wrong any more: a process may hang up as soon as it has heard that all ranks have finished.
+    pub over: bool,
+    /// All ranks of all processes have finished, and all processes have been told.
     pub all_finished: bool,
     /// The ranks of this process have stopped.
     stopped: bool,
