@@ -6,7 +6,6 @@
 //! comparisons between layouts) works on sections.
 
 mod init;
-mod narrow;
 mod philox;
 mod registry;
 mod section;
@@ -15,7 +14,6 @@ mod spec;
 mod tests;
 
 pub use init::Init;
-pub use narrow::{bytes_of, data_of};
 pub use philox::philox4x32;
 pub use registry::{Registry, RegistryError};
 pub use section::{Place, Section, Split};

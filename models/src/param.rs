@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
-use backend_dist::shard::{
-    HostTensor, Init, ParamSpec, Place, Registry, RegistryError, Section, Unit, bytes_of, data_of,
-};
+use backend_dist::shard::{HostTensor, Init, ParamSpec, Place, Registry, RegistryError, Section, Unit};
 use burn::module::{Param, ParamId};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use half::{bf16, f16};
 use thiserror::Error;
 
 use crate::config::ConfigError;
@@ -272,39 +272,54 @@ impl<'a> ParamBuilder<'a> {
         sections: Vec<(Section, Init)>,
         partial_gradient: bool,
     ) -> Result<Param<Tensor<D>>, BuildError> {
-        let dtype = DType::from(self.dtype);
-        let mut bytes = Vec::new();
-        for (section, init) in &sections {
-            bytes.append(&mut self.bytes(section, *init, dtype)?);
-        }
+        let parts =
+            sections.iter().map(|(section, init)| self.values(section, *init)).collect::<Result<Vec<_>, _>>()?;
         let spec = ParamSpec::new(sections.into_iter().map(|(section, _)| section).collect(), partial_gradient);
         let spec = ParamSpec { unit: self.unit, ..spec };
-        let data = data_of(&bytes, spec.local_shape(), dtype);
-        let tensor = Tensor::<D>::from_data(data, (&self.device, dtype));
-        let tensor = if self.device.is_autodiff() { tensor.require_grad() } else { tensor };
+        let shape: [usize; D] = spec.local_shape().try_into().expect("a parameter has the dimensions of its sections");
+        let flat = if parts.len() == 1 { parts.into_iter().next() } else { Some(Tensor::cat(parts, 0)) };
+        let tensor: Tensor<D> = flat.expect("a parameter has a section").reshape(shape);
+        let tensor = if self.device.is_autodiff() { Tensor::from_inner(tensor).require_grad() } else { tensor };
         let param = Param::initialized(ParamId::from(spec.id), tensor);
         self.registry.register(spec)?;
         Ok(param)
     }
 
-    /// The slice's values as `dtype`.
-    fn bytes(&self, section: &Section, init: Init, dtype: DType) -> Result<Vec<u8>, BuildError> {
-        let Some(source) = self.source else { return Ok(self.drawn(section, init, dtype)) };
+    /// The slice's values in one dimension, without autodiff.
+    fn values(&self, section: &Section, init: Init) -> Result<Tensor<1>, BuildError> {
+        let Some(source) = self.source else { return Ok(self.drawn(section, init)) };
         let read = source.read(&section.name, &section.global_shape, &section.ranges());
         let values = read.map_err(|source| BuildError::Weight { name: section.name.clone(), source })?;
-        Ok(bytes_of(&section.pad(&values), dtype))
+        Ok(self.upload(TensorData::new(section.pad(&values), [section.local_len()])))
     }
 
     /// Random values; each replica draws a part of a large slice.
-    fn drawn(&self, section: &Section, init: Init, dtype: DType) -> Vec<u8> {
+    fn drawn(&self, section: &Section, init: Init) -> Tensor<1> {
         let (len, random) = (section.local_len(), !matches!(init, Init::Constant(_)));
-        let draw = |part| bytes_of(&section.initial_part(init, self.seed, part), dtype);
+        let draw = |part: Range<usize>| self.upload(drawn(section, init, self.seed, part, self.dtype));
         match &self.replicas {
-            Some(replicas) if random && len >= SHARED => {
-                let cut = |rank: usize| len * rank / replicas.size();
-                replicas.all_gather_host(draw(cut(replicas.rank())..cut(replicas.rank() + 1))).concat()
+            Some(replicas) if random && len >= SHARED && len.is_multiple_of(replicas.size()) => {
+                let part = len / replicas.size();
+                all_gather(draw(replicas.rank() * part..(replicas.rank() + 1) * part), 0, replicas)
             }
             _ => draw(0..len),
         }
+    }
+
+    fn upload(&self, data: TensorData) -> Tensor<1> {
+        Tensor::from_data(data, (&self.device.clone().without_autodiff(), DType::from(self.dtype)))
+    }
+}
+
+/// Random values of a slice in the type of the parameters.
+fn drawn(section: &Section, init: Init, seed: u64, part: Range<usize>, dtype: FloatDType) -> TensorData {
+    let len = [part.len()];
+    match dtype {
+        FloatDType::F64 => TensorData::new(section.initial_part(init, seed, part, |value| value), len),
+        FloatDType::F32 | FloatDType::Flex32 => {
+            TensorData::new(section.initial_part(init, seed, part, |value| value as f32), len)
+        }
+        FloatDType::F16 => TensorData::new(section.initial_part(init, seed, part, f16::from_f64), len),
+        FloatDType::BF16 => TensorData::new(section.initial_part(init, seed, part, bf16::from_f64), len),
     }
 }

@@ -188,26 +188,32 @@ impl Section {
         local
     }
 
-    /// The slice of a freshly initialised global tensor, bit-identical in every layout; padding is zero. Uses all cores.
+    /// The slice of a freshly initialised global tensor, bit-identical in every layout; padding is zero.
     pub fn initial(&self, init: Init, seed: u64) -> Vec<f64> {
-        self.initial_part(init, seed, 0..self.local_len())
+        self.initial_part(init, seed, 0..self.local_len(), |value| value)
     }
 
-    /// Some elements of [`initial`](Self::initial).
+    /// Some elements of [`initial`](Self::initial), rounded. Uses all cores.
     ///
     /// # Panics
     /// If the slice has no such elements.
-    pub fn initial_part(&self, init: Init, seed: u64, part: Range<usize>) -> Vec<f64> {
+    pub fn initial_part<T: Copy + Default + Send>(
+        &self,
+        init: Init,
+        seed: u64,
+        part: Range<usize>,
+        round: impl Fn(f64) -> T + Sync,
+    ) -> Vec<T> {
         assert!(part.end <= self.local_len(), "elements {part:?} of {}", self.local_len());
         let (stream, runs) = (super::stable_hash(&self.name), self.runs());
-        let mut values = vec![0.0; part.len()];
-        let fill = |(chunk, values): (usize, &mut [f64])| {
+        let mut values = vec![T::default(); part.len()];
+        let fill = |(chunk, values): (usize, &mut [T])| {
             let start = part.start + chunk * CHUNK;
             let end = start + values.len();
             let later = runs.partition_point(|(_, to, length)| to + length <= start);
             for (from, to, length) in runs[later..].iter().take_while(|(_, to, _)| *to < end) {
                 for at in start.max(*to)..end.min(to + length) {
-                    values[at - start] = init.at(seed, stream, (from + at - to) as u64);
+                    values[at - start] = round(init.at(seed, stream, (from + at - to) as u64));
                 }
             }
         };

@@ -42,7 +42,7 @@ proptest! {
             let local = section.initial(init, seed);
             prop_assert_eq!(&local, &section.slice(&whole));
             let middle = local.len() / 3..local.len() / 3 * 2;
-            prop_assert_eq!(section.initial_part(init, seed, middle.clone()), &local[middle]);
+            prop_assert_eq!(section.initial_part(init, seed, middle.clone(), |value| value), &local[middle]);
         }
     }
 
