@@ -1,6 +1,5 @@
 //! The memory-bound kernels: 16 bytes an access, and nothing of a unit's outside its registers.
 use super::{buffer, compile, hopper, settings};
-use cubecl::prelude::Const;
 use cubecl_runtime::kernel::CubeKernel;
 use half::{bf16, f16};
 use kernels_cubecl::pointwise::{
@@ -252,15 +251,13 @@ fn flat_writes_and_squares_compile() {
     let b = buffer;
     for adds in [false, true] {
         let (s, d) = (settings(), hopper());
-        let kernel =
-            flat::write_run::WriteRun::<bf16, f32, Const<4>>::new(s, d, Default::default(), b(), b(), (), adds);
+        let kernel = flat::write_run::WriteRun::<bf16, f32>::new(s, d, Default::default(), b(), b(), (), 4, adds);
         check("sum", kernel);
         let (s, d) = (settings(), hopper());
-        let kernel =
-            flat::write_run::WriteRun::<f32, bf16, Const<4>>::new(s, d, Default::default(), b(), b(), (), adds);
+        let kernel = flat::write_run::WriteRun::<f32, bf16>::new(s, d, Default::default(), b(), b(), (), 4, adds);
         check("rounding", kernel);
         let (s, d) = (settings(), hopper());
-        let kernel = flat::write_run::WriteRun::<f16, f32, Const<1>>::new(s, d, Default::default(), b(), b(), (), adds);
+        let kernel = flat::write_run::WriteRun::<f16, f32>::new(s, d, Default::default(), b(), b(), (), 1, adds);
         compile("sum of single elements", kernel);
     }
     let (s, d) = (settings(), hopper());
