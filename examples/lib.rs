@@ -1,5 +1,6 @@
 //! What the examples share: text to learn from, and how they end.
 
+pub mod machine;
 mod text;
 
 use std::path::{Path, PathBuf};

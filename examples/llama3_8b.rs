@@ -1,25 +1,35 @@
 //! Pretrains a Llama on text, in any parallel layout, and lets it write.
 //!
-//! Without a GPU the Llama 3 8B recipe is scaled down until a laptop finishes it in minutes; the parallel layout, the
-//! data path, the optimizer and the schedule stay what they are.
+//! With GPUs (`--features cuda`) it is Llama 3 8B with rows of 8,192 tokens in bf16, or the largest Llama 3 that fits, in
+//! the layout that the planner finds for them. Without, the recipe is scaled down until a laptop finishes it in minutes on
+//! CPU ranks; the parallel layout, the data path, the optimizer and the schedule stay what they are.
 //!
 //! ```text
 //! cargo run --release --example llama3_8b
 //! cargo run --release --example llama3_8b -- --tensor-parallel 4 --data-parallel 1 --data book.txt
+//! cargo run --release --example llama3_8b --features cuda
 //! ```
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use burn::tensor::FloatDType;
+use anyhow::{Context, Result, bail};
+use backend_dist::gpu::GpuInfo;
+use backend_dist::mesh::Axis;
+use backend_dist::process::ProcessWorld;
+use burn::tensor::{Device, FloatDType};
+use burn_megatron::cli::device::Place;
 use burn_megatron::cli::layout::LayoutArgs;
+use burn_megatron::data::preprocess::TokenizerChoice;
+use burn_megatron::hf::HfFolder;
 use burn_megatron::prelude::*;
 use clap::Parser;
+use examples::machine::{self, Task};
 use examples::{Text, repository_text};
 
-/// Pretrains a scaled-down Llama 3 8B on the repository's own text, or on yours.
+/// Pretrains Llama 3 8B, or what of it this machine can hold, on the repository's own text, or on yours.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -27,24 +37,33 @@ struct Args {
     /// Text to learn, .txt or .jsonl; the default is the repository's own sources and documents
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Optimizer steps
-    #[arg(long, default_value_t = 600)]
-    steps: usize,
-    /// Tokens per sample
-    #[arg(long, default_value_t = 128)]
-    seq_length: usize,
-    /// Samples that a rank takes at once
-    #[arg(long, default_value_t = 8)]
-    micro_batch: usize,
-    /// Samples per optimizer step over all ranks
-    #[arg(long, default_value_t = 16)]
-    global_batch: usize,
-    /// Highest learning rate
-    #[arg(long, default_value_t = 3e-3)]
-    lr: f64,
-    /// Steps between two checkpoints
-    #[arg(long, default_value_t = 200)]
-    checkpoint_every: u64,
+    /// Hugging Face folder of a Llama to go on from: its sizes, weights and tokenizer
+    #[arg(long, value_name = "DIR")]
+    hf: Option<PathBuf>,
+    /// tokenizer.json; without one a small tokenizer is trained on the text
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// GPUs to use; by default all [0: CPU ranks]
+    #[arg(long, value_name = "N")]
+    gpus: Option<usize>,
+    /// Optimizer steps [default: 600; on GPUs 200]
+    #[arg(long)]
+    steps: Option<usize>,
+    /// Tokens per sample [default: 128; on GPUs 8192]
+    #[arg(long)]
+    seq_length: Option<usize>,
+    /// Samples that a rank takes at once [default: 8; on GPUs 1]
+    #[arg(long)]
+    micro_batch: Option<usize>,
+    /// Samples per optimizer step over all ranks [default: 16; on GPUs 8]
+    #[arg(long)]
+    global_batch: Option<usize>,
+    /// Highest learning rate [default: 3e-3; on GPUs 3e-4]
+    #[arg(long)]
+    lr: Option<f64>,
+    /// Steps between two checkpoints [default: 200; on GPUs none are saved]
+    #[arg(long)]
+    checkpoint_every: Option<u64>,
     /// Go on from the last checkpoint, in this layout or any other
     #[arg(long)]
     resume: bool,
@@ -53,11 +72,28 @@ struct Args {
     out: PathBuf,
 }
 
+/// What is trained, and where.
+struct Setting {
+    /// Sizes, but for the vocabulary of a small model.
+    config: LlamaConfig,
+    layout: ParallelLayout,
+    devices: Vec<Device>,
+    recompute: Recompute,
+    dtype: FloatDType,
+    steps: usize,
+    seq_length: usize,
+    micro_batch: usize,
+    global_batch: usize,
+    lr: f64,
+    on_gpus: bool,
+    checkpoint_every: Option<u64>,
+}
+
 /// The Llama 3 8B architecture in small: 4 of 32 layers, 1/32 of the width, the same 4 query heads per
 /// key-value head and 3.5 times wider MLP.
-fn model(vocab_size: usize) -> LlamaConfig {
+fn small_model() -> LlamaConfig {
     LlamaConfig {
-        vocab_size,
+        vocab_size: 1024,
         hidden_size: 128,
         intermediate_size: 448,
         num_hidden_layers: 4,
@@ -69,12 +105,59 @@ fn model(vocab_size: usize) -> LlamaConfig {
     }
 }
 
+fn on_cpu(args: &Args, folder: Option<&LlamaConfig>) -> Result<Setting> {
+    let layout = args.layout.over(ParallelLayout { tp: 2, sp: true, dp: 2, ..Default::default() })?;
+    Ok(Setting {
+        config: folder.cloned().unwrap_or_else(small_model),
+        devices: Place::Cpu.devices(&layout)?,
+        layout,
+        recompute: Recompute::default(),
+        dtype: FloatDType::F32,
+        steps: args.steps.unwrap_or(600),
+        seq_length: args.seq_length.unwrap_or(128),
+        micro_batch: args.micro_batch.unwrap_or(8),
+        global_batch: args.global_batch.unwrap_or(16),
+        lr: args.lr.unwrap_or(3e-3),
+        on_gpus: false,
+        checkpoint_every: args.checkpoint_every.or(Some(200)),
+    })
+}
+
+fn on_gpus(args: &Args, folder: Option<&LlamaConfig>, gpus: &[GpuInfo]) -> Result<Setting> {
+    let (seq_length, micro_batch) = (args.seq_length.unwrap_or(8192), args.micro_batch.unwrap_or(1));
+    let llamas = [
+        ("Llama 3 8B", LlamaConfig::llama3_8b()),
+        ("Llama 3.2 3B", LlamaConfig::llama3_3b()),
+        ("Llama 3.2 1B", LlamaConfig::llama3_1b()),
+    ];
+    let models = folder.map_or(llamas.to_vec(), |config| vec![("the folder's model", config.clone())]);
+    let (layout, global_batch) = (&args.layout, args.global_batch);
+    let gpus_used = args.gpus.unwrap_or(gpus.len());
+    let choice =
+        machine::choose(gpus, &Task { models, layout, gpus: gpus_used, seq_length, micro_batch, global_batch })?;
+    print!("{}", choice.why);
+    Ok(Setting {
+        config: choice.config,
+        devices: Place::Cuda.devices(&choice.layout)?,
+        layout: choice.layout,
+        recompute: choice.recompute,
+        dtype: FloatDType::BF16,
+        steps: args.steps.unwrap_or(200),
+        seq_length,
+        micro_batch,
+        global_batch: choice.global_batch,
+        lr: args.lr.unwrap_or(3e-4),
+        on_gpus: true,
+        checkpoint_every: args.checkpoint_every,
+    })
+}
+
 /// The optimizer and the schedule of Llama 3: AdamW, a warm-up and a cosine, clipping at 1.
-fn recipe(args: &Args) -> EngineConfig {
-    let steps = args.steps as u64;
+fn recipe(setting: &Setting) -> EngineConfig {
+    let steps = setting.steps as u64;
     let lr = LrConfig {
-        max: args.lr,
-        min: args.lr / 10.0,
+        max: setting.lr,
+        min: setting.lr / 10.0,
         init: 0.0,
         warmup: Span::Steps(steps / 20),
         decay: Span::Steps(steps),
@@ -84,7 +167,8 @@ fn recipe(args: &Args) -> EngineConfig {
         optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into(),
         clip: Some(1.0),
         seed: 1234,
-        ..EngineConfig::new(args.micro_batch, args.global_batch, lr)
+        recompute: setting.recompute.clone(),
+        ..EngineConfig::new(setting.micro_batch, setting.global_batch, lr)
     }
 }
 
@@ -93,54 +177,96 @@ fn main() -> ExitCode {
 }
 
 fn train(args: Args) -> Result<()> {
-    let layout = args.layout.over(ParallelLayout { tp: 2, sp: true, dp: 2, ..Default::default() })?;
-    let recipe = recipe(&args);
+    if ProcessWorld::from_env()?.is_some() {
+        bail!("this example drives all GPUs from one process; `burn-megatron train` runs in several");
+    }
+    let folder = args.hf.as_ref().map(|path| HfFolder::open(path).map(Arc::new)).transpose()?;
+    let sizes = match folder.as_ref().map(|folder| folder.config()) {
+        Some(FamilyConfig::Llama(config)) => Some(config),
+        Some(other) => bail!("--hf: a model of family {}, but this example trains llama", other.family()),
+        None => None,
+    };
+    let found = if args.gpus == Some(0) { Err("--gpus 0".to_string()) } else { machine::gpus() };
+    let setting = match (&found, args.gpus) {
+        (Ok(gpus), _) => on_gpus(&args, sizes, gpus)?,
+        (Err(why), Some(1..)) => bail!("--gpus: {why}"),
+        (Err(_), _) => on_cpu(&args, sizes)?,
+    };
+    let (recipe, layout) = (recipe(&setting), setting.layout.clone());
     // Whatever cannot work is said before the first file is written.
-    model(VOCABULARY).dims().check(&layout, args.seq_length)?;
+    setting.config.dims().check(&layout, setting.seq_length)?;
     recipe.plan(layout.dp)?;
-    recipe.lr.schedule(args.global_batch)?;
+    recipe.lr.schedule(setting.global_batch)?;
 
     let files = match &args.data {
         Some(file) => vec![file.clone()],
         None => repository_text().map_err(anyhow::Error::msg)?,
     };
-    let text = Text::prepare(files, &args.out, VOCABULARY, args.seq_length, args.steps * args.global_batch)?;
-    let config = model(text.vocab_size);
-    println!(
-        "{}: Llama 3 8B scaled down to {:.1} million parameters, on {} CPU ranks, {layout}",
-        why_cpu(),
-        config.parameter_count() as f64 / 1e6,
-        layout.world_size(),
-    );
+    let given = args.tokenizer.or_else(|| folder.as_ref().and_then(|folder| folder.tokenizer_path()));
+    let own = TokenizerChoice::TrainBpe(if setting.on_gpus { 8192 } else { 1024 });
+    let tokenizer = given.clone().map_or(own, TokenizerChoice::File);
+    let text = Text::prepare(files, &args.out, tokenizer, setting.seq_length, setting.steps * setting.global_batch)?;
+    // A small model gets the vocabulary that the text has, a model with published sizes keeps its own.
+    let own_vocabulary = setting.on_gpus || folder.is_some();
+    let vocab_size = if own_vocabulary { setting.config.vocab_size } else { text.vocab_size };
+    if text.vocab_size > vocab_size {
+        bail!("the tokenizer has {} entries, the model {vocab_size}: they do not belong together", text.vocab_size);
+    }
+    let config = LlamaConfig { vocab_size, ..setting.config.clone() };
+    if let Err(why) = &found {
+        let millions = config.parameter_count() as f64 / 1e6;
+        let what = if folder.is_some() { "the folder's Llama" } else { "Llama 3 8B scaled down to" };
+        println!("{why}: {what} {millions:.1} million parameters, on {} CPU ranks, {layout}", layout.world_size());
+    }
     println!("text: {} documents, {} tokens of a vocabulary of {}", text.documents, text.tokens, text.vocab_size);
+    let saves = setting.checkpoint_every.is_some() || args.resume;
+    if setting.on_gpus {
+        print!("{}", machine::hints(given.is_none().then_some(text.vocab_size), vocab_size, saves));
+    }
 
-    let prompt = text.encode("/// The ")?;
-    let writing = GenerateOptions { window: Some(args.seq_length), ..GenerateOptions::new(100, Sampling::default()) };
-    let held_out = text.valid.clone();
+    let (prompt, held_out) = (text.encode("/// The ")?, text.valid.clone());
+    let window = Some(setting.seq_length);
+    let writing = GenerateOptions { window, ..GenerateOptions::new(100, Sampling::default()) };
     let saver = SaverOptions {
         keep_last: Some(2),
         background: true,
         tokenizer: Some(text.tokenizer_path.clone()),
         ..Default::default()
     };
-    let checkpoints =
-        CheckpointOptions { root: args.out.join("checkpoints"), every: Some(args.checkpoint_every), saver };
     let description = Description {
         model: serde_json::to_value(FamilyConfig::Llama(config.clone()))?,
         config: serde_json::to_value(&recipe)?,
     };
     let data = (text.train.clone(), text.valid.clone());
-    let sizes = config.clone();
-    let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, config.dims(), move |rank, part| {
-        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 1234).with_part(part))?)
+    let (dims, dtype, writes) = (config.dims(), setting.dtype, !setting.on_gpus);
+    let (sizes, recompute, weights) = (config.clone(), setting.recompute.clone(), folder.clone());
+    let flops = setting.on_gpus.then(|| machine::flops(&config, setting.seq_length, &setting.devices));
+    let mut run = Pretraining::new(Mesh::new(layout)?, recipe, setting.steps, data, dims, move |rank, part| {
+        let params = ParamBuilder::new(rank, dtype, 1234).with_part(part).with_recompute(&recompute);
+        let params = params.with_replicas(rank.group(Axis::DpCp));
+        Ok(match &weights {
+            Some(weights) => Llama::build(&config, params.with_source(&**weights))?,
+            None => Llama::build(&config, params)?,
+        })
     })
+    .devices(setting.devices)
     .directory(&args.out)
-    .checkpoints(checkpoints)
+    .logs(LogOptions { flops, ..LogOptions::default() })
     .resume(if args.resume { Resume::IfPresent } else { Resume::Never })
-    .describe(description)
-    .finish(move |rank, engine| {
+    .describe(description);
+    if saves {
+        let (root, every) = (args.out.join("checkpoints"), setting.checkpoint_every);
+        run = run.checkpoints(CheckpointOptions { root, every, saver });
+    }
+    if setting.on_gpus {
+        run = run.evaluate(setting.steps.div_ceil(4), 1);
+    }
+    let run = run.finish(move |rank, engine| {
         let loss = loss_over(engine, &held_out)?.loss;
-        let params = ParamBuilder::new(rank, FloatDType::F32, 1234).without_autodiff();
+        if !writes {
+            return Ok((loss, Vec::new()));
+        }
+        let params = ParamBuilder::new(rank, dtype, 1234).without_autodiff();
         let model = engine.fill(Llama::build(&sizes, params)?);
         // The replicas hold the same model: one of them writes.
         let written = match rank.coords.dp {
@@ -159,21 +285,15 @@ fn train(args: Args) -> Result<()> {
     }
     let (loss, sample) = run.finished().context("the training ended without a model")?;
     println!("\nheld-out text: loss {loss:.4}, perplexity {:.1}", loss.exp());
-    println!("the model writes:\n{}\n", text.decode(&sample)?);
-    println!("written to {}: checkpoints, tokenizer and tokens, steps.jsonl, metrics per epoch", args.out.display());
-    println!(
-        "  write more:  cargo run --release -- generate --checkpoint {}/checkpoints --prompt \"/// The \"",
-        args.out.display()
-    );
-    Ok(())
-}
-
-/// Entries of the tokenizer.
-const VOCABULARY: usize = 1024;
-
-fn why_cpu() -> &'static str {
-    match Path::new("/dev/nvidia0").exists() {
-        true => "there is a GPU, but this version trains on CPU ranks",
-        false => "no GPU found",
+    if writes {
+        println!("the model writes:\n{}\n", text.decode(&sample)?);
     }
+    let out = args.out.display();
+    println!(
+        "written to {out}: tokenizer and tokens, steps.jsonl, metrics per epoch, and checkpoints where they were saved"
+    );
+    if saves {
+        println!("  write more:  cargo run --release -- generate --checkpoint {out}/checkpoints --prompt \"/// The \"");
+    }
+    Ok(())
 }

@@ -26,22 +26,21 @@ pub struct Text {
 }
 
 impl Text {
-    /// Reads `files`, trains a byte-pair tokenizer of `vocab_size` entries on them, writes tokens and tokenizer to
-    /// `folder`, and cuts samples of `seq_length` tokens, `samples` of them to train on.
+    /// Reads `files`, takes or makes a tokenizer, writes tokens and tokenizer to `folder`, and cuts samples of `seq_length`
+    /// tokens, `samples` of them to train on.
     ///
     /// # Errors
     /// If a file cannot be read or there is too little text.
     pub fn prepare(
         files: Vec<PathBuf>,
         folder: &Path,
-        vocab_size: usize,
+        tokenizer: TokenizerChoice,
         seq_length: usize,
         samples: usize,
     ) -> Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         // The documents of one book are its paragraphs, those of many files the files.
         let documents = if files.len() == 1 { TextDocuments::Paragraph } else { TextDocuments::File };
-        let tokenizer = TokenizerChoice::TrainBpe(vocab_size);
         let options = PreprocessOptions {
             text_documents: documents,
             ..PreprocessOptions::new(files, folder.join("text"), tokenizer)

@@ -97,6 +97,10 @@ pub(crate) fn launch_in<T: Send>(
     f: impl Fn(Rank) -> Result<T, BoxError> + Sync,
 ) -> Result<Vec<T>, RunError> {
     assert!(!devices.is_empty(), "a launch needs at least one device");
+    #[cfg(feature = "cuda")]
+    if devices.iter().any(|device| *device != Device::flex()) {
+        crate::cuda::allocator::choose();
+    }
     let _hook = RankPanics::keep();
     let mesh = Arc::new(mesh.clone());
     let run = |rank: usize| {

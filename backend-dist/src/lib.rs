@@ -25,3 +25,5 @@ pub mod process;
 pub mod shard;
 #[cfg(any(feature = "cuda", test))]
 mod slots;
+#[cfg(feature = "cuda")]
+pub mod timeline;

@@ -7,6 +7,7 @@
 mod communicator;
 mod events;
 mod held;
+mod join;
 mod library;
 mod links;
 pub(crate) mod pairs;

@@ -2,7 +2,7 @@
 
 pub use backend_dist::launch::{BoxError, Rank};
 pub use backend_dist::mesh::{Mesh, ParallelLayout};
-pub use models::{CausalLm, FamilyConfig, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, ParamBuilder};
+pub use models::{CausalLm, FamilyConfig, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, ParamBuilder, Recompute};
 
 pub use crate::checkpoint::{Checkpoint, SaverOptions};
 pub use crate::console::renderer;

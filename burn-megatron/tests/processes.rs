@@ -113,7 +113,7 @@ fn tensors(folder: &Path, name: &str) -> Vec<(String, Vec<u8>)> {
     let whole = |shape: &[usize]| shape.iter().map(|&size| 0..size).collect::<Vec<_>>();
     let all = checkpoint.tensors().into_iter().map(|tensor| {
         let shape = &tensor.global_shape;
-        let bytes = checkpoint.read(tensor.kind, &tensor.name, shape, &whole(shape)).unwrap();
+        let (_, bytes) = checkpoint.read(tensor.kind, &tensor.name, shape, &whole(shape)).unwrap();
         (format!("{}/{}", tensor.kind, tensor.name), bytes)
     });
     all.collect()

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
 use backend_dist::shard::{HostTensor, Init, ParamSpec, Place, Registry, RegistryError, Section, Unit};
 use burn::module::{Param, ParamId};
-use burn::tensor::{DType, Device, Element, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use half::{bf16, f16};
-use rayon::prelude::*;
 use thiserror::Error;
 
 use crate::config::ConfigError;
@@ -104,8 +104,12 @@ pub struct ParamBuilder<'a> {
     part: Option<Part>,
     unit: Unit,
     recompute: Recompute,
+    replicas: Option<Group>,
     registry: Registry,
 }
+
+/// Elements of a section that are worth sharing the work of drawing them.
+const SHARED: usize = 1 << 20;
 
 impl<'a> ParamBuilder<'a> {
     /// Random parameters of `dtype` on the rank's device, tracked by autodiff. Equal seeds give equal global tensors
@@ -121,8 +125,16 @@ impl<'a> ParamBuilder<'a> {
             part: None,
             unit: Unit::default(),
             recompute: Recompute::default(),
+            replicas: None,
             registry: Registry::default(),
         }
+    }
+
+    /// The ranks of `replicas` build the same parameters at the same time and share the work of drawing random values.
+    pub fn with_replicas(mut self, replicas: Group) -> Self {
+        // Between processes, drawing is quicker than sending.
+        self.replicas = Some(replicas).filter(|replicas| replicas.size() > 1 && replicas.is_in_one_process());
+        self
     }
 
     /// Takes every value from `source` instead of random numbers.
@@ -260,40 +272,54 @@ impl<'a> ParamBuilder<'a> {
         sections: Vec<(Section, Init)>,
         partial_gradient: bool,
     ) -> Result<Param<Tensor<D>>, BuildError> {
-        let mut values = Vec::new();
-        for (section, init) in &sections {
-            match self.values(section, *init)? {
-                first if values.is_empty() => values = first,
-                next => values.extend(next),
-            }
-        }
+        let parts =
+            sections.iter().map(|(section, init)| self.values(section, *init)).collect::<Result<Vec<_>, _>>()?;
         let spec = ParamSpec::new(sections.into_iter().map(|(section, _)| section).collect(), partial_gradient);
         let spec = ParamSpec { unit: self.unit, ..spec };
-        let data = rounded(values, &spec.local_shape(), self.dtype);
-        let tensor = Tensor::<D>::from_data(data, (&self.device, DType::from(self.dtype)));
-        let tensor = if self.device.is_autodiff() { tensor.require_grad() } else { tensor };
+        let shape: [usize; D] = spec.local_shape().try_into().expect("a parameter has the dimensions of its sections");
+        let flat = if parts.len() == 1 { parts.into_iter().next() } else { Some(Tensor::cat(parts, 0)) };
+        let tensor: Tensor<D> = flat.expect("a parameter has a section").reshape(shape);
+        let tensor = if self.device.is_autodiff() { Tensor::from_inner(tensor).require_grad() } else { tensor };
         let param = Param::initialized(ParamId::from(spec.id), tensor);
         self.registry.register(spec)?;
         Ok(param)
     }
 
-    fn values(&self, section: &Section, init: Init) -> Result<Vec<f64>, BuildError> {
-        let Some(source) = self.source else { return Ok(section.initial(init, self.seed)) };
+    /// The slice's values in one dimension, without autodiff.
+    fn values(&self, section: &Section, init: Init) -> Result<Tensor<1>, BuildError> {
+        let Some(source) = self.source else { return Ok(self.drawn(section, init)) };
         let read = source.read(&section.name, &section.global_shape, &section.ranges());
         let values = read.map_err(|source| BuildError::Weight { name: section.name.clone(), source })?;
-        Ok(section.pad(&values))
+        Ok(self.upload(TensorData::new(section.pad(&values), [section.local_len()])))
+    }
+
+    /// Random values; each replica draws a part of a large slice.
+    fn drawn(&self, section: &Section, init: Init) -> Tensor<1> {
+        let (len, random) = (section.local_len(), !matches!(init, Init::Constant(_)));
+        let draw = |part: Range<usize>| self.upload(drawn(section, init, self.seed, part, self.dtype));
+        match &self.replicas {
+            Some(replicas) if random && len >= SHARED && len.is_multiple_of(replicas.size()) => {
+                let part = len / replicas.size();
+                all_gather(draw(replicas.rank() * part..(replicas.rank() + 1) * part), 0, replicas)
+            }
+            _ => draw(0..len),
+        }
+    }
+
+    fn upload(&self, data: TensorData) -> Tensor<1> {
+        Tensor::from_data(data, (&self.device.clone().without_autodiff(), DType::from(self.dtype)))
     }
 }
 
-/// The values in the parameters' type. Uses all cores.
-fn rounded(values: Vec<f64>, shape: &[usize], dtype: FloatDType) -> TensorData {
-    fn all<E: Element + Send>(values: &[f64], shape: &[usize], round: impl Fn(f64) -> E + Sync + Send) -> TensorData {
-        TensorData::new(values.par_iter().map(|value| round(*value)).collect::<Vec<E>>(), shape)
-    }
+/// Random values of a slice in the type of the parameters.
+fn drawn(section: &Section, init: Init, seed: u64, part: Range<usize>, dtype: FloatDType) -> TensorData {
+    let len = [part.len()];
     match dtype {
-        FloatDType::F64 => TensorData::new(values, shape),
-        FloatDType::F32 | FloatDType::Flex32 => all(&values, shape, |value| value as f32),
-        FloatDType::F16 => all(&values, shape, f16::from_f64),
-        FloatDType::BF16 => all(&values, shape, bf16::from_f64),
+        FloatDType::F64 => TensorData::new(section.initial_part(init, seed, part, |value| value), len),
+        FloatDType::F32 | FloatDType::Flex32 => {
+            TensorData::new(section.initial_part(init, seed, part, |value| value as f32), len)
+        }
+        FloatDType::F16 => TensorData::new(section.initial_part(init, seed, part, f16::from_f64), len),
+        FloatDType::BF16 => TensorData::new(section.initial_part(init, seed, part, bf16::from_f64), len),
     }
 }

@@ -6,8 +6,10 @@ use burn::tensor::{DType, Device, Tensor};
 use std::ops::Range;
 
 /// A flat array in GPU memory; this build has none.
+///
+/// Not an empty type, or every line that uses one were an unreachable one to the compiler.
 #[derive(Clone, Debug)]
-pub enum Buffer {}
+pub struct Buffer(());
 
 /// Where tensors in a buffer end.
 #[derive(Debug)]
@@ -32,49 +34,49 @@ impl Buffer {
     }
 
     pub fn part(&self, _: Range<usize>) -> Self {
-        match *self {}
+        none()
     }
 
     pub fn tensor(&self) -> Tensor<1> {
-        match *self {}
+        none()
     }
 
     pub fn put(&self, _: usize, _: Tensor<1>) {
-        match *self {}
+        none()
     }
 
     pub fn add(&self, _: usize, _: Tensor<1>) {
-        match *self {}
+        none()
     }
 
     pub fn clear(&self, _: Range<usize>) {
-        match *self {}
+        none()
     }
 
     pub fn all_reduce(&self, _: &Group) -> Wait {
-        match *self {}
+        none()
     }
 
     pub fn reduce_scatter(&self, _: &Buffer, _: &Group) -> Wait {
-        match *self {}
+        none()
     }
 
     pub fn all_gather(&self, _: &Buffer, _: &Group) -> Wait {
-        match *self {}
+        none()
     }
 }
 
 #[allow(missing_docs, reason = "documented on the buffers of GPUs")]
 impl TensorTable {
-    pub fn new(buffer: &Buffer, _: &[u32], _: &[bool]) -> Self {
-        match *buffer {}
+    pub fn new(_: &Buffer, _: &[u32], _: &[bool]) -> Self {
+        none()
     }
 }
 
 #[allow(missing_docs, reason = "documented on the buffers of GPUs")]
 impl ChunkTable {
-    pub fn new(buffer: &Buffer, _: &[Range<usize>]) -> Self {
-        match *buffer {}
+    pub fn new(_: &Buffer, _: &[Range<usize>]) -> Self {
+        none()
     }
 }
 
@@ -84,11 +86,15 @@ impl Wait {
 }
 
 /// One step of AdamW.
-pub fn adamw(buffers: AdamWBuffers, _: &AdamWStep) {
-    match *buffers.master {}
+pub fn adamw(_: AdamWBuffers, _: &AdamWStep) {
+    none()
 }
 
 /// Sums of squares, of nothing.
 pub fn squares(_: &[(&Buffer, &ChunkTable)]) -> Vec<Vec<f64>> {
     Vec::new()
+}
+
+fn none() -> ! {
+    unreachable!("a build without GPUs makes no buffers")
 }

@@ -1,5 +1,6 @@
 //! The way from CubeCL's tensors to raw pointers and the CUDA stream of the calling thread.
 
+pub(crate) mod allocator;
 mod failed;
 pub(crate) mod lt;
 mod lt_plan;

@@ -8,9 +8,10 @@
 //!   waited for later has an event of its own from `events` from before its record until after its wait.
 
 use super::events::Events;
-use super::library::{finished, text};
+use super::join;
+use super::library::text;
 use crate::comm::{DeviceOp, Group, Member, PATIENCE};
-use crate::{cuda, gpu};
+use crate::cuda;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::{result as nccl, sys as nccl_sys};
@@ -18,7 +19,7 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// How long the end of a run waits for a call of the device's thread to return by itself.
@@ -38,6 +39,7 @@ pub(crate) struct Communicator {
     /// Calls that the device's thread has not run yet.
     queued: AtomicUsize,
     has_ended: AtomicBool,
+    is_gone: AtomicBool,
 }
 
 /// The operation behind which `progress` was recorded last, while it has not been seen to end.
@@ -76,23 +78,14 @@ impl Communicator {
     /// # Errors
     /// Without NCCL, with different versions of it, and whatever NCCL says.
     pub(crate) fn join(group: &Group, device: usize) -> Result<Arc<Self>, String> {
-        let version = gpu::nccl_version().map_err(|error| error.to_string())?.to_string();
-        let versions = group.all_gather_host(version.clone());
-        if let Some(other) = versions.iter().position(|other| *other != version) {
-            let (peer, theirs) = (group.ranks()[other], &versions[other]);
-            return Err(format!("version {version} here, {theirs} on rank {peer}: install the same one everywhere"));
-        }
-        let id = (group.rank() == 0).then(nccl::get_uniqueid).transpose().map_err(text)?;
-        let id = group.broadcast_host(id.map(|id| id.internal.map(|byte| byte as u8).to_vec()), 0);
-        let id: [u8; 128] = id.try_into().map_err(|_| "the id of a communicator has 128 bytes".to_string())?;
-        let id = nccl_sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
+        let id = join::agree(group)?;
         // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process.
         let context = unsafe {
             let context = driver::primary_ctx::retain(device as i32).map_err(|error| error.to_string())?;
             driver::ctx::set_current(context).map_err(|error| error.to_string())?;
             context as usize
         };
-        let comm = meet(group, context, id)?;
+        let comm = join::meet(group, context, id)?;
         let event = || {
             let event = driver::event::create(cuda_sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
             event.map(|event| event as usize).map_err(|error| error.to_string())
@@ -115,6 +108,7 @@ impl Communicator {
             calls: Mutex::new(None),
             queued: AtomicUsize::new(0),
             has_ended: AtomicBool::new(false),
+            is_gone: AtomicBool::new(false),
         }))
     }
 
@@ -156,7 +150,7 @@ impl Communicator {
         };
         let index = usize::from(tensors[0].client.service_id().device.index_id);
         cuda::submit(tensors, work, move |message| {
-            failed.member.fail(&gpu::out_of_memory_on(index, &message).unwrap_or(message));
+            failed.member.fail(&crate::gpu::out_of_memory_on(index, &message).unwrap_or(message));
         });
         cuda::flush(tensors[0]);
     }
@@ -214,6 +208,11 @@ impl Communicator {
         !self.has_ended.load(Ordering::Acquire)
     }
 
+    /// Whether its end is over.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+
     fn end(&self, how: unsafe fn(nccl_sys::ncclComm_t) -> Result<nccl::NcclStatus, nccl::NcclError>) {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return;
@@ -236,6 +235,7 @@ impl Communicator {
             let _ = driver::ctx::set_current(self.context as _);
             let _ = how(self.comm as _);
         }
+        self.is_gone.store(true, Ordering::Release);
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Mark>> {
@@ -245,7 +245,7 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if self.is_live() {
+        if !self.is_gone() {
             return;
         }
         // SAFETY: nothing is queued or waited for any more that knows of them; the driver lets the last work end. What
@@ -297,43 +297,6 @@ impl Call<'_> {
             driver::event::record(event as _, first)
                 .and_then(|()| driver::stream::wait_event(then, event as _, wait))
                 .map_err(|error| error.to_string())
-        }
-    }
-}
-
-/// Makes the communicator with the other members, which NCCL waits for without end: in a thread of its own, so that this
-/// one can stop when the run has failed.
-fn meet(group: &Group, context: usize, id: nccl_sys::ncclUniqueId) -> Result<usize, String> {
-    let (size, rank) = (group.size() as i32, group.rank() as i32);
-    let (sender, outcome) = mpsc::channel();
-    let join = move || {
-        let mut comm = std::ptr::null_mut();
-        // SAFETY: the context lives as long as the process; `comm` is written before it is read.
-        let result = unsafe {
-            driver::ctx::set_current(context as _)
-                .map_err(|error| error.to_string())
-                .and_then(|()| finished(nccl::comm_init_rank(&mut comm, size, id, rank)))
-        };
-        let made = result.is_ok();
-        if sender.send(result.map(|()| comm as usize)).is_err() && made {
-            // SAFETY: nobody else knows of this communicator.
-            let _ = unsafe { nccl::comm_abort(comm) };
-        }
-    };
-    std::thread::Builder::new()
-        .name(format!("join {}", group.name()))
-        .spawn(join)
-        .map_err(|error| format!("no thread to join in: {error}"))?;
-    let start = Instant::now();
-    loop {
-        match outcome.recv_timeout(Duration::from_millis(50)) {
-            Ok(comm) => return comm,
-            Err(mpsc::RecvTimeoutError::Disconnected) => return Err("NCCL has panicked; its message is above".into()),
-            Err(mpsc::RecvTimeoutError::Timeout) => group.stop_if_failed(),
-        }
-        if start.elapsed() > PATIENCE {
-            let seconds = PATIENCE.as_secs();
-            return Err(format!("the members have not found each other in {seconds} s: see NCCL_DEBUG=INFO"));
         }
     }
 }

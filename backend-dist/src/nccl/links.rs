@@ -8,7 +8,7 @@ use super::communicator::Communicator;
 use crate::comm::{GroupId, RunError, World};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How often the watchdog looks.
@@ -51,25 +51,18 @@ impl Links {
     /// while for NCCL to let go; what it does not let go of by then stays until the process ends.
     pub(crate) fn close(&self, has_failed: bool) {
         self.is_closed.store(true, Ordering::Release);
-        let (sender, ended) = mpsc::channel();
-        // A thread each: members of one communicator wait for each other.
         let links = self.made();
-        let count = links.len();
-        for link in links {
-            let sender = sender.clone();
-            std::thread::spawn(move || {
-                match has_failed {
-                    true => link.abort(),
-                    false => link.destroy(),
-                }
-                let _ = sender.send(());
+        // A thread each: members of one communicator wait for each other.
+        for link in links.clone() {
+            std::thread::spawn(move || match has_failed {
+                true => link.abort(),
+                false => link.destroy(),
             });
         }
+        // Those that the watchdog has begun to end are waited for too: a process that exits under NCCL's calls may crash.
         let start = Instant::now();
-        for _ in 0..count {
-            if ended.recv_timeout(FAREWELL.saturating_sub(start.elapsed())).is_err() {
-                return;
-            }
+        while start.elapsed() < FAREWELL && !links.iter().all(|link| link.is_gone()) {
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Init;
 
+/// Elements that are worth another thread.
+const CHUNK: usize = 1 << 14;
+
 /// A rank's place among the ranks that share the layers: its tensor parallel group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -185,23 +188,39 @@ impl Section {
         local
     }
 
-    /// The slice of a freshly initialised global tensor, bit-identical in every layout; padding is zero. Uses all cores.
+    /// The slice of a freshly initialised global tensor, bit-identical in every layout; padding is zero.
     pub fn initial(&self, init: Init, seed: u64) -> Vec<f64> {
-        const PIECE: usize = 1 << 14;
-        let stream = super::stable_hash(&self.name);
-        let mut local = vec![0.0; self.local_len()];
-        let (mut rest, mut taken) = (local.as_mut_slice(), 0);
-        let mut pieces = Vec::new();
-        for (from, to, length) in self.runs() {
-            let (run, behind) = rest.split_at_mut(to - taken).1.split_at_mut(length);
-            pieces.extend(run.chunks_mut(PIECE).enumerate().map(|(index, piece)| (from + index * PIECE, piece)));
-            (rest, taken) = (behind, to + length);
-        }
-        pieces.into_par_iter().for_each(|(from, piece)| {
-            for (offset, value) in piece.iter_mut().enumerate() {
-                *value = init.at(seed, stream, (from + offset) as u64);
+        self.initial_part(init, seed, 0..self.local_len(), |value| value)
+    }
+
+    /// Some elements of [`initial`](Self::initial), rounded. Uses all cores.
+    ///
+    /// # Panics
+    /// If the slice has no such elements.
+    pub fn initial_part<T: Copy + Default + Send>(
+        &self,
+        init: Init,
+        seed: u64,
+        part: Range<usize>,
+        round: impl Fn(f64) -> T + Sync,
+    ) -> Vec<T> {
+        assert!(part.end <= self.local_len(), "elements {part:?} of {}", self.local_len());
+        let (stream, runs) = (super::stable_hash(&self.name), self.runs());
+        let mut values = vec![T::default(); part.len()];
+        let fill = |(chunk, values): (usize, &mut [T])| {
+            let start = part.start + chunk * CHUNK;
+            let end = start + values.len();
+            let later = runs.partition_point(|(_, to, length)| to + length <= start);
+            for (from, to, length) in runs[later..].iter().take_while(|(_, to, _)| *to < end) {
+                for at in start.max(*to)..end.min(to + length) {
+                    values[at - start] = round(init.at(seed, stream, (from + at - to) as u64));
+                }
             }
-        });
-        local
+        };
+        match values.len() {
+            ..=CHUNK => fill((0, &mut values)),
+            _ => values.par_chunks_mut(CHUNK).enumerate().for_each(fill),
+        }
+        values
     }
 }

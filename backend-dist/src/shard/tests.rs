@@ -39,7 +39,10 @@ proptest! {
         let init = Init::Normal { std: 0.02 };
         let whole = Section::replicated("w", &shape, Place { rank: 0, size: 1 }).initial(init, seed);
         for section in everywhere(ranks, |at| Section::split_padded("w", &shape, dim, parts, padded, at)) {
-            prop_assert_eq!(section.initial(init, seed), section.slice(&whole));
+            let local = section.initial(init, seed);
+            prop_assert_eq!(&local, &section.slice(&whole));
+            let middle = local.len() / 3..local.len() / 3 * 2;
+            prop_assert_eq!(section.initial_part(init, seed, middle.clone(), |value| value), &local[middle]);
         }
     }
 

@@ -134,10 +134,9 @@ impl Bench<'_> {
             let begin = together()?;
             gauge.begin();
             let seconds = (0..timing.steps).map(|_| step(&mut seen)).collect::<Result<_, _>>()?;
-            let reading = gauge.read();
             seen.runs.push((together()? - begin).as_secs_f64());
             seen.steps.push(seconds);
-            most = reading.with_most(most);
+            most = gauge.read().with_most(most);
         }
         seen.ranks = world.all_gather_host(most);
         Ok(seen)

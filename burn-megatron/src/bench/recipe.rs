@@ -102,7 +102,7 @@ pub fn resolve(
     let chosen = |(key, _): &(String, String)| key == "parallel.zero" || key.starts_with("recompute.");
     let (false, Some(memory)) = (overrides.iter().any(chosen), memory) else { return Ok(load(&keys)?) };
     let config = load(&keys)?;
-    let (rung, _) = ladder::first_that_fits(&config.job()?, memory).with_context(|| {
+    let job = ladder::first_that_fits(&config.job()?.on_gpus(), None, memory).with_context(|| {
         format!(
             "{} does not fit into {:.1} GiB on {} ranks, whatever is cut and computed again: take more GPUs or a \
              smaller --training.micro-batch or --training.seq-length",
@@ -111,9 +111,6 @@ pub fn resolve(
             config.parallel.world_size()
         )
     })?;
-    let zero = if config.parallel.dp > 1 { rung.zero } else { 0 };
-    keys.push(("parallel.zero".into(), zero.to_string()));
-    let mut config = load(&keys)?;
-    config.recompute = rung.recompute;
-    Ok(config)
+    keys.push(("parallel.zero".into(), job.layout.zero.to_string()));
+    Ok(RunConfig { recompute: job.recompute, ..load(&keys)? })
 }

@@ -30,11 +30,11 @@ fn recipes_use_all_ranks_and_give_up_only_what_they_must() {
     assert_eq!((roomy.parallel.to_string().as_str(), roomy.training.global_batch), ("DP8 ZeRO1", 8));
     assert_eq!(roomy.recompute.granularity, Granularity::None);
     let tight = resolve("llama3-8b", &[], 8, 60).unwrap();
-    assert!(ladder::peak(&tight.job().unwrap()).unwrap() <= 60 << 30);
+    assert!(ladder::peak(&tight.job().unwrap().on_gpus()).unwrap() <= 60 << 30);
     assert_ne!((tight.parallel.zero, tight.recompute.granularity), (1, Granularity::None));
     let error = resolve("llama3-8b", &[], 1, 80).unwrap_err().to_string();
     assert!(error.contains("llama3-8b does not fit into 80.0 GiB"), "{error}");
-    assert_eq!(resolve("llama3-1b", &[], 1, 139).unwrap().parallel.to_string(), "one device");
+    assert_eq!(resolve("llama3-1b", &[], 1, 139).unwrap().parallel.to_string(), "TP1");
 }
 
 #[test]

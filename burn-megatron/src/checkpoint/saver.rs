@@ -1,6 +1,7 @@
 //! Saves of a run: several writers, one save at a time, in the background if wished.
 
 mod peers;
+mod report;
 mod run;
 
 use std::collections::HashSet;
@@ -17,46 +18,8 @@ use super::names;
 use super::names::Folder;
 use super::{RunState, Slice, commit, rehearsal, retention};
 pub use peers::Peers;
+pub use report::{SaveReport, SaverOptions};
 use run::{Progress, Save};
-
-/// How a run saves.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SaverOptions {
-    /// Keep this many checkpoints, 1 or more; `None` keeps all.
-    pub keep_last: Option<usize>,
-    /// Beside the last ones, keep those of steps that are multiples of this.
-    pub keep_every: Option<u64>,
-    /// Write on threads of its own while training goes on.
-    pub background: bool,
-    /// A `tokenizer.json` to put into every checkpoint.
-    pub tokenizer: Option<PathBuf>,
-}
-
-/// A save that has succeeded.
-#[derive(Clone, Debug)]
-pub struct SaveReport {
-    /// The step that was saved.
-    pub step: u64,
-    /// Folder of the checkpoint.
-    pub path: PathBuf,
-    /// Bytes of the tensors' files.
-    pub bytes: u64,
-    /// Seconds from the first writer's start until the checkpoint is the latest one; old ones are deleted after that.
-    pub seconds: f64,
-    /// Seconds that a writer had to wait for an earlier save before this one could start; the longest of all writers.
-    pub waited: f64,
-    /// Steps whose checkpoints were deleted.
-    pub deleted: Vec<u64>,
-    /// Why checkpoints that are not wanted any more could not be deleted.
-    pub not_deleted: Option<CheckpointError>,
-}
-
-impl SaveReport {
-    /// The rate of the save.
-    pub fn bytes_per_second(&self) -> f64 {
-        self.bytes as f64 / self.seconds
-    }
-}
 
 /// Saves checkpoints of a run to a folder; shared by all ranks of a process. With several processes each has one, and
 /// they save to one folder that all of them see ([`Saver::among`]).

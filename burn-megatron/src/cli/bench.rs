@@ -69,11 +69,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
     }
     let overrides = args.overrides.clone().with_layout(&args.layout).0;
-    let gpus = if matches!(args.device, Place::Cpu) { Vec::new() } else { gpu::gpus()? };
+    let gpus = if args.device == Place::Cpu { Vec::new() } else { gpu::gpus()? };
     let config = config(&args, &overrides, timing, &gpus)?;
     let (data, described) = data(&config, timing)?;
     let setup = Setup::of(&args.what, &config, described);
-    let planned = config.job().ok().and_then(|job| ladder::peak(&job));
+    let job = config.job()?;
+    let planned = ladder::peak(&if gpus.is_empty() { job } else { job.on_gpus() });
     println!("{}: {} on {} ranks, {} parameters", setup.recipe, setup.layout, setup.ranks, setup.parameters);
     let total = timing.total();
     let told = |step: usize, loss: f64, seconds: f64| {

@@ -7,7 +7,7 @@ use super::run::RunConfig;
 use crate::plan::{Decoder, Job, Moments};
 
 impl RunConfig {
-    /// The run as [`plan`](crate::plan) sees it. Data and files play no part.
+    /// The run as [`plan`](crate::plan) sees it, on CPU ranks. Data and files play no part.
     ///
     /// # Errors
     /// A layout or a batch that cannot be, with the nearest legal one.
@@ -30,6 +30,7 @@ impl RunConfig {
             element: training.dtype.bytes(),
             moments: Moments { matrices: matrices as u64, others: others as u64 },
             recompute: self.recompute.clone(),
+            gpu: false,
         })
     }
 }

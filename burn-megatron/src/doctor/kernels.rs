@@ -114,7 +114,7 @@ fn check(case: &Case, device: &Device, dtype: DType) -> Vec<KernelCheck> {
         dtype: format!("{dtype:?}"),
         shape: case.shape.clone(),
         error: found.as_ref().map_or(f64::NAN, |found| error(&found[i].1, &expected)),
-        bound: bound(dtype, case.roundings),
+        bound: bound(dtype, case.roundings).max(case.floor),
     };
     expected.into_iter().enumerate().map(one).collect()
 }

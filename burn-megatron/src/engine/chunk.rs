@@ -193,6 +193,9 @@ impl<M: CausalLm> Chunk<M> {
                     (leaf, tape)
                 }
             };
+            if !defer {
+                self.open(index, pass);
+            }
             let back = || match self.steps[index].segment.link {
                 Link::Head => tape.pull_back(pass.batch.weights(pass.loss_grad, pass.device, pass.loss_type)),
                 _ => tape.pull_back(dy.take().expect("the segment after this one made its gradient")),
@@ -223,8 +226,14 @@ impl<M: CausalLm> Chunk<M> {
     /// The weight gradients that [`Chunk::backward`] has left.
     pub fn weight_gradients(&mut self, pass: &mut Pass) {
         for Late { step, rest, deferred } in self.late.remove(&pass.place.1).expect("the backward pass comes before") {
+            self.open(step, pass);
             self.add(step, pass, [rest, deferred.run()]);
         }
+    }
+
+    /// Lets a backward pass of a segment add to main gradients, until [`Chunk::add`].
+    fn open(&self, step: usize, pass: &mut Pass) {
+        self.steps[step].uses.iter().for_each(|bucket| pass.optimizer.open(*bucket, self.model()));
     }
 
     /// Adds gradients of a segment's parameters to the main gradients.
@@ -238,6 +247,7 @@ impl<M: CausalLm> Chunk<M> {
                 self.refuse_strangers(&self.steps[step].segment.link, &grads);
             }
         }
+        pass.optimizer.close();
         if self.zero >= 2 || pass.last {
             let mark = pass.recorder.begin();
             for bucket in completes {

@@ -2,6 +2,7 @@
 
 mod batch;
 mod chunk;
+mod clock;
 mod config;
 mod error;
 mod layout;

@@ -5,6 +5,7 @@ mod evaluate;
 mod state;
 
 use super::chunk::{Chunk, Output, Pass};
+use super::clock::device_clock;
 use super::losses::Losses;
 use super::mail::Mail;
 use super::report::LossSum;
@@ -87,9 +88,11 @@ impl<M: CausalLm> RankEngine<M> {
         self.peak_in_flight
     }
 
-    /// Notes what this rank does when.
+    /// Notes what this rank does when, and on a GPU also when that does it; all recorders count from the same origin.
     pub fn set_recorder(&mut self, recorder: Recorder) {
-        self.recorder = recorder;
+        let clock = self.recorder.take_device();
+        let device = recorder.origin().and_then(|origin| clock.or_else(|| device_clock(&self.rank.device, origin)));
+        self.recorder = recorder.with_device(device);
     }
 
     /// What has been noted since the last call.

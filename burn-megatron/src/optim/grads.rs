@@ -19,8 +19,9 @@ use std::ops::Range;
 /// | 1 | from the first contribution of a step to its reduction | from the reduction to the next step |
 /// | 2, 3 | during the backward pass of the bucket | always; sum over micro-batches of sums over replicas |
 ///
-/// On GPUs the whole bucket is there for good under ZeRO 0 and 1, and the part is a part of it. Backward passes add to it
-/// themselves (`backend_dist::ops::main_grads`), and sums over replicas run beside them until somebody needs the result.
+/// On GPUs the whole bucket is there for good under ZeRO 0 and 1, and the part is a part of it. Backward passes add to the
+/// whole bucket themselves (`backend_dist::ops::main_grads`), and sums over replicas run beside them until somebody needs the
+/// result.
 pub(super) struct Grads {
     zero: u8,
     device: Device,
@@ -42,9 +43,7 @@ impl Grads {
     pub fn new(layout: &Layout, region: &Range<usize>, zero: u8, device: &Device, dtype: DType) -> Self {
         let _kind = OfKind::begin(Kind::Gradients);
         let buffer = if zero < 2 { Buffer::zeros(layout.len, device, dtype) } else { None };
-        let place = |buffer: &Buffer, range: &Range<usize>| MainGrad::new(buffer.part(range.clone()).tensor());
-        let slots = |buffer| layout.slots.iter().map(|slot| place(buffer, &slot.range)).collect();
-        let places = buffer.as_ref().map(slots).unwrap_or_default();
+        let places = buffer.as_ref().map(|buffer| places(layout, buffer)).unwrap_or_default();
         let part = match zero {
             0 => None,
             1 => buffer.as_ref().map(|buffer| Flat::over(buffer.part(region.clone()), dtype, region.len())),
@@ -59,6 +58,17 @@ impl Grads {
     /// By parameter, where backward passes may write to; empty where gradients come by [`Grads::add`] only.
     pub fn places(&self) -> &[MainGrad] {
         &self.places
+    }
+
+    /// Under ZeRO 2 and 3 there are places from here to [`Grads::complete`].
+    pub fn open(&mut self, layout: &Layout) {
+        if self.places.is_empty() && self.part.as_ref().is_some_and(|part| part.buffer().is_some()) {
+            self.start(layout, false);
+            self.places = self.whole.as_ref().and_then(Flat::buffer).map(|b| places(layout, b)).unwrap_or_default();
+            for (place, _) in self.places.iter().zip(&self.fresh).filter(|(_, fresh)| !**fresh) {
+                place.mark_written();
+            }
+        }
     }
 
     /// Whether nothing of this parameter has come yet.
@@ -126,6 +136,7 @@ impl Grads {
         }
         self.settled(layout);
         self.renew();
+        self.places.clear();
         self.wait();
         let _kind = OfKind::begin(Kind::Gradients);
         let whole = self.whole.take().expect("it is settled");
@@ -221,4 +232,9 @@ impl Grads {
     pub fn bytes(&self) -> u64 {
         [&self.whole, &self.part].into_iter().flatten().map(Flat::bytes).sum()
     }
+}
+
+/// The parameters' elements of a buffer for the whole bucket.
+fn places(layout: &Layout, buffer: &Buffer) -> Vec<MainGrad> {
+    layout.slots.iter().map(|slot| MainGrad::new(buffer.part(slot.range.clone()).tensor())).collect()
 }

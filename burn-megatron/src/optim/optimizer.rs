@@ -4,7 +4,7 @@ use super::bucket::Bucket;
 use super::config::OptimizerConfig;
 use super::flat::Flat;
 use super::layout::BucketSpec;
-use super::modules::visit_gradients;
+use super::modules::{attach_places, visit_gradients};
 use super::muon::matrix_steps;
 use backend_dist::buffer::{self, Buffer, ChunkTable};
 use backend_dist::collective::{all_gather, all_reduce};
@@ -56,6 +56,8 @@ pub struct Optimizer {
     pub(super) device: Device,
     updates: u64,
     grads_peak: u64,
+    /// The bucket whose gradients were summed over the replicas last.
+    summed: Option<usize>,
 }
 
 impl Optimizer {
@@ -98,7 +100,7 @@ impl Optimizer {
         let sizes: BTreeSet<usize> = sizes.flatten().collect();
         let neighbours = sizes.into_iter().map(|size| (size, neighbours(size))).collect();
         let device = device.clone();
-        Self { config: *config, buckets, replicas, zero, neighbours, device, updates: 0, grads_peak: 0 }
+        Self { config: *config, buckets, replicas, zero, neighbours, device, updates: 0, grads_peak: 0, summed: None }
     }
 
     /// Takes the weights over, once before anything else: wide copies of narrow weights; under ZeRO 3 this rank's shard,
@@ -152,9 +154,32 @@ impl Optimizer {
         self.note_memory();
     }
 
+    /// Under ZeRO 2 and 3 on GPUs, lets the backward pass that comes add to the bucket's main gradients itself, until
+    /// [`close`](Self::close). Under ZeRO 0 and 1 every backward pass does.
+    pub fn open<M: Module>(&mut self, bucket: usize, model: &M) {
+        if self.zero >= 2 {
+            let Bucket { layout, grads, .. } = &mut self.buckets[bucket];
+            grads.open(layout);
+            attach_places(model, layout, grads.places());
+        }
+    }
+
+    /// Ends what [`open`](Self::open) has begun: the gradients' memory can be freed.
+    pub fn close(&mut self) {
+        if self.zero >= 2 {
+            main_grads::detach_all();
+        }
+    }
+
     /// Ends the bucket's contributions of one micro-batch. ZeRO 2 and 3 sum them over the replicas, keep their shard and
     /// free the rest.
     pub fn complete(&mut self, bucket: usize) {
+        // The sum of one bucket runs beside the backward pass of the next; more of them would keep their buckets' memory.
+        if self.zero >= 2
+            && let Some(before) = self.summed.replace(bucket)
+        {
+            self.buckets[before].grads.wait();
+        }
         let Bucket { layout, region, grads, .. } = &mut self.buckets[bucket];
         grads.complete(layout, region, &self.replicas);
     }

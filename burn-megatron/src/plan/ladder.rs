@@ -34,20 +34,21 @@ pub fn ladder() -> Vec<Rung> {
     ]
 }
 
-/// The first rung on which `job` needs at most `bytes` on every rank, with the bytes of the fullest; those before it were
-/// too large.
-pub fn first_that_fits(job: &Job, bytes: u64) -> Option<(Rung, u64)> {
-    ladder().into_iter().find_map(|rung| {
-        let peak = peak(&on(job, &rung))?;
-        (peak <= bytes).then_some((rung, peak))
-    })
+/// The share of a GPU's memory that a plan may fill; the rest is for what plans do not see, such as gaps between tensors.
+const FILLED: f64 = 0.95;
+
+/// The job on the first rung on which every rank fits into a GPU of `bytes`; `zero` if the ZeRO stage is given.
+pub fn first_that_fits(job: &Job, zero: Option<u8>, bytes: u64) -> Option<Job> {
+    let most = (bytes as f64 * FILLED) as u64;
+    let rungs = ladder().into_iter().map(|rung| Rung { zero: zero.unwrap_or(rung.zero), ..rung });
+    rungs.map(|rung| on(job, rung)).find(|job| peak(job).is_some_and(|peak| peak <= most))
 }
 
-/// The job with a rung's settings.
-pub fn on(job: &Job, rung: &Rung) -> Job {
+/// The job with a rung's settings; without replicas there is nothing to cut.
+fn on(job: &Job, rung: Rung) -> Job {
     let mut job = job.clone();
-    job.layout.zero = rung.zero;
-    job.recompute = rung.recompute.clone();
+    job.layout.zero = if job.replicas() > 1 { rung.zero } else { 0 };
+    job.recompute = rung.recompute;
     job
 }
 

@@ -26,12 +26,14 @@ pub struct RankMemory {
     pub working: u64,
     /// Gathered weights, buffers that gradients are reduced in, a tensor on its way to another stage.
     pub communication: u64,
+    /// What driver and libraries take of a GPU for themselves.
+    pub libraries: u64,
 }
 
 impl RankMemory {
     /// The most that is allocated at once.
     pub fn peak(&self) -> u64 {
-        self.states.total() + self.activations + self.loss + self.working + self.communication
+        self.states.total() + self.activations + self.loss + self.working + self.communication + self.libraries
     }
 }
 
@@ -41,15 +43,32 @@ pub fn memory(job: &Job, schedule: &Schedule) -> Vec<RankMemory> {
     let stages: Vec<StageMemory> = job.stages.stages().iter().map(|stage| StageMemory::new(job, stage)).collect();
     let rank = |rank: usize| {
         let chunks = (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]).collect();
-        Walk::new(job, chunks).run(schedule, rank)
+        RankMemory { libraries: libraries(job), ..Walk::new(job, chunks).run(schedule, rank) }
     };
     (0..placement.ranks()).map(rank).collect()
+}
+
+/// What a CUDA context with the kernels of a run takes, with what the driver keeps of a GPU in any case: about so much.
+const CONTEXT: u64 = 1 << 30;
+/// Buffers and channels of an NCCL communicator between GPUs of a host: about so much.
+const COMMUNICATOR: u64 = 3 << 27;
+/// The workspace of cuBLASLt (backend-dist/src/cuda/lt_plan.rs).
+const CUBLAS_LT: u64 = 64 << 20;
+
+/// What driver and libraries take of each GPU: one communicator for each kind of group, two for each neighbour in a
+/// pipeline.
+fn libraries(job: &Job) -> u64 {
+    let neighbours = if job.layout.pp > 2 { 2 } else { job.layout.pp as u64 - 1 };
+    let communicators = u64::from(job.layout.tp > 1) + u64::from(job.replicas() > 1) + 2 * neighbours;
+    if job.gpu { CONTEXT + CUBLAS_LT + communicators * COMMUNICATOR } else { 0 }
 }
 
 /// What an update adds to what is there: the shard and the gathered weights of a bucket, or narrow copies of wide ones.
 fn update(bucket: &Bucket, job: &Job) -> u64 {
     let whole = bucket.elements.next_multiple_of(job.replicas()) * job.element;
     match job.zero() {
+        // One kernel writes narrow and wide weights; they are gathered where they lie.
+        _ if job.gpu => 0,
         0 if job.element == job.wide() => 0,
         0 => whole,
         1 | 2 => whole + whole / job.replicas(),

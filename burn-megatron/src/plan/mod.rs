@@ -51,6 +51,8 @@ pub struct Job {
     pub moments: Moments,
     /// What is computed again.
     pub recompute: Recompute,
+    /// Ranks are GPUs: gradients are summed up and reduced where they lie, and the driver takes memory of its own.
+    pub gpu: bool,
 }
 
 impl Job {
@@ -77,6 +79,11 @@ impl Job {
     /// Rows of a global batch.
     pub fn global_batch(&self) -> usize {
         self.micro_batch * self.schedule.micro_batches * self.layout.dp
+    }
+
+    /// The job on GPUs.
+    pub fn on_gpus(self) -> Self {
+        Self { gpu: true, ..self }
     }
 
     fn units(&self, stage: &Stage) -> Vec<Unit> {

@@ -58,7 +58,7 @@ fn percent(part: f64, whole: f64) -> f64 {
 
 impl RankMemory {
     /// The kinds by name, in the order in which they are shown.
-    pub fn kinds(&self) -> [(&'static str, u64); 8] {
+    pub fn kinds(&self) -> [(&'static str, u64); 9] {
         [
             ("weights", self.states.weights),
             ("gradients", self.states.gradients),
@@ -68,6 +68,7 @@ impl RankMemory {
             ("logits, loss", self.loss),
             ("working", self.working),
             ("communication", self.communication),
+            ("driver, libraries", self.libraries),
         ]
     }
 }

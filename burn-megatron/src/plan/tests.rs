@@ -63,6 +63,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         element: 2,
         moments: Moments::ADAMW,
         recompute: Recompute::default(),
+        gpu: false,
     }
 }
 
@@ -107,6 +108,25 @@ fn zero_cuts_states_as_the_paper_says() {
     assert!((per_parameter("DP8", 8) - 32.0).abs() < 1e-3);
 }
 
+/// On GPUs fp32 gradients are whole all the time under ZeRO 1, cut under ZeRO 2, and nothing is copied for an exchange or an
+/// update.
+#[test]
+fn gpus_keep_gradients_in_place_and_pay_for_their_libraries() {
+    let on = |layout: &str| memory_of(&job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1).on_gpus())[0];
+    let per_parameter = |memory: RankMemory| memory.states.total() as f64 / 8_030_261_248.0;
+    for (layout, bytes) in
+        [("TP1", 18.0), ("DP8", 18.0), ("DP8 ZeRO1", 6.0 + 12.0 / 8.0), ("DP8 ZeRO2", 2.0 + 16.0 / 8.0)]
+    {
+        assert!((per_parameter(on(layout)) - bytes).abs() < 1e-3, "{layout}");
+    }
+    assert_eq!((on("DP8").communication, on("DP8 ZeRO1").communication), (0, 0));
+    let [alone, replicas, both] = ["TP1", "DP8", "TP2 DP4"].map(|layout| on(layout).libraries);
+    assert!(alone > 1 << 30 && both - replicas == replicas - alone, "{alone} {replicas} {both}");
+    // The widest moment works with activations and their gradients, not with gradients of weights.
+    let cpu = memory_of(&single(llama3_8b()))[0];
+    assert!(on("TP1").working < cpu.working && on("TP1").activations == cpu.activations);
+}
+
 #[test]
 fn optimizers_differ_in_their_moments() {
     let moments = |moments| memory_of(&Job { moments, ..single(llama3_8b()) })[0].states.moments;
@@ -128,7 +148,7 @@ fn a_layer_keeps_what_the_paper_counts() {
         let cut = if job.layout.sp { t } else { 1 };
         let stage = &job.stages.stages()[0];
         let layer = &job.units(stage)[1];
-        let kept = super::memory::UnitMemory::new(layer, 2).kept;
+        let kept = super::memory::UnitMemory::new(layer, &job).kept;
         let statistics = 4 * tokens * 12 / t;
         assert_eq!(kept, (between - 2) * sbh / cut + 24 * sbh / t + statistics, "{layout}");
     }

@@ -1,12 +1,19 @@
 //! How much of a step was spent computing.
 
-use super::{Category, Span, What};
+use super::{Category, Span, Track, What};
 use crate::schedule::{Costs, Placement};
+
+/// A host that only issues work says nothing of how long it takes: the device's spans, if there are any.
+fn decisive(spans: &[Span]) -> impl Iterator<Item = &Span> {
+    let by_device = spans.iter().any(|span| span.track == Track::Device);
+    let track = if by_device { Track::Device } else { Track::Host };
+    spans.iter().filter(move |span| span.track == track)
+}
 
 /// Nanoseconds of one rank's spans in which it computed: the innermost span decides, so a message inside a pass is not
 /// computing and a recomputation inside a backward is counted once. The spans must nest.
 pub fn busy(spans: &[Span]) -> u64 {
-    let mut sorted: Vec<&Span> = spans.iter().collect();
+    let mut sorted: Vec<&Span> = decisive(spans).collect();
     // Outer spans first where several begin together.
     sorted.sort_by_key(|span| (span.start, std::cmp::Reverse(span.end)));
     let mut total = 0;
@@ -31,7 +38,8 @@ pub fn busy(spans: &[Span]) -> u64 {
 /// last end of a computation on any of them. The simulated one is
 /// [`Timeline::idle_share`](crate::schedule::Timeline::idle_share). `None` where nobody computed.
 pub fn idle_share(ranks: &[&[Span]]) -> Option<f64> {
-    let computing = || ranks.iter().flat_map(|spans| *spans).filter(|span| span.what.category() == Category::Compute);
+    let computing =
+        || ranks.iter().flat_map(|spans| decisive(spans)).filter(|span| span.what.category() == Category::Compute);
     let start = computing().map(|span| span.start).min()?;
     let end = computing().map(|span| span.end).max()?;
     let all = (end - start) * ranks.len() as u64;
@@ -45,7 +53,7 @@ pub fn idle_share(ranks: &[&[Span]]) -> Option<f64> {
 pub fn measured_costs(placement: Placement, ranks: &[&[Span]]) -> Costs {
     let mean = |stage: usize, what: What| {
         let (rank, chunk) = placement.holder(stage);
-        let passes = || ranks[rank].iter().filter(move |span| span.what == what && span.chunk == Some(chunk));
+        let passes = || decisive(ranks[rank]).filter(move |span| span.what == what && span.chunk == Some(chunk));
         let total: u64 = passes().map(|span| span.end - span.start).sum();
         total.checked_div(passes().count() as u64)
     };

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::Span;
+use super::{Span, Track};
 
 /// The timeline of one rank.
 #[derive(Clone, Debug)]
@@ -66,18 +66,26 @@ pub fn write_chrome(out: &mut dyn Write, lanes: &[Lane]) -> io::Result<()> {
     let mut list = List { out, first: true };
     let mut named = Vec::new();
     for lane in lanes {
-        let (pid, tid) = (lane.process, lane.rank);
-        let mut about = |name, value: &str| {
+        let pid = lane.process;
+        let about = |list: &mut List, name, tid, value: &str| {
             let args = Name { name: value };
             list.event(&Event { name, cat: None, ph: "M", pid, tid, ts: None, dur: None, args })
         };
         if !named.contains(&pid) {
             named.push(pid);
-            about("process_name", &format!("process {pid}"))?;
+            about(&mut list, "process_name", lane.rank, &format!("process {pid}"))?;
         }
-        about("thread_name", &lane.name)?;
-        let args = SortIndex { sort_index: lane.rank };
-        list.event(&Event { name: "thread_sort_index", cat: None, ph: "M", pid, tid, ts: None, dur: None, args })?;
+        for (track, suffix) in [(Track::Host, ""), (Track::Device, ", device"), (Track::Beside, ", beside")] {
+            let spans = || lane.steps.iter().flat_map(|(_, spans)| spans);
+            if track != Track::Host && !spans().any(|span| span.track == track) {
+                continue;
+            }
+            let tid = thread(lane, track);
+            about(&mut list, "thread_name", tid, &format!("{}{suffix}", lane.name))?;
+            let args = SortIndex { sort_index: 3 * lane.rank + track as usize };
+            let event = Event { name: "thread_sort_index", cat: None, ph: "M", pid, tid, ts: None, dur: None, args };
+            list.event(&event)?;
+        }
         for (step, spans) in &lane.steps {
             for span in spans {
                 list.event(&complete(lane, *step, span))?;
@@ -85,6 +93,11 @@ pub fn write_chrome(out: &mut dyn Write, lanes: &[Lane]) -> io::Result<()> {
         }
     }
     out.write_all(b"\n]}\n")
+}
+
+/// The rank, in the millions for what is not its host.
+fn thread(lane: &Lane, track: Track) -> usize {
+    1_000_000 * track as usize + lane.rank
 }
 
 fn complete<'a>(lane: &Lane, step: u64, span: &Span) -> Event<'a, Place> {
@@ -95,7 +108,7 @@ fn complete<'a>(lane: &Lane, step: u64, span: &Span) -> Event<'a, Place> {
         cat: Some(span.what.category().name()),
         ph: "X",
         pid: lane.process,
-        tid: lane.rank,
+        tid: thread(lane, span.track),
         ts: Some(micros(span.start)),
         dur: Some(micros(span.end - span.start)),
         args: Place { step, chunk: span.chunk, micro_batch: span.micro_batch },

@@ -11,5 +11,5 @@ mod what;
 
 pub use bubble::{busy, idle_share, measured_costs};
 pub use chrome::{Lane, write_chrome};
-pub use recorder::{Mark, Recorder, Span};
+pub use recorder::{DeviceClock, Mark, Recorder, Span, Track};
 pub use what::{Category, What};

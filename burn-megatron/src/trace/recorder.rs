@@ -1,5 +1,6 @@
 //! One rank's notes of when it did what.
 
+use std::fmt;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -19,21 +20,53 @@ pub struct Span {
     pub start: u64,
     /// Nanoseconds from the same origin; not before `start`.
     pub end: u64,
+    /// Whose time it is.
+    pub track: Track,
+}
+
+/// Whose time a span is. Spans of a host nest, as do those of its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Track {
+    /// The rank's thread, which on GPUs only issues work.
+    #[default]
+    Host,
+    /// The device that does the work.
+    Device,
+    /// Exchanges that run beside the device's work.
+    Beside,
+}
+
+/// The clock of a device that works behind the host.
+pub trait DeviceClock: Send {
+    /// Notes when the device comes here; a number for [`DeviceClock::read`], counted from 0 after each read.
+    fn stamp(&mut self) -> usize;
+    /// Waits for the device: the time of each stamp, in nanoseconds from the recorders' origin, and what ran beside.
+    fn read(&mut self) -> (Vec<u64>, Vec<(What, u64, u64)>);
 }
 
 /// Notes spans of time, or nothing at all: switched off, it costs a branch.
 ///
 /// One rank owns it; spans that are begun inside another one must end inside it, so that they nest.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Recorder {
     origin: Option<Instant>,
     spans: Vec<Span>,
+    device: Option<Box<dyn DeviceClock>>,
+    /// Spans that have stamps too.
+    stamped: Vec<(Span, [usize; 2])>,
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let (spans, device) = (self.spans.len(), if self.device.is_some() { ", with a device" } else { "" });
+        write!(f, "Recorder({spans} spans{device})")
+    }
 }
 
 /// The beginning of a span.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a span is noted when its mark is handed to `Recorder::end`"]
-pub struct Mark(Option<Instant>);
+pub struct Mark(Option<(Instant, Option<usize>)>);
 
 impl Recorder {
     /// Notes nothing.
@@ -43,7 +76,23 @@ impl Recorder {
 
     /// Counts time from `origin`, which must be the same on all ranks of a run.
     pub fn new(origin: Instant) -> Self {
-        Self { origin: Some(origin), spans: Vec::new() }
+        Self { origin: Some(origin), ..Self::default() }
+    }
+
+    /// What all times count from, if anything is noted.
+    pub fn origin(&self) -> Option<Instant> {
+        self.origin
+    }
+
+    /// Notes the device's times too.
+    pub fn with_device(mut self, device: Option<Box<dyn DeviceClock>>) -> Self {
+        self.device = device;
+        self
+    }
+
+    /// Takes the device's clock out, for another recorder.
+    pub fn take_device(&mut self) -> Option<Box<dyn DeviceClock>> {
+        self.device.take()
     }
 
     /// Whether anything is noted.
@@ -53,21 +102,48 @@ impl Recorder {
 
     /// Now, if anything is noted.
     #[inline]
-    pub fn begin(&self) -> Mark {
-        Mark(self.origin.map(|_| Instant::now()))
+    pub fn begin(&mut self) -> Mark {
+        let device = &mut self.device;
+        Mark(self.origin.map(|_| (Instant::now(), device.as_mut().map(|device| device.stamp()))))
     }
 
     /// Notes what was done since `mark`. A mark of the time before the recorder was switched on is dropped.
     #[inline]
     pub fn end(&mut self, mark: Mark, what: What, chunk: Option<usize>, micro_batch: Option<usize>) {
-        if let (Some(origin), Some(start)) = (self.origin, mark.0) {
+        if let (Some(origin), Some((start, stamp))) = (self.origin, mark.0) {
             let since = |time: Instant| time.saturating_duration_since(origin).as_nanos() as u64;
-            self.spans.push(Span { what, chunk, micro_batch, start: since(start), end: since(Instant::now()) });
+            let (start, end, track) = (since(start), since(Instant::now()), Track::Host);
+            let span = Span { what, chunk, micro_batch, start, end, track };
+            self.spans.push(span);
+            if let (Some(from), Some(device)) = (stamp, &mut self.device) {
+                self.stamped.push((span, [from, device.stamp()]));
+            }
         }
     }
 
-    /// The spans noted since the last call, in the order in which they ended.
+    /// The spans noted since the last call, in the order in which they ended; then those of the device, for which it
+    /// waits, and of what ran beside it and has ended.
     pub fn take(&mut self) -> Vec<Span> {
-        std::mem::take(&mut self.spans)
+        let mut spans = std::mem::take(&mut self.spans);
+        if let Some(device) = &mut self.device {
+            let (times, beside) = device.read();
+            let of_device = |(span, [start, end]): (Span, [usize; 2])| Span {
+                start: times[start],
+                end: times[end].max(times[start]),
+                track: Track::Device,
+                ..span
+            };
+            spans.extend(self.stamped.drain(..).map(of_device));
+            let beside = beside.into_iter().map(|(what, start, end)| Span {
+                what,
+                chunk: None,
+                micro_batch: None,
+                start,
+                end,
+                track: Track::Beside,
+            });
+            spans.extend(beside);
+        }
+        spans
     }
 }

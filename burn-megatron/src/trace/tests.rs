@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::{Category, Lane, Recorder, Span, What, busy, idle_share, measured_costs, write_chrome};
+use super::{Category, DeviceClock, Lane, Recorder, Span, Track, What, busy, idle_share, measured_costs, write_chrome};
 use crate::schedule::{Action, Costs, Link, Pass, Schedule, ScheduleKind, ScheduleSpec, simulate};
 
 fn span(what: What, start: u64, end: u64) -> Span {
-    Span { what, chunk: None, micro_batch: None, start, end }
+    Span { what, chunk: None, micro_batch: None, start, end, track: Track::Host }
 }
 
 fn read_back(lanes: &[Lane]) -> Vec<Value> {
@@ -109,6 +109,43 @@ fn only_the_innermost_span_counts() {
     assert_eq!(busy(&by_end), 60);
 }
 
+/// A device that is 1000 ns behind its host, and one gather beside it.
+struct Behind(u64);
+
+impl DeviceClock for Behind {
+    fn stamp(&mut self) -> usize {
+        self.0 += 1;
+        self.0 as usize - 1
+    }
+
+    fn read(&mut self) -> (Vec<u64>, Vec<(What, u64, u64)>) {
+        let times = (0..std::mem::take(&mut self.0)).map(|stamp| 1000 + 10 * stamp).collect();
+        (times, vec![(What::GatherParameters, 1005, 1040)])
+    }
+}
+
+#[test]
+fn a_device_has_times_of_its_own_and_these_decide() {
+    let mut recorder = Recorder::new(Instant::now()).with_device(Some(Box::new(Behind(0))));
+    for _ in 0..2 {
+        let outer = recorder.begin();
+        let inner = recorder.begin();
+        recorder.end(inner, What::Recompute, Some(0), Some(2));
+        recorder.end(outer, What::Backward, Some(0), Some(2));
+        let spans = recorder.take();
+        let of = |track| spans.iter().filter(|span| span.track == track).copied().collect::<Vec<_>>();
+        let device: Vec<_> = of(Track::Device).iter().map(|span| (span.what, span.start, span.end)).collect();
+        assert_eq!(device, [(What::Recompute, 1010, 1020), (What::Backward, 1000, 1030)]);
+        assert_eq!((of(Track::Host).len(), busy(&spans)), (2, 30));
+        let beside = of(Track::Beside);
+        assert_eq!((beside[0].what, beside[0].start, beside[0].end), (What::GatherParameters, 1005, 1040));
+        let events = read_back(&[Lane { process: 0, rank: 1, name: "rank 1".into(), steps: vec![(1, spans.clone())] }]);
+        let names: Vec<_> = events.iter().filter_map(|event| event["args"]["name"].as_str()).collect();
+        assert_eq!(names, ["process 0", "rank 1", "rank 1, device", "rank 1, beside"]);
+    }
+    assert!(recorder.take_device().is_some());
+}
+
 /// 1F1B with two stages, four micro-batches, a forward of 10 and a backward of 20: (p - 1) / (m + p - 1) of the step.
 #[test]
 fn the_bubble_of_a_pipeline_is_the_formula_s() {
@@ -144,7 +181,7 @@ fn as_recorded(spans: &[crate::schedule::Span]) -> Vec<Span> {
             Pass::BackwardWeight => What::BackwardWeight,
         };
         let (chunk, micro_batch) = (Some(work.chunk), Some(work.micro_batch));
-        Some(Span { what, chunk, micro_batch, start: span.start, end: span.end })
+        Some(Span { what, chunk, micro_batch, start: span.start, end: span.end, track: Track::Host })
     };
     spans.iter().filter_map(note).collect()
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use backend_dist::launch::{BoxError, Rank};
-use backend_dist::mesh::Mesh;
+use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::process::Processes;
 use burn::tensor::{Device, FloatDType};
 use models::{CausalLm, ModelConfig, ParamBuilder, Part, WithModel};
@@ -97,7 +97,10 @@ where
     let (sizes, recompute) = (sizes.clone(), config.recompute.clone());
     let (dtype, seed) = (FloatDType::from(config.training.dtype), config.training.seed);
     move |rank, part| {
-        let params = ParamBuilder::new(rank, dtype, seed).with_part(part).with_recompute(&recompute);
+        let params = ParamBuilder::new(rank, dtype, seed)
+            .with_part(part)
+            .with_recompute(&recompute)
+            .with_replicas(rank.group(Axis::DpCp));
         let params = match &weights {
             Some(weights) => params.with_source(&**weights),
             None => params,

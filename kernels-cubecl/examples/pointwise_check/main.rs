@@ -79,8 +79,8 @@ fn check_swiglu(client: &Client, rows: usize, half: usize) -> usize {
     }
     let (x, slope) = (upload(client, &x), upload(client, &slope));
     let (y, dx) = (poisoned(client, rows * half * 2), poisoned(client, rows * half * 4));
-    swiglu::forward(client, &x, &y, rows, half).expect("legal");
-    swiglu::backward(client, &x, &slope, &dx, rows, half).expect("legal");
+    swiglu::forward::<bf16>(client, &x, &y, rows, half).expect("legal");
+    swiglu::backward::<bf16>(client, &x, &slope, &dx, rows, half).expect("legal");
     report("swiglu", &download(client, &y), &out, 3e-3)
         + report("swiglu gradient", &download(client, &dx), &gradient, 3e-3)
 }
@@ -102,8 +102,9 @@ fn check_rms_norm(client: &Client, rows: usize, columns: usize) -> usize {
     let bytes = rows * columns * 2;
     let (ours, gradient) = (poisoned(client, bytes), poisoned(client, bytes));
     let w_gradient = poisoned(client, columns * 4);
-    rms_norm::forward(client, (&x, &w), &ours, EPS as f32, rows, columns).expect("legal");
-    rms_norm::backward(client, (&x, &w), &slope, (&gradient, &w_gradient), EPS as f32, rows, columns).expect("legal");
+    rms_norm::forward::<bf16>(client, (&x, &w), &ours, EPS as f32, rows, columns).expect("legal");
+    rms_norm::backward::<bf16>(client, (&x, &w), &slope, (&gradient, &w_gradient), EPS as f32, rows, columns)
+        .expect("legal");
     report(&format!("rms norm {rows} × {columns}"), &download(client, &ours), &y, 3e-3)
         + report("rms norm gradient of x", &download(client, &gradient), &dx, 3e-3)
         + report("rms norm gradient of w", &download_f32(client, &w_gradient), &dw, 1e-5)
@@ -239,19 +240,19 @@ fn main() {
     let dx = big(rows * 2 * half);
     let name = |what: &str, a: usize, b: usize| format!("{what} {a} × {b}");
     time(client, &name("swiglu", rows, half), rows * half * 6, || {
-        swiglu::forward(client, &x, &y, rows, half).expect("legal")
+        swiglu::forward::<bf16>(client, &x, &y, rows, half).expect("legal")
     });
     time(client, &name("swiglu gradient", rows, half), rows * half * 10, || {
-        swiglu::backward(client, &x, &y, &dx, rows, half).expect("legal")
+        swiglu::backward::<bf16>(client, &x, &y, &dx, rows, half).expect("legal")
     });
     for (rows, columns) in [(65536, 2048), (32768, 4096), (16384, 8192)] {
         let (w, dw) = (big(columns), poisoned(client, columns * 4));
         let slope = big(rows * columns);
         time(client, &name("rms norm", rows, columns), rows * columns * 4, || {
-            rms_norm::forward(client, (&x, &w), &dx, EPS as f32, rows, columns).expect("legal")
+            rms_norm::forward::<bf16>(client, (&x, &w), &dx, EPS as f32, rows, columns).expect("legal")
         });
         time(client, &name("rms norm gradient", rows, columns), rows * columns * 6, || {
-            rms_norm::backward(client, (&x, &w), &slope, (&dx, &dw), EPS as f32, rows, columns).expect("legal")
+            rms_norm::backward::<bf16>(client, (&x, &w), &slope, (&dx, &dw), EPS as f32, rows, columns).expect("legal")
         });
     }
     tokens::time_all(client, big);

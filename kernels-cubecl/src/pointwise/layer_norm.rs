@@ -1,31 +1,12 @@
 //! `y = w (x − mean) / √(var + eps) + b` over rows, and its gradients. The variance is that of the centred row: taken from
 //! the mean of squares it would lose the digits that the mean has.
-use super::rms_norm::{PARTS, sum_parts};
+use super::rms_norm::{PARTS, read_row, sum_parts};
 use super::{PointwiseError, SCRATCH, UNITS, Vec8, buffer, check, cube_sums};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 /// Longest row: what a cube's registers hold in the backward pass.
 const LONGEST: usize = 8192;
-
-/// This unit's vectors of a row, if there is such a row.
-#[cube]
-fn read_row<E: Float>(
-    from: &[Vec8<E>],
-    to: &mut Array<Vec8<E>>,
-    row: u32,
-    rows: u32,
-    width: u32,
-    #[comptime] vectors: usize,
-) {
-    #[unroll]
-    for v in 0..vectors {
-        let column = UNIT_POS + comptime![v as u32 * UNITS];
-        if row < rows && column < width {
-            to[v] = from[(row * width + column) as usize];
-        }
-    }
-}
 
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]

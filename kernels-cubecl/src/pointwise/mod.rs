@@ -14,15 +14,12 @@ pub mod rope;
 pub mod swiglu;
 
 use cubecl::prelude::*;
-use half::bf16;
 
 /// Units of a cube.
 pub const UNITS: u32 = 256;
 
 /// Eight numbers: 16 bytes of a half precision type.
 pub type Vec8<E> = Vector<E, Const<8>>;
-/// 16 bytes of bf16.
-pub type Bf16x8 = Vector<bf16, Const<8>>;
 /// 16 bytes of fp32.
 pub type F32x4 = Vector<f32, Const<4>>;
 

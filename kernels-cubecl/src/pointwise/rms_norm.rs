@@ -1,8 +1,7 @@
 //! `y = w x / √(mean(x²) + eps)` over rows, and its gradients.
-use super::{Bf16x8, PointwiseError, SCRATCH, UNITS, buffer, check, cube_sums};
+use super::{PointwiseError, SCRATCH, UNITS, Vec8, buffer, check, cube_sums};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use half::bf16;
 
 /// Longest row: what a cube's registers hold.
 const LONGEST: usize = 16384;
@@ -13,10 +12,17 @@ const COLUMNS: u32 = 32;
 const LANES: u32 = UNITS / COLUMNS;
 
 #[cube(launch_unchecked)]
-fn rms_norm_forward(x: &[Bf16x8], w: &[Bf16x8], y: &mut [Bf16x8], eps: f32, width: u32, #[comptime] vectors: usize) {
+pub fn rms_norm_forward<E: Float>(
+    x: &[Vec8<E>],
+    w: &[Vec8<E>],
+    y: &mut [Vec8<E>],
+    eps: f32,
+    width: u32,
+    #[comptime] vectors: usize,
+) {
     let mut scratch = Shared::<[f32]>::new_slice(SCRATCH);
     let row = (CUBE_POS_X * width) as usize;
-    let mut held = Array::<Bf16x8>::new(vectors);
+    let mut held = Array::<Vec8<E>>::new(vectors);
     let mut squares = 0.0f32;
     #[unroll]
     for v in 0..vectors {
@@ -38,11 +44,11 @@ fn rms_norm_forward(x: &[Bf16x8], w: &[Bf16x8], y: &mut [Bf16x8], eps: f32, widt
         let column = UNIT_POS + comptime![v as u32 * UNITS];
         if column < width {
             let (value, weight) = (held[v], w[column as usize]);
-            let mut result = Bf16x8::empty();
+            let mut result = Vec8::<E>::empty();
             #[unroll]
             for i in 0..8usize {
                 let value = f32::cast_from(value.extract(i)) * factor * f32::cast_from(weight.extract(i));
-                result.insert(i, bf16::cast_from(value));
+                result.insert(i, E::cast_from(value));
             }
             y[row + column as usize] = result;
         }
@@ -51,7 +57,14 @@ fn rms_norm_forward(x: &[Bf16x8], w: &[Bf16x8], y: &mut [Bf16x8], eps: f32, widt
 
 /// This unit's vectors of a row, if there is such a row.
 #[cube]
-fn read_row(from: &[Bf16x8], to: &mut Array<Bf16x8>, row: u32, rows: u32, width: u32, #[comptime] vectors: usize) {
+pub(super) fn read_row<E: Float>(
+    from: &[Vec8<E>],
+    to: &mut Array<Vec8<E>>,
+    row: u32,
+    rows: u32,
+    width: u32,
+    #[comptime] vectors: usize,
+) {
     #[unroll]
     for v in 0..vectors {
         let column = UNIT_POS + comptime![v as u32 * UNITS];
@@ -64,11 +77,11 @@ fn read_row(from: &[Bf16x8], to: &mut Array<Bf16x8>, row: u32, rows: u32, width:
 /// Every cube takes every `CUBE_COUNT_X`th row and leaves its share of the gradient of `w` in a row of `parts`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-fn rms_norm_backward(
-    x: &[Bf16x8],
-    w: &[Bf16x8],
-    y_gradient: &[Bf16x8],
-    x_gradient: &mut [Bf16x8],
+pub fn rms_norm_backward<E: Float>(
+    x: &[Vec8<E>],
+    w: &[Vec8<E>],
+    y_gradient: &[Vec8<E>],
+    x_gradient: &mut [Vec8<E>],
     parts: &mut [f32],
     eps: f32,
     rows: u32,
@@ -81,8 +94,8 @@ fn rms_norm_backward(
     for i in 0..comptime![vectors * 8] {
         w_sum[i] = 0.0;
     }
-    let mut values = Array::<Bf16x8>::new(vectors);
-    let mut slopes = Array::<Bf16x8>::new(vectors);
+    let mut values = Array::<Vec8<E>>::new(vectors);
+    let mut slopes = Array::<Vec8<E>>::new(vectors);
     read_row(x, &mut values, CUBE_POS_X, rows, width, vectors);
     read_row(y_gradient, &mut slopes, CUBE_POS_X, rows, width, vectors);
     let mut row = CUBE_POS_X;
@@ -104,8 +117,8 @@ fn rms_norm_backward(
             }
         }
         // The next row is on its way while this one's sums are taken.
-        let mut next_values = Array::<Bf16x8>::new(vectors);
-        let mut next_slopes = Array::<Bf16x8>::new(vectors);
+        let mut next_values = Array::<Vec8<E>>::new(vectors);
+        let mut next_slopes = Array::<Vec8<E>>::new(vectors);
         read_row(x, &mut next_values, row + CUBE_COUNT_X, rows, width, vectors);
         read_row(y_gradient, &mut next_slopes, row + CUBE_COUNT_X, rows, width, vectors);
         let (squares, product) = cube_sums(squares, product, &mut scratch, turn);
@@ -117,12 +130,12 @@ fn rms_norm_backward(
             let column = UNIT_POS + comptime![v as u32 * UNITS];
             if column < width {
                 let (value, slope, weight) = (values[v], slopes[v], w[column as usize]);
-                let mut result = Bf16x8::empty();
+                let mut result = Vec8::<E>::empty();
                 #[unroll]
                 for i in 0..8usize {
                     let (value, slope) = (f32::cast_from(value.extract(i)), f32::cast_from(slope.extract(i)));
                     let weight = f32::cast_from(weight.extract(i));
-                    result.insert(i, bf16::cast_from(slope * weight * factor - value * common));
+                    result.insert(i, E::cast_from(slope * weight * factor - value * common));
                     w_sum[comptime![v * 8 + i]] = w_sum[comptime![v * 8 + i]] + slope * value * factor;
                 }
                 x_gradient[(row * width + column) as usize] = result;
@@ -174,8 +187,8 @@ pub fn has_kernel(columns: usize) -> bool {
     check("columns", columns, 8, LONGEST).is_ok()
 }
 
-/// `y [rows, columns]` from `x` and `w [columns]`, bf16 without gaps; the sum of squares in fp32.
-pub fn forward(
+/// `y [rows, columns]` from `x` and `w [columns]`, of type `E` (2 bytes) and without gaps; the sum of squares in fp32.
+pub fn forward<E: Float>(
     client: &Client,
     (x, w): (&Handle, &Handle),
     y: &Handle,
@@ -189,7 +202,7 @@ pub fn forward(
     let y = buffer("y", y, rows * width, 16)?;
     // SAFETY: every cube stays in its row, and the buffers hold all rows.
     unsafe {
-        rms_norm_forward::launch_unchecked(
+        rms_norm_forward::launch_unchecked::<E>(
             client,
             CubeCount::Static(rows as u32, 1, 1),
             CubeDim::new_1d(UNITS),
@@ -228,9 +241,9 @@ pub(super) fn sum_parts(
     Ok(())
 }
 
-/// The gradients of `x` (bf16) and `w` (fp32 `[columns]`) in [`forward`], given that of `y`. Deterministic.
+/// The gradients of `x` (type `E`) and `w` (fp32 `[columns]`) in [`forward`], given that of `y`. Deterministic.
 #[allow(clippy::too_many_arguments)]
-pub fn backward(
+pub fn backward<E: Float>(
     client: &Client,
     (x, w): (&Handle, &Handle),
     y_gradient: &Handle,
@@ -250,7 +263,7 @@ pub fn backward(
     buffer("w_gradient", w_gradient, columns, 4)?;
     // SAFETY: every cube stays in its rows, and the buffers hold all rows.
     unsafe {
-        rms_norm_backward::launch_unchecked(
+        rms_norm_backward::launch_unchecked::<E>(
             client,
             CubeCount::Static(cubes as u32, 1, 1),
             CubeDim::new_1d(UNITS),

@@ -1,5 +1,5 @@
 //! `silu(gate) · up` of rows `[gate | up]`, and its gradient.
-use super::{Bf16x8, PointwiseError, UNITS, buffer, check};
+use super::{PointwiseError, UNITS, Vec8, buffer, check};
 use crate::hopper::ptx;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -15,39 +15,39 @@ pub(super) fn sigmoid(x: f32) -> f32 {
 }
 
 #[cube(launch_unchecked)]
-fn swiglu_forward(x: &[Bf16x8], out: &mut [Bf16x8], half: u32) {
+pub fn swiglu_forward<E: Float>(x: &[Vec8<E>], out: &mut [Vec8<E>], half: u32) {
     let column = CUBE_POS_Y * UNITS + UNIT_POS;
     if column < half {
         let at = (CUBE_POS_X * 2 * half + column) as usize;
         let gate = x[at];
         let up = x[at + half as usize];
-        let mut result = Bf16x8::empty();
+        let mut result = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
             let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
-            result.insert(i, half::bf16::cast_from(g * sigmoid(g) * u));
+            result.insert(i, E::cast_from(g * sigmoid(g) * u));
         }
         out[(CUBE_POS_X * half + column) as usize] = result;
     }
 }
 
 #[cube(launch_unchecked)]
-fn swiglu_backward(x: &[Bf16x8], out_gradient: &[Bf16x8], x_gradient: &mut [Bf16x8], half: u32) {
+pub fn swiglu_backward<E: Float>(x: &[Vec8<E>], out_gradient: &[Vec8<E>], x_gradient: &mut [Vec8<E>], half: u32) {
     let column = CUBE_POS_Y * UNITS + UNIT_POS;
     if column < half {
         let at = (CUBE_POS_X * 2 * half + column) as usize;
         let gate = x[at];
         let up = x[at + half as usize];
         let slope = out_gradient[(CUBE_POS_X * half + column) as usize];
-        let mut gate_gradient = Bf16x8::empty();
-        let mut up_gradient = Bf16x8::empty();
+        let mut gate_gradient = Vec8::<E>::empty();
+        let mut up_gradient = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
             let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
             let slope = f32::cast_from(slope.extract(i));
             let s = sigmoid(g);
-            gate_gradient.insert(i, half::bf16::cast_from(slope * u * s * (1.0 + g * (1.0 - s))));
-            up_gradient.insert(i, half::bf16::cast_from(slope * g * s));
+            gate_gradient.insert(i, E::cast_from(slope * u * s * (1.0 + g * (1.0 - s))));
+            up_gradient.insert(i, E::cast_from(slope * g * s));
         }
         x_gradient[at] = gate_gradient;
         x_gradient[at + half as usize] = up_gradient;
@@ -63,20 +63,27 @@ fn grid(rows: usize, half: usize) -> CubeCount {
     CubeCount::Static(rows as u32, (half / 8).div_ceil(UNITS as usize) as u32, 1)
 }
 
-/// `out [rows, half] = silu(gate) · up` of `x [rows, 2 half] = [gate | up]`, bf16 without gaps.
-pub fn forward(client: &Client, x: &Handle, out: &Handle, rows: usize, half: usize) -> Result<(), PointwiseError> {
+/// `out [rows, half] = silu(gate) · up` of `x [rows, 2 half] = [gate | up]`, of type `E` (2 bytes) and
+/// without gaps.
+pub fn forward<E: Float>(
+    client: &Client,
+    x: &Handle,
+    out: &Handle,
+    rows: usize,
+    half: usize,
+) -> Result<(), PointwiseError> {
     check("half", half, 8, LONGEST)?;
     let vectors = rows * half / 8;
     let (x, out) = (buffer("x", x, 2 * vectors, 16)?, buffer("out", out, vectors, 16)?);
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        swiglu_forward::launch_unchecked(client, grid(rows, half), CubeDim::new_1d(UNITS), x, out, half as u32 / 8)
+        swiglu_forward::launch_unchecked::<E>(client, grid(rows, half), CubeDim::new_1d(UNITS), x, out, half as u32 / 8)
     };
     Ok(())
 }
 
 /// The gradient of `x` in [`forward`], given that of `out`.
-pub fn backward(
+pub fn backward<E: Float>(
     client: &Client,
     x: &Handle,
     out_gradient: &Handle,
@@ -90,7 +97,7 @@ pub fn backward(
     let x_gradient = buffer("x_gradient", x_gradient, 2 * vectors, 16)?;
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        swiglu_backward::launch_unchecked(
+        swiglu_backward::launch_unchecked::<E>(
             client,
             grid(rows, half),
             CubeDim::new_1d(UNITS),

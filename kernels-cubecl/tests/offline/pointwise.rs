@@ -2,7 +2,7 @@
 use super::{buffer, compile, hopper, settings};
 use cubecl_runtime::kernel::CubeKernel;
 use half::{bf16, f16};
-use kernels_cubecl::pointwise::{cross_entropy, dropout, embedding, gelu, layer_norm, rope};
+use kernels_cubecl::pointwise::{cross_entropy, dropout, embedding, gelu, layer_norm, rms_norm, rope, swiglu};
 
 fn check(what: &str, kernel: impl CubeKernel) {
     let ptx = compile(what, kernel);
@@ -109,6 +109,18 @@ fn the_embedding_compiles() {
 }
 
 #[test]
+fn swiglu_compiles() {
+    let b = buffer;
+    let (s, d) = (settings(), hopper());
+    check("swiglu", swiglu::swiglu_forward::SwigluForward::<bf16>::new(s, d, Default::default(), b(), b(), ()));
+    let (s, d) = (settings(), hopper());
+    check(
+        "swiglu gradient",
+        swiglu::swiglu_backward::SwigluBackward::<bf16>::new(s, d, Default::default(), b(), b(), b(), ()),
+    );
+}
+
+#[test]
 fn gelu_compiles() {
     let b = buffer;
     for tanh in [false, true] {
@@ -123,8 +135,39 @@ fn gelu_compiles() {
 }
 
 #[test]
-fn layer_norm_compiles() {
+fn norms_compile() {
     let b = buffer;
+    for vectors in [1, 8] {
+        let (s, d) = (settings(), hopper());
+        let kernel = rms_norm::rms_norm_forward::RmsNormForward::<f16>::new(
+            s,
+            d,
+            Default::default(),
+            b(),
+            b(),
+            b(),
+            (),
+            (),
+            vectors,
+        );
+        check("rms norm", kernel);
+        let (s, d) = (settings(), hopper());
+        let kernel = rms_norm::rms_norm_backward::RmsNormBackward::<bf16>::new(
+            s,
+            d,
+            Default::default(),
+            b(),
+            b(),
+            b(),
+            b(),
+            b(),
+            (),
+            (),
+            (),
+            vectors,
+        );
+        check("rms norm gradient", kernel);
+    }
     for vectors in [1, 4] {
         let (s, d) = (settings(), hopper());
         let kernel = layer_norm::layer_norm_forward::LayerNormForward::<bf16>::new(

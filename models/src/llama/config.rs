@@ -127,6 +127,11 @@ impl LlamaConfig {
         }
     }
 
+    /// Llama 3.2 3B.
+    pub fn llama3_3b() -> Self {
+        Self { hidden_size: 3072, num_hidden_layers: 28, num_attention_heads: 24, head_dim: 128, ..Self::llama3_1b() }
+    }
+
     /// Mistral 7B, version 0.1.
     pub fn mistral_7b() -> Self {
         Self {
@@ -270,6 +275,7 @@ mod tests {
         assert_eq!(LlamaConfig::qwen3_0_6b().parameter_count(), 596_049_920);
         assert_eq!(LlamaConfig::llama3_8b().parameter_count(), 8_030_261_248);
         assert_eq!(LlamaConfig::llama3_1b().parameter_count(), 1_235_814_400);
+        assert_eq!(LlamaConfig::llama3_3b().parameter_count(), 3_212_749_824);
     }
 
     #[test]

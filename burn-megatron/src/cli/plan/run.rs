@@ -13,7 +13,7 @@ pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
     let mut overrides = args.overrides.clone().with_layout(&args.layout);
     overrides.0.extend(args.stages.overrides(&args.pipeline));
     let config = RunConfig::load(args.config.as_deref(), &overrides.0)?;
-    let job = config.job()?;
+    let job = config.job()?.on_gpus();
     let (hardware, name) = args.machine.hardware(job.element)?;
     let plan = plan::Plan::new(job, &hardware)?;
     let dims = config.model.config.dims();

@@ -78,6 +78,8 @@ pub struct Case {
     pub inputs: Vec<(&'static str, usize)>,
     /// How many times in a row a result is rounded to the type of the inputs.
     pub roundings: u32,
+    /// Error of a function that is itself an approximation.
+    pub floor: f64,
     pub run: Run,
 }
 
@@ -88,7 +90,7 @@ fn case(
     inputs: &[(&'static str, usize)],
     run: impl Fn(&Side, &[Tensor<1>]) -> Tensor<1> + 'static,
 ) -> Case {
-    Case { name, shape, inputs: inputs.to_vec(), roundings, run: Box::new(run) }
+    Case { name, shape, inputs: inputs.to_vec(), roundings, floor: 0.0, run: Box::new(run) }
 }
 
 fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
@@ -179,7 +181,11 @@ fn rows(scale: &Scale) -> Vec<Case> {
             flat(swiglu(x[0].clone().reshape([seq, batch, 2 * hidden])))
         }),
         case("gelu tanh", shape(hidden), 1, &[("x", tokens * hidden)], |_, x| gelu(x[0].clone(), GeluKind::Tanh)),
-        case("gelu erf", shape(hidden), 1, &[("x", tokens * hidden)], |_, x| gelu(x[0].clone(), GeluKind::Erf)),
+        // CubeCL's erf is a polynomial of seven digits.
+        Case {
+            floor: 1e-6,
+            ..case("gelu erf", shape(hidden), 1, &[("x", tokens * hidden)], |_, x| gelu(x[0].clone(), GeluKind::Erf))
+        },
         case("rope_packed", packed_shape, 1, &packed, move |side, x| {
             let angles = numbers(seq * (head_dim / 2), 50).into_iter().map(|x| 3.0 * x);
             let side = |f: fn(f64) -> f64| side.tensor(angles.clone().map(f).collect(), [seq, head_dim / 2]);

@@ -143,10 +143,10 @@ mod tests {
     use backend_dist::mesh::ParallelLayout;
 
     use super::*;
-    use crate::trace::What;
+    use crate::trace::{Track, What};
 
     fn compute(start: u64, end: u64) -> Vec<Span> {
-        vec![Span { what: What::Forward, chunk: None, micro_batch: None, start, end }]
+        vec![Span { what: What::Forward, chunk: None, micro_batch: None, start, end, track: Track::Host }]
     }
 
     #[test]

@@ -62,11 +62,11 @@ impl StageMemory {
         let piece = |(unit, owned): (&super::super::operations::Unit, &Vec<Bucket>)| {
             let used = |element: u64| sum(owned, element) + if unit.head && shared { flat(&table, element) } else { 0 };
             Piece {
-                memory: UnitMemory::new(unit, job.element),
+                memory: UnitMemory::new(unit, job),
                 head: unit.head,
                 gathered: if zero == 3 { used(job.element) } else { 0 },
                 reduced: if zero >= 2 { used(wide) } else { 0 },
-                grows: if zero == 1 { sum(owned, wide) - sum(owned, wide) / replicas } else { 0 },
+                grows: if zero == 1 && !job.gpu { sum(owned, wide) - sum(owned, wide) / replicas } else { 0 },
             }
         };
         let mut states = States::default();
@@ -74,6 +74,7 @@ impl StageMemory {
         let most = |of: &dyn Fn(&Bucket) -> u64| owned.iter().flatten().map(of).max().unwrap_or(0);
         let reduce = |bucket: &Bucket| match (replicas, zero) {
             (1, _) | (_, 2..) => 0,
+            _ if job.gpu => 0,
             (_, 1) => flat(bucket, wide) / replicas,
             _ => flat(bucket, wide),
         };

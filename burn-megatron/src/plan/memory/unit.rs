@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::plan::Job;
 use crate::plan::operations::{Activation, Op, Unit};
 
 /// Bytes of a unit's passes.
@@ -22,7 +23,9 @@ pub(in crate::plan) struct UnitMemory {
 }
 
 impl UnitMemory {
-    pub fn new(unit: &Unit, element: u64) -> Self {
+    pub fn new(unit: &Unit, job: &Job) -> Self {
+        // On GPUs a weight's gradient is added to the main gradients as it is computed.
+        let element = if job.gpu { 0 } else { job.element };
         let lives = Lives::of(unit);
         let first = unit.ops[0].input.bytes;
         let gradients = unit.ops.iter().map(|op| op.weight).sum::<u64>() * element;

@@ -6,7 +6,7 @@ use crate::plan::Job;
 use crate::plan::state::States;
 use crate::schedule::{Action, Pass, Schedule, Work};
 
-/// What matrix products pack their operands into, whatever their size; as measured on CPU ranks.
+/// What matrix products on CPU ranks pack their operands into, whatever their size; as measured.
 const WORKSPACE: u64 = 9 << 17;
 
 pub(super) struct Walk<'a> {
@@ -18,6 +18,7 @@ pub(super) struct Walk<'a> {
     loss: u64,
     /// A tensor that was sent and is not taken yet.
     sent: u64,
+    workspace: u64,
     fullest: RankMemory,
 }
 
@@ -28,7 +29,8 @@ impl<'a> Walk<'a> {
         let share = job.share();
         let sent = if job.layout.pp > 1 { share.stream_tokens * share.hidden * job.element } else { 0 };
         let begun = vec![false; chunks.len()];
-        Self { chunks, states, begun, activations: 0, loss: 0, sent, fullest: RankMemory::default() }
+        let workspace = if job.gpu { 0 } else { WORKSPACE };
+        Self { chunks, states, begun, activations: 0, loss: 0, sent, workspace, fullest: RankMemory::default() }
     }
 
     /// The fullest moment of a step of `rank`.
@@ -49,7 +51,7 @@ impl<'a> Walk<'a> {
                 Action::Send(_) | Action::Recv(_) => {}
             }
         }
-        RankMemory { working: self.fullest.working + WORKSPACE, ..self.fullest }
+        RankMemory { working: self.fullest.working + self.workspace, ..self.fullest }
     }
 
     fn pass(&mut self, work: &Work, recorded: bool) {
@@ -96,6 +98,7 @@ impl<'a> Walk<'a> {
             loss: self.loss,
             working: peak.bytes - own,
             communication: peak.communication + self.sent,
+            libraries: 0,
         };
         if now.peak() > self.fullest.peak() {
             self.fullest = now;

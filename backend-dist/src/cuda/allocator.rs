@@ -1,0 +1,64 @@
+//! CubeCL's memory from CUDA's stream-ordered allocator: a pool that grows does not wait for what other streams do, such as
+//! collectives.
+
+use cubecl_environment::config::RuntimeConfig;
+use cubecl_runtime::config::CubeClRuntimeConfig;
+use cubecl_runtime::config::memory::CudaAllocator;
+use cudarc::driver::result as driver;
+use cudarc::driver::sys;
+use std::sync::Once;
+
+/// Chooses the stream-ordered allocator for this process, unless CubeCL has been used or configured before. Other settings
+/// come from CubeCL's files and variables, as ever.
+pub(crate) fn choose() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // Without the peers' access NCCL must not have such memory, see `share_pools`.
+        if share_pools().is_ok() {
+            let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+            config.memory.cuda.allocator = CudaAllocator::Async;
+            CubeClRuntimeConfig::try_set(config);
+        }
+    });
+}
+
+/// `CUmemAccessDesc`, whose fields have other names in each version of CUDA.
+#[repr(C)]
+struct Access {
+    location: sys::CUmemLocationType,
+    device: i32,
+    flags: sys::CUmemAccess_flags,
+}
+
+const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
+
+/// Lets the GPUs of this process reach each other's pools. NCCL reads and writes the buffers of ranks in its process
+/// directly, and memory of these pools is, unlike other memory, closed to peers (`NCCL_P2P_DIRECT_DISABLE` in NCCL's manual).
+fn share_pools() -> Result<(), driver::DriverError> {
+    driver::init()?;
+    let count = driver::device::get_count()?;
+    for owner in 0..count {
+        let reaches = |peer: &i32| {
+            let mut reaches = 0;
+            // SAFETY: both are numbers of devices, and the answer has a place.
+            let asked = unsafe { sys::cuDeviceCanAccessPeer(&mut reaches, *peer, owner) }.result();
+            asked.is_ok() && reaches == 1
+        };
+        let access = |device| Access {
+            location: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            device,
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let peers: Vec<Access> = (0..count).filter(|peer| *peer != owner).filter(reaches).map(access).collect();
+        if peers.is_empty() {
+            continue;
+        }
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the pool is written before it is read, and `Access` has the layout of `CUmemAccessDesc`.
+        unsafe {
+            sys::cuDeviceGetDefaultMemPool(&mut pool, owner).result()?;
+            sys::cuMemPoolSetAccess(pool, peers.as_ptr().cast(), peers.len()).result()?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! How the members of a group find each other.
+
+use super::library::{finished, text};
+use crate::comm::{Group, PATIENCE};
+use crate::gpu;
+use cudarc::driver::result as driver;
+use cudarc::nccl::{result as nccl, sys};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// The id of a new communicator, after all members have the same NCCL; collective.
+///
+/// # Errors
+/// Without NCCL or with different versions of it.
+pub(crate) fn agree(group: &Group) -> Result<sys::ncclUniqueId, String> {
+    let version = gpu::nccl_version().map_err(|error| error.to_string())?.to_string();
+    let versions = group.all_gather_host(version.clone());
+    if let Some(other) = versions.iter().position(|other| *other != version) {
+        let (peer, theirs) = (group.ranks()[other], &versions[other]);
+        return Err(format!("version {version} here, {theirs} on rank {peer}: install the same one everywhere"));
+    }
+    let id = (group.rank() == 0).then(nccl::get_uniqueid).transpose().map_err(text)?;
+    let id = group.broadcast_host(id.map(|id| id.internal.map(|byte| byte as u8).to_vec()), 0);
+    let id: [u8; 128] = id.try_into().map_err(|_| "the id of a communicator has 128 bytes".to_string())?;
+    Ok(sys::ncclUniqueId { internal: id.map(|byte| byte as _) })
+}
+
+/// Makes the communicator with the other members, which NCCL waits for without end: in a thread of its own, so that this
+/// one can stop when the run has failed.
+pub(crate) fn meet(group: &Group, context: usize, id: sys::ncclUniqueId) -> Result<usize, String> {
+    let (size, rank) = (group.size() as i32, group.rank() as i32);
+    let (sender, outcome) = mpsc::channel();
+    let join = move || {
+        let mut comm = std::ptr::null_mut();
+        // SAFETY: the context lives as long as the process; `comm` is written before it is read.
+        let result = unsafe {
+            driver::ctx::set_current(context as _)
+                .map_err(|error| error.to_string())
+                .and_then(|()| finished(nccl::comm_init_rank(&mut comm, size, id, rank)))
+        };
+        let made = result.is_ok();
+        if sender.send(result.map(|()| comm as usize)).is_err() && made {
+            // SAFETY: nobody else knows of this communicator.
+            let _ = unsafe { nccl::comm_abort(comm) };
+        }
+    };
+    std::thread::Builder::new()
+        .name(format!("join {}", group.name()))
+        .spawn(join)
+        .map_err(|error| format!("no thread to join in: {error}"))?;
+    let start = Instant::now();
+    loop {
+        match outcome.recv_timeout(Duration::from_millis(50)) {
+            Ok(comm) => return comm,
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err("NCCL has panicked; its message is above".into()),
+            Err(mpsc::RecvTimeoutError::Timeout) => group.stop_if_failed(),
+        }
+        if start.elapsed() > PATIENCE {
+            let seconds = PATIENCE.as_secs();
+            return Err(format!("the members have not found each other in {seconds} s: see NCCL_DEBUG=INFO"));
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! How saves are made, and what came of one.
+
+use std::path::PathBuf;
+
+use super::super::error::CheckpointError;
+
+/// How a run saves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SaverOptions {
+    /// Keep this many checkpoints, 1 or more; `None` keeps all.
+    pub keep_last: Option<usize>,
+    /// Beside the last ones, keep those of steps that are multiples of this.
+    pub keep_every: Option<u64>,
+    /// Write on threads of its own while training goes on.
+    pub background: bool,
+    /// A `tokenizer.json` to put into every checkpoint.
+    pub tokenizer: Option<PathBuf>,
+}
+
+/// A save that has succeeded.
+#[derive(Clone, Debug)]
+pub struct SaveReport {
+    /// The step that was saved.
+    pub step: u64,
+    /// Folder of the checkpoint.
+    pub path: PathBuf,
+    /// Bytes of the tensors' files.
+    pub bytes: u64,
+    /// Seconds from the first writer's start until the checkpoint is the latest one; old ones are deleted after that.
+    pub seconds: f64,
+    /// Seconds that a writer had to wait for an earlier save before this one could start; the longest of all writers.
+    pub waited: f64,
+    /// Steps whose checkpoints were deleted.
+    pub deleted: Vec<u64>,
+    /// Why checkpoints that are not wanted any more could not be deleted.
+    pub not_deleted: Option<CheckpointError>,
+}
+
+impl SaveReport {
+    /// The rate of the save.
+    pub fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.seconds
+    }
+}
