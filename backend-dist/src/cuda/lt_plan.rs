@@ -93,8 +93,8 @@ thread_local! {
 ///
 /// # Safety
 ///
-/// The pointers must hold the operands of the key's problem, `bias` as many elements as the result has columns, and `stream` must be one of the device whose context is
-/// current.
+/// The pointers must hold the operands of the key's problem, `bias`, given if the key says so, as many elements of the
+/// result's type as the result has columns, and `stream` must be one of the device whose context is current.
 pub(super) unsafe fn run(
     device: DeviceId,
     stream: CUstream,
