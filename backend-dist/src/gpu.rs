@@ -12,7 +12,7 @@ mod out_of_memory;
 pub use library::{Library, libdevice};
 #[cfg(feature = "cuda")]
 pub(crate) use out_of_memory::out_of_memory_on;
-pub use out_of_memory::{index, out_of_memory};
+pub use out_of_memory::{index, out_of_memory, release_memory};
 use std::fmt;
 
 /// Why GPUs cannot be used.

@@ -62,3 +62,15 @@ fn share_pools() -> Result<(), driver::DriverError> {
     }
     Ok(())
 }
+
+/// Gives what CubeCL has freed back to the driver, for whom the pool would keep it.
+pub(crate) fn trim(gpu: usize) {
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: the pool is written before it is read; only memory that nothing is in is given back. An error leaves the pool
+    // as it is.
+    unsafe {
+        if sys::cuDeviceGetDefaultMemPool(&mut pool, gpu as i32).result().is_ok() {
+            let _ = sys::cuMemPoolTrimTo(pool, 0).result();
+        }
+    }
+}

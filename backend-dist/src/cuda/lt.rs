@@ -63,10 +63,22 @@ impl Operand {
 
 /// `a · b` in `shape`, which has the product's elements, with elements of `dtype`.
 pub(crate) fn product(a: Operand, b: Operand, shape: Shape, dtype: DType) -> CubeTensor {
-    let like = &a.tensor;
-    let out = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype);
+    let out = empty_like(&a, shape, dtype);
     multiply(a, b, &out, Onto::Replace);
     out
+}
+
+/// [`product`] of single matrices, with `bias` added to every row before the result is rounded. `bias` has no gaps, starts
+/// at a multiple of 16 bytes, and has an element of type `dtype`, other than f64, for each column.
+pub(crate) fn product_and_bias(a: Operand, b: Operand, bias: CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    let out = empty_like(&a, shape, dtype);
+    issue(a, b, Some(bias), &out, Onto::Replace);
+    out
+}
+
+fn empty_like(a: &Operand, shape: Shape, dtype: DType) -> CubeTensor {
+    let like = &a.tensor;
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
 /// Writes `a · b` to the elements of `out`, or adds it to them. Sums are taken in f32, for f64 in f64.
@@ -78,8 +90,12 @@ pub(crate) fn product(a: Operand, b: Operand, shape: Shape, dtype: DType) -> Cub
 /// If sizes or types do not fit, cuBLASLt is not installed, or earlier work on the device failed. An error of this
 /// product is the panic of the thread's next one.
 pub(crate) fn multiply(a: Operand, b: Operand, out: &CubeTensor, onto: Onto) {
+    issue(a, b, None, out, onto);
+}
+
+fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, onto: Onto) {
     let (am, bm) = (a.matrices, b.matrices);
-    let what = Named { a: (am, a.tensor.dtype), b: (bm, b.tensor.dtype), out: out.dtype, onto };
+    let what = Named { a: (am, a.tensor.dtype), b: (bm, b.tensor.dtype), bias: bias.is_some(), out: out.dtype, onto };
     let Some(problem) = Problem::new(&am, &bm) else { panic!("{what}: the sizes do not fit") };
     let kinds = lt_plan::kinds(a.tensor.dtype, b.tensor.dtype, out.dtype);
     let Some(kinds) = kinds else { panic!("{what}: cuBLASLt is not asked for products of these types") };
@@ -93,6 +109,16 @@ pub(crate) fn multiply(a: Operand, b: Operand, out: &CubeTensor, onto: Onto) {
     );
     a.tensor.assert_is_on_same_device(&b.tensor);
     a.tensor.assert_is_on_same_device(out);
+    if let Some(bias) = &bias {
+        a.tensor.assert_is_on_same_device(bias);
+        let held = bias.handle.size_in_used() as usize / out.dtype.size();
+        assert!(
+            bias.dtype == out.dtype && bias.is_contiguous() && held >= bm.columns && am.batches == 1 && am.columns > 0,
+            "{what}: the bias is {:?} {:?}",
+            bias.meta.shape(),
+            bias.dtype
+        );
+    }
     if elements == 0 {
         return;
     }
@@ -104,17 +130,22 @@ pub(crate) fn multiply(a: Operand, b: Operand, out: &CubeTensor, onto: Onto) {
     }
     loaded();
     let device = out.client.service_id().device;
-    submit(
-        [&a.tensor, &b.tensor, out],
-        move |[a, b, out], stream| {
-            let key = Key::new(problem, kinds, onto, [a, b, out]);
-            // SAFETY: the operands' spans and the result were checked against their buffers, which are held until the
-            // work is queued; CubeCL reuses memory in the order of this stream.
-            let done = unsafe { lt_plan::run(device, stream, key, [a, b, out]) };
-            done.map_err(|error| format!("{what}: {error}"))
-        },
-        move |message| failed::note(device, message),
-    );
+    let run = move |pointers, bias, stream| {
+        let key = Key::new(problem, kinds, onto, bias, pointers);
+        // SAFETY: the operands' spans, the bias and the result were checked against their buffers, which are held until
+        // the work is queued; CubeCL reuses memory in the order of this stream.
+        let done = unsafe { lt_plan::run(device, stream, key, pointers, bias) };
+        done.map_err(|error| format!("{what}: {error}"))
+    };
+    let failed = move |message| failed::note(device, message);
+    match bias {
+        None => submit([&a.tensor, &b.tensor, out], move |pointers, stream| run(pointers, None, stream), failed),
+        Some(bias) => submit(
+            [&a.tensor, &b.tensor, out, &bias],
+            move |[a, b, out, bias], stream| run([a, b, out], Some(bias), stream),
+            failed,
+        ),
+    }
 }
 
 /// A product, as an error names it. Written out only then: every product is issued through here.
@@ -122,16 +153,18 @@ pub(crate) fn multiply(a: Operand, b: Operand, out: &CubeTensor, onto: Onto) {
 struct Named {
     a: (Matrices, DType),
     b: (Matrices, DType),
+    bias: bool,
     out: DType,
     onto: Onto,
 }
 
 impl fmt::Display for Named {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Self { a: (a, a_type), b: (b, b_type), out, onto } = self;
+        let Self { a: (a, a_type), b: (b, b_type), bias, out, onto } = self;
+        let bias = if *bias { " + bias" } else { "" };
         let [m, k, l, n] = [a.rows, a.columns, b.rows, b.columns];
         let sizes = format!("{} x [{m}, {k}] {a_type:?} · {} x [{l}, {n}] {b_type:?}", a.batches, b.batches);
-        write!(f, "matrix product {sizes} -> {out:?} ({onto:?})")
+        write!(f, "matrix product {sizes}{bias} -> {out:?} ({onto:?})")
     }
 }
 

@@ -58,13 +58,22 @@ pub(super) struct Key {
     problem: Problem,
     kinds: Kinds,
     onto: Onto,
+    /// Whether a bias is added.
+    bias: bool,
     /// Of `a`, `b` and the result, in bytes.
     alignments: [u32; 3],
 }
 
 impl Key {
-    pub fn new(problem: Problem, kinds: Kinds, onto: Onto, pointers: [*mut c_void; 3]) -> Self {
-        Self { problem, kinds, onto, alignments: pointers.map(|pointer| alignment(pointer as usize)) }
+    pub fn new(
+        problem: Problem,
+        kinds: Kinds,
+        onto: Onto,
+        bias: Option<*mut c_void>,
+        pointers: [*mut c_void; 3],
+    ) -> Self {
+        let alignments = pointers.map(|pointer| alignment(pointer as usize));
+        Self { problem, kinds, onto, bias: bias.is_some(), alignments }
     }
 }
 
@@ -80,17 +89,18 @@ thread_local! {
     static STREAMS: RefCell<HashMap<(DeviceId, usize), Stream>> = RefCell::new(HashMap::new());
 }
 
-/// Queues the product of `pointers` `[a, b, result]` on `stream`.
+/// Queues the product of `pointers` `[a, b, result]`, with `bias` added, on `stream`.
 ///
 /// # Safety
 ///
-/// The pointers must hold the operands of the key's problem, and `stream` must be one of the device whose context is
-/// current.
+/// The pointers must hold the operands of the key's problem, `bias`, given if the key says so, as many elements of the
+/// result's type as the result has columns, and `stream` must be one of the device whose context is current.
 pub(super) unsafe fn run(
     device: DeviceId,
     stream: CUstream,
     key: Key,
     pointers: [*mut c_void; 3],
+    bias: Option<*mut c_void>,
 ) -> Result<(), String> {
     STREAMS.with_borrow_mut(|streams| {
         let state = match streams.entry((device, stream as usize)) {
@@ -102,8 +112,11 @@ pub(super) unsafe fn run(
         }
         let plan = match state.plans.entry(key) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Plan::new(state.handle, &key)?),
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Plan::new(state.handle, &key, bias)?),
         };
+        if let Some(bias) = bias {
+            plan.set_bias(bias)?;
+        }
         // SAFETY: as promised by the caller; the workspace belongs to this stream alone.
         unsafe { plan.launch(state.handle, state.workspace, pointers, stream) }
     })
@@ -131,8 +144,8 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Self, String> {
-        let Key { problem, kinds, onto, alignments } = *key;
+    fn new(handle: sys::cublasLtHandle_t, key: &Key, bias: Option<*mut c_void>) -> Result<Self, String> {
+        let Key { problem, kinds, onto, bias: _, alignments } = *key;
         let double = kinds.input == sys::cudaDataType::CUDA_R_64F;
         let (compute, scale) = if double {
             (sys::cublasComputeType_t::CUBLAS_COMPUTE_64F, sys::cudaDataType::CUDA_R_64F)
@@ -158,11 +171,28 @@ impl Plan {
             unsafe { result::set_matmul_desc_attribute(plan.operation, attribute, bytes(&transposition), 4) }
                 .map_err(failed("cublasLtMatmulDescSetAttribute"))?;
         }
+        if let Some(bias) = bias {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE;
+            // SAFETY: the descriptor is alive, and the attribute is a 32-bit integer.
+            unsafe { result::set_matmul_desc_attribute(plan.operation, attribute, bytes(&epilogue), 4) }
+                .map_err(failed("cublasLtMatmulDescSetAttribute (epilogue)"))?;
+            plan.set_bias(bias)?;
+        }
         plan.first = layout(&problem.first, kinds.input, problem.batches)?;
         plan.second = layout(&problem.second, kinds.input, problem.batches)?;
         plan.out = layout(&problem.out, kinds.out, problem.batches)?;
         plan.algorithms = plan.heuristic(handle, alignments)?;
         Ok(plan)
+    }
+
+    /// The bias of the next launch, one element for each row of the column-major result, in the result's type. The
+    /// descriptor is read when a product is queued, so plans serve many biases.
+    fn set_bias(&self, bias: *mut c_void) -> Result<(), String> {
+        let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+        // SAFETY: the descriptor is alive, and the attribute is a pointer.
+        unsafe { result::set_matmul_desc_attribute(self.operation, attribute, bytes(&bias), size_of_val(&bias)) }
+            .map_err(|error| format!("cublasLtMatmulDescSetAttribute (bias): {}", name(error)))
     }
 
     /// The library's suggestions for pointers aligned to `[a, b, result]` bytes.

@@ -35,6 +35,23 @@ pub fn index(_: &Device) -> Option<usize> {
     None
 }
 
+/// Gives memory of a GPU that was used once, such as what parameters were built in, back to the driver, and waits for the
+/// GPU. Nothing on a CPU.
+#[cfg(feature = "cuda")]
+pub fn release_memory(device: &Device) {
+    if let Some(gpu) = index(device) {
+        device.memory_cleanup();
+        // A GPU that has failed says so at its next operation.
+        let _ = device.sync();
+        crate::cuda::allocator::trim(gpu);
+    }
+}
+
+/// Gives memory of a GPU that was used once, such as what parameters were built in, back to the driver, and waits for the
+/// GPU. Nothing on a CPU.
+#[cfg(not(feature = "cuda"))]
+pub fn release_memory(_: &Device) {}
+
 /// What was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {

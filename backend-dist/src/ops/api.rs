@@ -19,8 +19,18 @@ use super::{
 pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
     let (input, [out, inner]) = (x.dims()[D - 1], w.dims());
     assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
-    let how = How { step: Step::None, entry: Entry::Own, recompute: false };
+    let how = How { step: Step::None, entry: Entry::Own, recompute: false, bias: false };
     Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x.into_dispatch(), w.into_dispatch(), how))
+}
+
+/// `x + b` for `x [.., n]` and `b [n]`.
+///
+/// # Panics
+///
+/// If `b` does not fit `x`.
+pub fn add_bias<const D: usize>(x: Tensor<D>, b: Tensor<1>) -> Tensor<D> {
+    check_affine("add_bias: bias", x.dims()[D - 1], &b);
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_add_bias(x.into_dispatch(), b.into_dispatch()))
 }
 
 /// `w x / √(mean(x²) + eps)` over the last dimension; `w` has its size.

@@ -19,6 +19,7 @@ use super::{
     local::LocalOps,
     main_grads::{deliver, place},
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
+    plain,
 };
 
 /// Declares one node: its kind, number of parents, saved state and backward body.
@@ -109,6 +110,16 @@ node!(Dropout, 1, (f64, DropKey), |ops, grad, grads| {
     let (p, key) = ops.state;
     if let [Some(node)] = ops.parents {
         grads.register::<B>(node.id, B::dropout_apply(grad, p, &key));
+    }
+});
+
+node!(AddBias, 2, (), |ops, grad, grads| {
+    let [x_node, b_node] = ops.parents;
+    if let Some(node) = b_node {
+        deliver::<B>(grads, node.id, B::bias_grad(grad.clone()));
+    }
+    if let Some(node) = x_node {
+        grads.register::<B>(node.id, grad);
     }
 });
 
@@ -207,6 +218,15 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
                 prep.finish((p, key), out)
             }
             OpsKind::UnTracked(prep) => prep.finish(B::dropout_apply(x, p, &key)),
+        }
+    }
+
+    fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        let ((x, x_node), (b, b_node)) = (x.into_parts(), b.into_parts());
+        let y = plain::linear::add_bias::<B>(x, b);
+        match AddBias.prepare::<C>([x_node, b_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((), y),
+            OpsKind::UnTracked(prep) => prep.finish(y),
         }
     }
 }

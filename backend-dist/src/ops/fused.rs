@@ -36,8 +36,9 @@ pub enum Entry {
     Gathered(Group),
 }
 
-/// `prologue(x) · wᵀ` for `w [out, in]`: the same as the prologue's operation, the exchange of `entry` and
-/// [`linear`](super::linear) one after the other, bit for bit, and so are its gradients.
+/// `prologue(x) · wᵀ + bias` for `w [out, in]` and `bias [out]`: the same as the prologue's operation, the exchange of
+/// `entry`, [`linear`](super::linear) and [`add_bias`](super::add_bias) one after the other, bit for bit, and so are its
+/// gradients. Only on CUDA the product adds the bias itself, before it is rounded.
 ///
 /// With `recompute` the linear layer's input is not kept for the backward pass but computed again there, for attention
 /// also its statistics. The weight's gradient can be [deferred](super::weight_grads::deferred).
@@ -49,6 +50,7 @@ pub fn linear_with<const D: usize>(
     x: Tensor<D>,
     prologue: Prologue,
     w: Tensor<2>,
+    bias: Option<Tensor<1>>,
     entry: Entry,
     recompute: bool,
 ) -> Tensor<3> {
@@ -72,13 +74,17 @@ pub fn linear_with<const D: usize>(
     }
     let input = step.features(&shape);
     assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
-    let how = How { step, entry, recompute };
+    if let Some(bias) = &bias {
+        assert_eq!(bias.dims(), [out], "linear: the bias does not fit the weight [{out}, {inner}]");
+    }
+    let how = How { step, entry, recompute, bias: bias.is_some() };
     let (x, w) = (x.into_dispatch(), w.into_dispatch());
-    let mut params = params.into_iter().map(Tensor::into_dispatch);
-    Tensor::from_dispatch(match (params.next(), params.next()) {
-        (None, _) => Dispatch::op_linear(x, w, how),
-        (Some(a), None) => Dispatch::op_linear_one(x, a, w, how),
-        (Some(a), Some(b)) => Dispatch::op_linear_two(x, a, b, w, how),
+    let mut extras = params.into_iter().chain(bias).map(Tensor::into_dispatch);
+    Tensor::from_dispatch(match (extras.next(), extras.next(), extras.next()) {
+        (None, ..) => Dispatch::op_linear(x, w, how),
+        (Some(a), None, _) => Dispatch::op_linear_one(x, a, w, how),
+        (Some(a), Some(b), None) => Dispatch::op_linear_two(x, a, b, w, how),
+        (Some(a), Some(b), Some(c)) => Dispatch::op_linear_three(x, a, b, c, w, how),
     })
 }
 
@@ -88,20 +94,32 @@ pub(super) struct How {
     pub step: Step,
     pub entry: Entry,
     pub recompute: bool,
+    /// Whether the last of the tensors between input and weight is the bias.
+    pub bias: bool,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 pub(super) trait FusedOps: Backend {
     fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self>;
 
-    /// With a prologue of one parameter.
+    /// With one parameter of the prologue, or a bias.
     fn op_linear_one(x: FloatTensor<Self>, a: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self>;
 
-    /// With a prologue of two parameters.
+    /// With two parameters of the prologue, or one and a bias.
     fn op_linear_two(
         x: FloatTensor<Self>,
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        how: How,
+    ) -> FloatTensor<Self>;
+
+    /// With two parameters of the prologue and a bias.
+    fn op_linear_three(
+        x: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
         w: FloatTensor<Self>,
         how: How,
     ) -> FloatTensor<Self>;
@@ -125,15 +143,19 @@ impl Entry {
     }
 }
 
-/// The output, and what the prologue made on the way.
+/// The output, and what the prologue made on the way; `extras` are the prologue's parameters and the bias.
 fn forward<B: LocalKernels + ExchangeOps>(
     x: FloatTensor<B>,
-    params: &[FloatTensor<B>],
+    extras: &[FloatTensor<B>],
     w: FloatTensor<B>,
     how: &How,
 ) -> (FloatTensor<B>, Made<B>) {
-    let made = how.step.forward::<B>(x, params);
-    let y = B::linear_forward(how.entry.forward::<B>(made.out.clone()), w);
+    let made = how.step.forward::<B>(x, extras);
+    let input = how.entry.forward::<B>(made.out.clone());
+    let y = match extras.last() {
+        Some(bias) if how.bias => B::linear_bias_forward(input, w, bias.clone()),
+        _ => B::linear_forward(input, w),
+    };
     (y, made)
 }
 
@@ -162,6 +184,17 @@ macro_rules! fused_ops {
             ) -> FloatTensor<Self> {
                 forward::<Self>(x, &[a, b], w, &how).0
             }
+
+            fn op_linear_three(
+                x: FloatTensor<Self>,
+                a: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                c: FloatTensor<Self>,
+                w: FloatTensor<Self>,
+                how: How,
+            ) -> FloatTensor<Self> {
+                forward::<Self>(x, &[a, b, c], w, &how).0
+            }
         }
     };
 }
@@ -185,7 +218,7 @@ struct Kept<B: LocalKernels> {
     w: Option<FloatTensor<B>>,
 }
 
-/// Parents: the input, the prologue's parameters, the weight.
+/// Parents: the input, the prologue's parameters, the bias if there is one, the weight.
 #[derive(Debug)]
 struct Linear;
 
@@ -194,8 +227,12 @@ impl<B: LocalKernels + ExchangeOps, const N: usize> Backward<B, N> for Linear {
 
     fn backward(self, ops: Ops<Kept<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let Kept { how: How { step, entry, recompute }, x, params, out, mut statistics, w } = ops.state;
-        let (weight, inputs) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
+        let Kept { how: How { step, entry, recompute, bias }, x, params, out, mut statistics, w } = ops.state;
+        let (weight, others) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
+        let (inputs, biases) = others.split_at(others.len() - usize::from(bias));
+        if let [Some(node)] = biases {
+            deliver::<B>(grads, node.id, B::bias_grad(grad.clone()));
+        }
         let mut out = out.or_else(|| statistics.as_ref().map(|[out, _]| side_by_side::<B>(out.clone())));
         let used = weight.is_some() || matches!(step, Step::Attention(..));
         if let (true, Some(x)) = (recompute && used, &x) {
@@ -233,7 +270,8 @@ fn record<B: LocalKernels + ExchangeOps, C: CheckpointStrategy, const N: usize>(
     how: How,
 ) -> FloatTensor<Autodiff<B, C>> {
     let tracked = inputs.each_ref().map(|input| input.is_tracked());
-    let (weight, others) = (tracked[N - 1], tracked[..N - 1].contains(&true));
+    let inputs_end = N - 1 - usize::from(how.bias);
+    let (weight, others) = (tracked[N - 1], tracked[..inputs_end].contains(&true));
     let mut tensors = Vec::with_capacity(N);
     let nodes = inputs.map(|input| {
         let (tensor, node) = input.into_parts();
@@ -246,6 +284,8 @@ fn record<B: LocalKernels + ExchangeOps, C: CheckpointStrategy, const N: usize>(
     match Linear.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
             let (y, made) = forward::<B>(x.clone(), &tensors, w.clone(), &how);
+            // The bias is not needed again.
+            tensors.truncate(inputs_end - 1);
             let (plain, again) = (matches!(how.step, Step::None), how.recompute);
             let attention = made.statistics.is_some();
             let kept = Kept {
@@ -279,5 +319,16 @@ impl<B: LocalKernels + ExchangeOps, C: CheckpointStrategy> FusedOps for Autodiff
         how: How,
     ) -> FloatTensor<Self> {
         record::<B, C, 4>([x, a, b, w], how)
+    }
+
+    fn op_linear_three(
+        x: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        how: How,
+    ) -> FloatTensor<Self> {
+        record::<B, C, 5>([x, a, b, c, w], how)
     }
 }

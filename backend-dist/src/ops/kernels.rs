@@ -49,6 +49,16 @@ pub trait LocalKernels: Backend {
         plain::linear::forward::<Self>(x, w)
     }
 
+    /// `x · wᵀ + b`, `b [out]`.
+    fn linear_bias_forward(x: FloatTensor<Self>, w: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        plain::linear::add_bias::<Self>(Self::linear_forward(x, w), b)
+    }
+
+    /// Gradient of a bias: the sum of `grad [.., out]` over all leading dimensions, `[out]`.
+    fn bias_grad(grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        plain::linear::bias_grad::<Self>(grad)
+    }
+
     /// Gradient of [`linear_forward`](Self::linear_forward) in `x`: `grad · w`.
     fn linear_input_grad(grad: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
         plain::linear::input_grad::<Self>(grad, w)

@@ -11,6 +11,7 @@ use super::{
     drop_key::DropKey,
     kernels::LocalKernels,
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
+    plain,
 };
 
 /// One method per public operation; see the functions of [`ops`](super) for what they do.
@@ -31,6 +32,7 @@ pub(super) trait LocalOps: Backend {
     fn op_attention_packed(qkv: FloatTensor<Self>, heads: PackedHeads, options: AttentionOptions) -> FloatTensor<Self>;
     fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self>;
     fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropKey) -> FloatTensor<Self>;
+    fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 macro_rules! local_ops_by_kernels {
@@ -89,6 +91,10 @@ macro_rules! local_ops_by_kernels {
 
             fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropKey) -> FloatTensor<Self> {
                 Self::dropout_apply(x, p, &key)
+            }
+
+            fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+                plain::linear::add_bias::<Self>(x, b)
             }
         }
     };

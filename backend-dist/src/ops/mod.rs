@@ -32,7 +32,8 @@ mod tests;
 pub mod weight_grads;
 
 pub use api::{
-    attention, attention_packed, dropout, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed, swiglu,
+    add_bias, attention, attention_packed, dropout, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed,
+    swiglu,
 };
 pub use cross_entropy::vocab_parallel_cross_entropy;
 pub use drop_key::DropKey;

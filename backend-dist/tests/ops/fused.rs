@@ -60,10 +60,10 @@ impl Kind {
             Self::Gelu => Prologue::Gelu(GeluKind::Tanh),
             Self::Attention => {
                 let prologue = Prologue::Attention(HEADS, OPTIONS);
-                return linear_with(x.reshape([SEQ, BATCH, 8, 3]), prologue, w, entry, again);
+                return linear_with(x.reshape([SEQ, BATCH, 8, 3]), prologue, w, None, entry, again);
             }
         };
-        linear_with(x, prologue, w, entry, again)
+        linear_with(x, prologue, w, None, entry, again)
     }
 }
 
@@ -177,5 +177,5 @@ fn over_two_ranks() {
 fn a_weight_that_does_not_fit_is_refused() {
     let x = leaf_free(&numbers(64, 0), DType::F32).reshape([4, 2, 8]);
     let w = leaf_free(&numbers(40, 1), DType::F32).reshape([5, 8]);
-    linear_with(x, Prologue::SwiGlu, w, Entry::Own, false);
+    linear_with(x, Prologue::SwiGlu, w, None, Entry::Own, false);
 }

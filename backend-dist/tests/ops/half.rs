@@ -47,7 +47,7 @@ fn products_and_norms() {
     for recompute in [false, true] {
         let fused = |x: Vec<Tensor<1>>| {
             let prologue = Prologue::RmsNorm { weight: x[1].clone(), eps: 1e-5 };
-            linear_with(input(&x[0]), prologue, weight(&x[2]), Entry::Own, recompute).flatten(0, 2)
+            linear_with(input(&x[0]), prologue, weight(&x[2]), None, Entry::Own, recompute).flatten(0, 2)
         };
         check("linear with a norm", &[n, 64, 32 * 64], fused);
     }

@@ -1,6 +1,7 @@
 //! Every local operation against the same formula in plain Burn with Burn's own autodiff.
 
 mod attention;
+mod bias;
 mod compare;
 mod cross_entropy;
 mod finite;

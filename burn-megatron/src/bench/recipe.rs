@@ -24,7 +24,7 @@ macro_rules! recipe {
             about: $about,
             toml: concat!(
                 $model,
-                "[lr]\nmax = 3e-4\nmin = 3e-4\nform = \"constant\"\n",
+                "[lr]\nmax = 3e-5\nmin = 3e-5\nform = \"constant\"\n",
                 "[optimizer]\nbeta2 = 0.95\nweight-decay = 0.1\n",
                 "[evaluation]\nbatches = 0\nfinal-batches = 0\n"
             ),

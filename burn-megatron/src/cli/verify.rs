@@ -1,5 +1,7 @@
 //! `burn-megatron verify`: does every layout train like one device?
 
+mod model;
+
 use std::fmt;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -7,26 +9,14 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use burn::tensor::Device;
 use clap::ValueEnum;
-use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig};
+use models::{CausalLm, Gpt, Llama, LlamaVariant, ModelConfig};
 
+use self::model::{Family, Size, Sizes, gpt, llama};
 use super::device::Place;
 use super::processes::alone;
 use crate::config::Precision;
 use crate::engine::{runnable, together};
 use crate::verify::{Bounds, Candidate, Row, Settings, candidates, curve, verify};
-
-/// The model families that can be verified.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Family {
-    /// RMSNorm, rotary positions, SwiGLU, grouped queries
-    Llama,
-    /// Llama with a sliding window of a quarter of the row
-    Mistral,
-    /// Llama with norms of every query and key head
-    Qwen3,
-    /// LayerNorm, learned positions, GELU, biases, dropout, tied output
-    Gpt,
-}
 
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
@@ -89,6 +79,9 @@ pub struct Args {
     /// ranks allow, with all ways to recompute in turn
     #[arg(long = "layout", value_name = "LAYOUT")]
     layouts: Vec<String>,
+    /// Of the layouts that are tried without --layout, only N, spread over the list
+    #[arg(long, value_name = "N")]
+    sample: Option<usize>,
     /// Largest relative difference that passes [default: 1e-10 in f64, 1e-5 in f32; in bf16 that of the gradients next to
     /// the loss, 4 x 2^-7, growing by 3 % with every layer]
     #[arg(long, value_name = "X")]
@@ -96,26 +89,6 @@ pub struct Args {
     /// Seed of weights, tokens and dropout
     #[arg(long, value_name = "N", default_value_t = 1234)]
     seed: u64,
-}
-
-/// Model and batch sizes to choose from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Size {
-    /// Seconds on a CPU: width 32, heads of 8, vocabulary 101, 16 tokens per row
-    Tiny,
-    /// What the GPU kernels take: width 256, heads of 64, vocabulary 512, 256 tokens per row
-    Kernels,
-}
-
-/// The numbers of a [`Size`], each replaced by its flag.
-struct Sizes {
-    layers: usize,
-    hidden: usize,
-    ffn: usize,
-    heads: usize,
-    kv_heads: usize,
-    vocab: usize,
-    seq: usize,
 }
 
 impl Args {
@@ -177,35 +150,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn llama(sizes: &Sizes, variant: LlamaVariant) -> LlamaConfig {
-    let window = (sizes.seq / 4).max(1);
-    LlamaConfig {
-        variant,
-        sliding_window: (variant == LlamaVariant::Mistral).then_some(window),
-        vocab_size: sizes.vocab,
-        hidden_size: sizes.hidden,
-        intermediate_size: sizes.ffn,
-        num_hidden_layers: sizes.layers,
-        num_attention_heads: sizes.heads,
-        num_key_value_heads: sizes.kv_heads,
-        head_dim: sizes.hidden / sizes.heads.max(1),
-        ..LlamaConfig::tiny()
-    }
-}
-
-fn gpt(sizes: &Sizes, dropout: f64) -> GptConfig {
-    GptConfig {
-        vocab_size: sizes.vocab,
-        max_position_embeddings: sizes.seq,
-        hidden_size: sizes.hidden,
-        intermediate_size: sizes.ffn,
-        num_hidden_layers: sizes.layers,
-        num_attention_heads: sizes.heads,
-        hidden_dropout: dropout,
-        ..GptConfig::tiny()
-    }
-}
-
 fn run_model<M: CausalLm>(args: &Args, sizes: &Sizes, config: &M::Config) -> anyhow::Result<ExitCode> {
     let settings = args.settings(sizes.seq)?;
     if args.curve.is_some() {
@@ -260,6 +204,13 @@ fn devices(args: &Args, list: &[Candidate]) -> anyhow::Result<Vec<Device>> {
     }
 }
 
+/// `count` elements of the list at equal distances, or all.
+fn spread<T>(list: Vec<T>, count: usize) -> Vec<T> {
+    let all = list.len();
+    let is_taken = |index: usize| count >= all || (index * count) / all != ((index + 1) * count) / all;
+    list.into_iter().enumerate().filter(|(index, _)| is_taken(*index)).map(|(_, element)| element).collect()
+}
+
 /// A flag's value as it is written.
 struct Words<T: ValueEnum>(T);
 
@@ -278,7 +229,7 @@ fn layouts(args: &Args, config: &impl ModelConfig, settings: &Settings) -> anyho
         if list.is_empty() {
             bail!("nothing to verify: no layout of up to {} ranks fits", args.ranks);
         }
-        return Ok(list);
+        return Ok(spread(list, args.sample.unwrap_or(usize::MAX)));
     }
     let parse = |text: &String| -> anyhow::Result<Candidate> {
         let candidate: Candidate = text.parse().with_context(|| format!("--layout \"{text}\""))?;
@@ -296,4 +247,18 @@ fn layouts(args: &Args, config: &impl ModelConfig, settings: &Settings) -> anyho
         Ok(candidate)
     };
     args.layouts.iter().map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_spread_over_the_list() {
+        assert_eq!(spread((0..10).collect(), 3), [3, 6, 9]);
+        assert_eq!(spread((0..10).collect(), 20).len(), 10);
+        for count in 0..=10 {
+            assert_eq!(spread((0..10).collect::<Vec<_>>(), count).len(), count);
+        }
+    }
 }

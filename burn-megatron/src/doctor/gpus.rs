@@ -13,7 +13,7 @@ pub fn gpus() -> (Vec<Item>, usize) {
     };
     let mut items = vec![driver()];
     items.extend(gpus.iter().map(one));
-    items.push(Item::of("cuBLASLt", gpu::cublas_lt_version()));
+    items.push(cublas_lt());
     items.push(nccl(gpus.len()));
     items.push(Item::of("libdevice", gpu::libdevice().map(|path| path.display().to_string())));
     if gpus.len() > 1 {
@@ -45,6 +45,22 @@ fn driver() -> Item {
             format!("{name}, CUDA {}.{}", version.cuda.major, version.cuda.minor)
         }),
     )
+}
+
+/// A library of a newer major version than the driver's CUDA loads, and fails at its first call.
+fn cublas_lt() -> Item {
+    let item = Item::of("cuBLASLt", gpu::cublas_lt_version());
+    match (gpu::cublas_lt_version(), gpu::driver_version()) {
+        (Ok(library), Ok(driver)) if library.major > driver.cuda.major => Item::new(
+            Verdict::Missing,
+            "cuBLASLt",
+            format!(
+                "{library}, but the driver runs CUDA {} at most: install an older one or a newer driver",
+                driver.cuda.major
+            ),
+        ),
+        _ => item,
+    }
 }
 
 /// One process can do without NCCL as long as it uses one GPU.

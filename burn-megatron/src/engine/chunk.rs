@@ -26,6 +26,8 @@ pub(super) struct Chunk<M> {
     live: HashMap<usize, Vec<Kept>>,
     /// By micro-batch: weight gradients that are still to be computed.
     late: HashMap<usize, Vec<Late>>,
+    /// Gradients have been seen to belong where they come from; that does not change from step to step.
+    checked: bool,
 }
 
 /// A segment and its parameters.
@@ -111,7 +113,7 @@ impl<M: CausalLm> Chunk<M> {
         };
         let steps = segments(model.part(), recompute, zero == 3).into_iter().map(step).collect();
         let (live, late) = Default::default();
-        Self { model: Some(model), steps, buckets: own, zero, live, late }
+        Self { model: Some(model), steps, buckets: own, zero, live, late, checked: false }
     }
 
     /// The model; under ZeRO 3 without its weights.
@@ -220,6 +222,7 @@ impl<M: CausalLm> Chunk<M> {
         if defer {
             self.late.insert(pass.place.1, late);
         }
+        self.checked |= !defer;
         dy
     }
 
@@ -229,6 +232,7 @@ impl<M: CausalLm> Chunk<M> {
             self.open(step, pass);
             self.add(step, pass, [rest, deferred.run()]);
         }
+        self.checked = true;
     }
 
     /// Lets a backward pass of a segment add to main gradients, until [`Chunk::add`].
@@ -243,7 +247,7 @@ impl<M: CausalLm> Chunk<M> {
             for bucket in uses {
                 pass.optimizer.accumulate(*bucket, self.model(), &mut grads);
             }
-            if pass.place == (0, 0) {
+            if !self.checked {
                 self.refuse_strangers(&self.steps[step].segment.link, &grads);
             }
         }

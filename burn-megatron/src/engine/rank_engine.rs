@@ -16,6 +16,7 @@ use crate::optim::{LossScaler, Optimizer, StepInfo, clip_factor};
 use crate::schedule::{Action, Pass as Kind, Schedule, Work};
 use crate::trace::{Recorder, Span, What};
 use backend_dist::comm::Group;
+use backend_dist::gpu::release_memory;
 use backend_dist::launch::Rank;
 use backend_dist::shard::{ParamSpec, Unit, stable_hash};
 use burn::tensor::{DType, Tensor};
@@ -51,6 +52,8 @@ pub struct RankEngine<M> {
     elements: usize,
     recorder: Recorder,
     peak_in_flight: usize,
+    /// A step has been done.
+    warm: bool,
     step: u64,
     consumed: u64,
     grad_scale: f64,
@@ -176,6 +179,10 @@ impl<M: CausalLm> RankEngine<M> {
         self.step += 1;
         self.consumed += self.plan.global() as u64;
         let (consumed, seconds) = (self.consumed, start.elapsed().as_secs_f64());
+        // What CubeCL's pool has taken before it knew the sizes of a step.
+        if !std::mem::replace(&mut self.warm, true) {
+            release_memory(&self.rank.device);
+        }
         Ok(StepReport { step, loss, grad_norm, clip_factor, lr, tokens, consumed, loss_scale, skipped, seconds })
     }
 

@@ -16,6 +16,9 @@ const GRADIENT_NORM_FLOOR: f64 = 1e-3;
 /// AdamW's division by the root of the second moment.
 const PARAMETER_FLOOR: f64 = 1e-4;
 
+/// The same of root mean squares in single precision and below.
+const PARAMETER_NORM_FLOOR: f64 = 1e-3;
+
 /// Global tensors by name.
 pub(super) type Tensors = BTreeMap<String, HostTensor>;
 
@@ -110,7 +113,7 @@ pub fn compare(reference: &Reference, ranks: &[RankTrace], bounds: &Bounds) -> D
     let mut found = Differences::default();
     let [gradient_floor, parameter_floor] = match bounds.measure {
         Measure::Largest => [GRADIENT_FLOOR, PARAMETER_FLOOR],
-        Measure::Norm => [GRADIENT_NORM_FLOOR, PARAMETER_FLOOR],
+        Measure::Norm => [GRADIENT_NORM_FLOOR, PARAMETER_NORM_FLOOR],
     };
     for (rank, trace) in ranks.iter().enumerate() {
         for (step, expected) in reference.losses.iter().enumerate() {

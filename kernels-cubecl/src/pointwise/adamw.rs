@@ -49,7 +49,7 @@ pub struct AdamWBucket<'a> {
 
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-fn adamw_step<W: Float>(
+pub fn adamw_step<W: Float>(
     master: &mut [F32x4],
     first: &mut [F32x4],
     second: &mut [F32x4],

@@ -56,7 +56,7 @@ impl Run<'_> {
 }
 
 #[cube(launch_unchecked)]
-fn write_run<S: Float, T: Float, N: Size>(
+pub fn write_run<S: Float, T: Float, N: Size>(
     source: &[Vector<S, N>],
     target: &mut [Vector<T, N>],
     vectors: u32,
@@ -76,7 +76,7 @@ fn write_run<S: Float, T: Float, N: Size>(
 
 /// A cube for each chunk; every unit sums every `UNITS`th of the chunk's elements.
 #[cube(launch_unchecked)]
-fn chunk_squares(values: &[f32], starts: &[u32], lens: &[u32], sums: &mut [f32], first: u32) {
+pub fn chunk_squares(values: &[f32], starts: &[u32], lens: &[u32], sums: &mut [f32], first: u32) {
     let mut scratch = Shared::<[f32]>::new_slice(SCRATCH);
     let chunk = CUBE_POS_X as usize;
     let end = starts[chunk] + lens[chunk];

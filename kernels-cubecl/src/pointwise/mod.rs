@@ -3,6 +3,7 @@
 
 pub mod accumulate;
 pub mod adamw;
+pub mod column_sum;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;

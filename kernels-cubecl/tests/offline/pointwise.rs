@@ -2,7 +2,9 @@
 use super::{buffer, compile, hopper, settings};
 use cubecl_runtime::kernel::CubeKernel;
 use half::{bf16, f16};
-use kernels_cubecl::pointwise::{cross_entropy, dropout, embedding, gelu, layer_norm, rms_norm, rope, swiglu};
+use kernels_cubecl::pointwise::{
+    adamw, cross_entropy, dropout, embedding, flat, gelu, layer_norm, rms_norm, rope, swiglu,
+};
 
 fn check(what: &str, kernel: impl CubeKernel) {
     let ptx = compile(what, kernel);
@@ -207,4 +209,57 @@ fn dropout_compiles() {
     let b = buffer;
     let (s, d) = (settings(), hopper());
     check("dropout", dropout::drop_out::DropOut::<bf16>::new(s, d, Default::default(), b(), b(), b(), (), (), (), ()));
+}
+
+#[test]
+fn adamw_compiles_for_all_weights() {
+    macro_rules! kernel {
+        ($weight:ty, $narrow:literal) => {{
+            let b = buffer;
+            adamw::adamw_step::AdamwStep::<$weight>::new(
+                settings(),
+                hopper(),
+                Default::default(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                $narrow,
+            )
+        }};
+    }
+    check("AdamW, bf16 weights", kernel!(bf16, true));
+    check("AdamW, f16 weights", kernel!(f16, true));
+    let ptx = compile("AdamW", kernel!(f32, false));
+    assert_eq!(ptx.matches("st.global").count(), 3, "masters and moments are written, and nothing else");
+}
+
+#[test]
+fn flat_writes_and_squares_compile() {
+    let b = buffer;
+    for adds in [false, true] {
+        let (s, d) = (settings(), hopper());
+        let kernel = flat::write_run::WriteRun::<bf16, f32>::new(s, d, Default::default(), b(), b(), (), 4, adds);
+        check("sum", kernel);
+        let (s, d) = (settings(), hopper());
+        let kernel = flat::write_run::WriteRun::<f32, bf16>::new(s, d, Default::default(), b(), b(), (), 4, adds);
+        check("rounding", kernel);
+        let (s, d) = (settings(), hopper());
+        let kernel = flat::write_run::WriteRun::<f16, f32>::new(s, d, Default::default(), b(), b(), (), 1, adds);
+        compile("sum of single elements", kernel);
+    }
+    let (s, d) = (settings(), hopper());
+    compile("squares", flat::chunk_squares::ChunkSquares::new(s, d, Default::default(), b(), b(), b(), b(), ()));
 }

@@ -7,7 +7,7 @@ use backend_dist::ops::conjugate::{
     Partial, copy_to_tensor_parallel, gather_from_sequence_parallel, reduce_from_tensor_parallel,
     reduce_scatter_to_sequence_parallel,
 };
-use backend_dist::ops::{Entry, Prologue, linear_with};
+use backend_dist::ops::{Entry, Prologue, add_bias, linear_with};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -77,7 +77,8 @@ impl ColumnParallelLinear {
     /// The rank's outputs for the whole sequence of `norm(x)`.
     pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
         let (entry, (x, prologue)) = (entry(&self.parallel), norm.in_front_of_linear(x));
-        add_bias(linear_with(x, prologue, self.weight.val(), entry, self.recompute_norm), self.bias.as_ref())
+        let bias = self.bias.as_ref().map(Param::val);
+        linear_with(x, prologue, self.weight.val(), bias, entry, self.recompute_norm)
     }
 }
 
@@ -116,8 +117,12 @@ impl RowParallelLinear {
     /// The sum over the ranks, whole or this rank's part of the sequence, for the input that `prologue` makes of `x`;
     /// with `recompute` it makes it again in the backward pass.
     pub fn forward<const D: usize>(&self, x: Tensor<D>, prologue: Prologue, recompute: bool) -> Tensor<3> {
-        let y = linear_with(x, prologue, self.weight.val(), Entry::Own, recompute);
-        add_bias(leave_tensor_parallel(Partial::new(y), &self.parallel), self.bias.as_ref())
+        let y = linear_with(x, prologue, self.weight.val(), None, Entry::Own, recompute);
+        let y = leave_tensor_parallel(Partial::new(y), &self.parallel);
+        match &self.bias {
+            Some(bias) => add_bias(y, bias.val()),
+            None => y,
+        }
     }
 }
 
@@ -153,11 +158,4 @@ pub(super) fn pad_sequence<const D: usize>(x: Tensor<D>, rows: usize) -> Tensor<
     shape[0] = rows - shape[0];
     let zeros = Tensor::zeros(shape, (&x.device(), x.dtype()));
     Tensor::cat(vec![x, zeros], 0)
-}
-
-fn add_bias(y: Tensor<3>, bias: Option<&Param<Tensor<1>>>) -> Tensor<3> {
-    match bias {
-        Some(bias) => y + bias.val().unsqueeze(),
-        None => y,
-    }
 }

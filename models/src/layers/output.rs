@@ -90,7 +90,7 @@ impl OutputLayer {
     }
 
     fn local_logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {
-        linear_with(x, Prologue::None, self.weight(embedding), entry(&self.parallel), false)
+        linear_with(x, Prologue::None, self.weight(embedding), None, entry(&self.parallel), false)
     }
 
     fn weight(&self, embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {

@@ -1,12 +1,17 @@
-//! Matrix products, all by cuBLASLt where the operands lie.
+//! Matrix products, all by cuBLASLt where the operands lie, and biases.
+//!
+//! A bias is added by the product (`CUBLASLT_EPILOGUE_BIAS`). Activations are not: a product with GELU's epilogue would
+//! write activation and pre-activation (for `DGELU_BGRAD`) and tie two layers together, while the fused kernel in front of
+//! the next product reads the pre-activation, which is kept anyway, in one pass.
 
-use burn::backend::{Cube, tensor::FloatTensor};
+use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
+use kernels_cubecl::pointwise::column_sum;
 
-use crate::cuda::lt::{Onto, Operand, multiply, product};
-
-type Float = FloatTensor<Cube>;
+use super::{Float, are_half, columns, empty, launched, packed, rows};
+use crate::cuda::lt::{Onto, Operand, multiply, product, product_and_bias};
+use crate::ops::plain;
 
 /// `[.., m, k] · [.., k, n]`.
 pub fn matmul(a: Float, b: Float) -> Float {
@@ -22,6 +27,32 @@ pub fn matmul(a: Float, b: Float) -> Float {
 pub fn forward(x: Float, w: Float) -> Float {
     let (shape, dtype) = (with_last(&x, w.meta.shape()[0]), x.dtype);
     product(Operand::flat(x), Operand::flat(w).transposed(), shape, dtype)
+}
+
+/// The library adds the bias in f32 before it rounds. It has no such product in f64; a single row or feature is left to an
+/// addition, as in PyTorch's `addmm` (`aten/src/ATen/native/cuda/Blas.cpp`).
+pub fn bias_forward(x: Float, w: Float, b: Float) -> Float {
+    let dtype = x.dtype;
+    let same = w.dtype == dtype && b.dtype == dtype && dtype != DType::F64;
+    if !same || rows(&x) < 2 || w.meta.shape().iter().any(|&n| n < 2) {
+        return plain::linear::add_bias::<Cube>(forward(x, w), b);
+    }
+    let shape = with_last(&x, w.meta.shape()[0]);
+    product_and_bias(Operand::flat(x), Operand::flat(w).transposed(), packed(b), shape, dtype)
+}
+
+/// In f32 for half precision types.
+pub fn bias_grad(grad: Float) -> Float {
+    let (rows, columns) = (rows(&grad), columns(&grad));
+    if !are_half([&grad]) || !column_sum::has_kernel(rows, columns) {
+        let wide = if grad.dtype() == DType::F64 { FloatDType::F64 } else { FloatDType::F32 };
+        return plain::linear::bias_grad::<Cube>(Cube::float_cast(grad, wide));
+    }
+    let grad = packed(grad);
+    let sum = empty(&grad, [columns], DType::F32);
+    let done = by_half!(grad, E => column_sum::column_sum::<E>(&grad.client, &grad.handle, &sum.handle, rows, columns));
+    launched("gradient of a bias", done);
+    sum
 }
 
 pub fn input_grad(grad: Float, w: Float) -> Float {

@@ -53,6 +53,14 @@ impl LocalKernels for Cube {
         linear::forward(x, w)
     }
 
+    fn linear_bias_forward(x: Float, w: Float, b: Float) -> Float {
+        linear::bias_forward(x, w, b)
+    }
+
+    fn bias_grad(grad: Float) -> Float {
+        linear::bias_grad(grad)
+    }
+
     fn linear_input_grad(grad: Float, w: Float) -> Float {
         linear::input_grad(grad, w)
     }

@@ -1,7 +1,8 @@
-//! Gradients summed up in place: two contributions of a linear layer with its norm, and of an embedding.
+//! Gradients summed up in place: two contributions of a linear layer with its norm and its bias, of a bias
+//! added by itself, and of an embedding.
 
 use backend_dist::ops::main_grads::{self, MainGrad};
-use backend_dist::ops::{Entry, Prologue, embedding, linear_with, pull_back, weight_grads};
+use backend_dist::ops::{Entry, Prologue, add_bias, embedding, linear_with, pull_back, weight_grads};
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -9,7 +10,7 @@ use super::cases::Scale;
 use super::{KernelCheck, Side, bound, error, numbers, values};
 
 const EPS: f64 = 1e-5;
-const NAMES: [&str; 3] = ["linear weight", "norm weight", "embedding"];
+const NAMES: [&str; 5] = ["linear weight", "norm weight", "embedding", "linear bias", "bias"];
 
 /// The checks; none where `device` cannot sum up in place, or the parameters are f64.
 pub fn check(device: &Device, scale: &Scale, dtype: DType) -> Vec<KernelCheck> {
@@ -26,16 +27,17 @@ pub fn check(device: &Device, scale: &Scale, dtype: DType) -> Vec<KernelCheck> {
         shape: format!("{scale:?}"),
         error: found.as_ref().map_or(f64::NAN, |found| error(&found[i], expected)),
         // The norm's output and its gradient are rounded to 16 bits, sums are not.
-        bound: bound(dtype, if i == 2 { 1 } else { 3 }),
+        bound: bound(dtype, if i < 2 { 3 } else { 1 }),
     };
     expected.iter().enumerate().map(one).collect()
 }
 
-/// Linear weight, norm weight, table.
+/// Linear weight, norm weight, table, the bias within the linear layer and the one added to what it gives.
 struct Leaves {
     w: Tensor<2>,
     norm: Tensor<1>,
     table: Tensor<2>,
+    biases: [Tensor<1>; 2],
 }
 
 impl Leaves {
@@ -45,6 +47,7 @@ impl Leaves {
             w: side.tensor(numbers(ffn * hidden, 1), [ffn, hidden]).require_grad(),
             norm: side.tensor(numbers(hidden, 2), [hidden]).require_grad(),
             table: side.tensor(numbers(vocab * hidden, 3), [vocab, hidden]).require_grad(),
+            biases: [4, 5].map(|seed| side.tensor(numbers(ffn, seed), [ffn]).require_grad()),
         }
     }
 
@@ -55,7 +58,9 @@ impl Leaves {
         let prologue = Prologue::RmsNorm { weight: self.norm.clone(), eps: EPS };
         let x = side.tensor(numbers(tokens * hidden, seed), [seq, batch, hidden]);
         let ids = side.ids(scale.ids(0), [seq, batch]);
-        let y = linear_with(x, prologue, self.w.clone(), Entry::Own, false);
+        let [inside, behind] = self.biases.clone();
+        let y = linear_with(x, prologue, self.w.clone(), Some(inside), Entry::Own, false);
+        let y = add_bias(y, behind);
         let rows = embedding(self.table.clone(), ids, 0);
         let upstream = side.tensor(numbers(tokens * (ffn + hidden), seed + 1), [seq, batch, ffn + hidden]);
         pull_back(Tensor::cat(vec![y, rows], 2), upstream)
@@ -63,7 +68,7 @@ impl Leaves {
 }
 
 /// The sums of what two micro-batches register.
-fn registered(side: &Side, scale: &Scale) -> [Vec<f64>; 3] {
+fn registered(side: &Side, scale: &Scale) -> [Vec<f64>; 5] {
     let leaves = Leaves::new(side, scale);
     let [first, second] = [10, 20].map(|seed| leaves.contribution(side, scale, seed));
     let sum = |a: Option<Vec<f64>>, b: Option<Vec<f64>>| -> Vec<f64> {
@@ -74,6 +79,8 @@ fn registered(side: &Side, scale: &Scale) -> [Vec<f64>; 3] {
         sum(leaves.w.grad(&first).map(values), leaves.w.grad(&second).map(values)),
         sum(leaves.norm.grad(&first).map(values), leaves.norm.grad(&second).map(values)),
         sum(leaves.table.grad(&first).map(values), leaves.table.grad(&second).map(values)),
+        sum(leaves.biases[0].grad(&first).map(values), leaves.biases[0].grad(&second).map(values)),
+        sum(leaves.biases[1].grad(&first).map(values), leaves.biases[1].grad(&second).map(values)),
     ]
 }
 
@@ -81,22 +88,26 @@ fn registered(side: &Side, scale: &Scale) -> [Vec<f64>; 3] {
 ///
 /// # Panics
 /// If an operation registers a gradient that has a place.
-fn in_place(side: &Side, scale: &Scale) -> [Vec<f64>; 3] {
+fn in_place(side: &Side, scale: &Scale) -> [Vec<f64>; 5] {
     let leaves = Leaves::new(side, scale);
     // Whatever is there before the first contribution must not count.
     let garbage = |len: usize| Tensor::<1>::full([len], 7.0, (&side.device.clone().inner(), DType::F32));
-    let sizes = [scale.ffn * scale.hidden, scale.hidden, scale.vocab * scale.hidden];
+    let sizes = [scale.ffn * scale.hidden, scale.hidden, scale.vocab * scale.hidden, scale.ffn, scale.ffn];
     let sums = sizes.map(garbage);
     let places = sums.clone().map(MainGrad::new);
     main_grads::attach(&leaves.w, places[0].clone());
     main_grads::attach(&leaves.norm, places[1].clone());
     main_grads::attach(&leaves.table, places[2].clone());
+    for (bias, place) in leaves.biases.iter().zip(&places[3..]) {
+        main_grads::attach(bias, place.clone());
+    }
     let first = leaves.contribution(side, scale, 10);
     let (second, late) = weight_grads::deferred(|| leaves.contribution(side, scale, 20));
     for grads in [first, second, late.run()] {
         let registered = [leaves.w.grad(&grads).is_some(), leaves.table.grad(&grads).is_some()];
         assert_eq!(registered, [false; 2], "a gradient with a place was registered");
-        assert!(leaves.norm.grad(&grads).is_none(), "a norm's gradient with a place was registered");
+        let vectors = leaves.biases.iter().chain([&leaves.norm]);
+        assert!(vectors.into_iter().all(|x| x.grad(&grads).is_none()), "a gradient with a place was registered");
     }
     assert!(places.iter().all(MainGrad::is_written), "a place was not written");
     sums.map(values)

@@ -9,6 +9,7 @@ use crate::schedule::Schedule;
 use crate::trace::Recorder;
 use backend_dist::buffer::Buffer;
 use backend_dist::collective::connect;
+use backend_dist::gpu::release_memory;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
 use burn::tensor::DType;
@@ -57,7 +58,7 @@ impl<M: CausalLm> RankEngine<M> {
             chunk.for_buckets(|bucket, model| optimizer.shard(bucket, model));
         }
         // The memory that the parameters were built in.
-        rank.device.memory_cleanup();
+        release_memory(&rank.device);
         let sections = chunks.iter().flat_map(|chunk| chunk.model().registry().sections());
         let once = sections.filter(|section| section.copy < section.copies);
         let elements: usize = once.map(|section| section.global_shape.iter().product::<usize>()).sum();
@@ -80,6 +81,7 @@ impl<M: CausalLm> RankEngine<M> {
             rank: rank.clone(),
             recorder: Recorder::off(),
             peak_in_flight: 0,
+            warm: false,
             step: 0,
             consumed: 0,
             grad_scale: 1.0,

@@ -5,6 +5,7 @@ use super::update;
 use crate::plan::Job;
 use crate::plan::state::{Bucket, States, buckets};
 use crate::schedule::stages::Stage;
+use std::collections::BTreeMap;
 
 /// A stage's units in their passes.
 pub(super) struct StageMemory {
@@ -65,7 +66,7 @@ impl StageMemory {
                 memory: UnitMemory::new(unit, job),
                 head: unit.head,
                 gathered: if zero == 3 { used(job.element) } else { 0 },
-                reduced: if zero >= 2 { used(wide) } else { 0 },
+                reduced: if zero >= 2 && !job.gpu { used(wide) } else { 0 },
                 grows: if zero == 1 && !job.gpu { sum(owned, wide) - sum(owned, wide) / replicas } else { 0 },
             }
         };
@@ -80,12 +81,15 @@ impl StageMemory {
         };
         let pieces: Vec<Piece> = units.iter().zip(&owned).map(piece).collect();
         states.gradients -= pieces.iter().map(|piece| piece.grows).sum::<u64>();
+        if zero >= 2 && job.gpu {
+            states.gradients += open_buckets(owned.iter().flatten().map(|bucket| flat(bucket, wide)));
+        }
         Self {
             units: pieces,
             states,
             update: most(&|bucket| update(bucket, job)),
             reduce: most(&reduce),
-            open: if zero >= 2 && shared { flat(&table, wide) } else { 0 },
+            open: if zero >= 2 && shared && !job.gpu { flat(&table, wide) } else { 0 },
         }
     }
 
@@ -152,6 +156,14 @@ impl StageMemory {
         };
         self.units.iter().map(peak).fold(Peak::default(), Peak::max)
     }
+}
+
+/// On GPUs whole buckets of gradients lie in memory that is kept for the next bucket of this size: one that backward passes
+/// write to, and one whose sum over the replicas runs beside them.
+fn open_buckets(sizes: impl Iterator<Item = u64>) -> u64 {
+    let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+    sizes.for_each(|size| *counts.entry(size).or_default() += 1);
+    counts.into_iter().map(|(size, count)| size * count.min(2)).sum()
 }
 
 impl Piece {

@@ -1,0 +1,66 @@
+//! The models that `verify` trains.
+
+use clap::ValueEnum;
+use models::{GptConfig, LlamaConfig, LlamaVariant};
+
+/// The model families that can be verified.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Family {
+    /// RMSNorm, rotary positions, SwiGLU, grouped queries
+    Llama,
+    /// Llama with a sliding window of a quarter of the row
+    Mistral,
+    /// Llama with norms of every query and key head
+    Qwen3,
+    /// LayerNorm, learned positions, GELU, biases, dropout, tied output
+    Gpt,
+}
+
+/// Model and batch sizes to choose from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Size {
+    /// Seconds on a CPU: width 32, heads of 8, vocabulary 101, 16 tokens per row
+    Tiny,
+    /// What the GPU kernels take: width 256, heads of 64, vocabulary 512, 256 tokens per row
+    Kernels,
+}
+
+/// The numbers of a [`Size`], each replaced by its flag.
+pub struct Sizes {
+    pub layers: usize,
+    pub hidden: usize,
+    pub ffn: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub vocab: usize,
+    pub seq: usize,
+}
+
+pub fn llama(sizes: &Sizes, variant: LlamaVariant) -> LlamaConfig {
+    let window = (sizes.seq / 4).max(1);
+    LlamaConfig {
+        variant,
+        sliding_window: (variant == LlamaVariant::Mistral).then_some(window),
+        vocab_size: sizes.vocab,
+        hidden_size: sizes.hidden,
+        intermediate_size: sizes.ffn,
+        num_hidden_layers: sizes.layers,
+        num_attention_heads: sizes.heads,
+        num_key_value_heads: sizes.kv_heads,
+        head_dim: sizes.hidden / sizes.heads.max(1),
+        ..LlamaConfig::tiny()
+    }
+}
+
+pub fn gpt(sizes: &Sizes, dropout: f64) -> GptConfig {
+    GptConfig {
+        vocab_size: sizes.vocab,
+        max_position_embeddings: sizes.seq,
+        hidden_size: sizes.hidden,
+        intermediate_size: sizes.ffn,
+        num_hidden_layers: sizes.layers,
+        num_attention_heads: sizes.heads,
+        hidden_dropout: dropout,
+        ..GptConfig::tiny()
+    }
+}
