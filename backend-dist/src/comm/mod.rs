@@ -105,11 +105,6 @@ impl Group {
         &self.name
     }
 
-    /// The process that hosts this rank; 0 in a world of one process.
-    pub fn process(&self) -> usize {
-        self.world.as_ref().map_or(0, |(world, _)| world.process_of(self.ranks[self.member]))
-    }
-
     /// Whether one process hosts all members.
     pub fn is_in_one_process(&self) -> bool {
         self.world.as_ref().is_none_or(|(world, _)| {
@@ -117,14 +112,6 @@ impl Group {
             let first = processes.next();
             processes.all(|process| Some(process) == first)
         })
-    }
-
-    /// What is to be done when the run fails, for example to call back what waits on devices: on a thread of its own, or
-    /// at once where the run has failed already. Nothing happens in a group of one rank.
-    pub fn on_failure(&self, hook: impl FnOnce() + Send + 'static) {
-        if let Some((world, _)) = &self.world {
-            world.on_failure(Box::new(hook));
-        }
     }
 
     /// Waits until every member has arrived.

@@ -15,8 +15,6 @@ const VERDICT: Duration = Duration::from_secs(10);
 /// A run's last moments.
 #[derive(Default)]
 pub(super) struct Ending {
-    /// What is to be done when the run fails.
-    hooks: Vec<Box<dyn FnOnce() + Send>>,
     /// The failure is the first of all processes, and this one has passed it on.
     pub settled: bool,
     /// Nothing can go wrong any more: a process may hang up as soon as it has heard that all ranks have finished.
@@ -43,18 +41,6 @@ impl World {
     /// Records the failure of `rank` unless the run has already failed, and wakes everybody.
     pub(crate) fn fail(&self, rank: usize, cause: FailureCause) {
         self.fail_locked(&mut self.lock(), rank, cause);
-    }
-
-    /// What is to be done when the run fails, for example to call back what waits on devices; at once if it has failed.
-    /// It runs on a thread of its own.
-    pub(crate) fn on_failure(&self, hook: Box<dyn FnOnce() + Send>) {
-        let mut state = self.lock();
-        if state.failure.is_some() {
-            drop(state);
-            hook();
-        } else {
-            state.ending.hooks.push(hook);
-        }
     }
 
     /// The first failure that this process knows of.
@@ -166,11 +152,9 @@ impl World {
     pub(super) fn set_failure(&self, state: &mut State, error: RunError) {
         state.failure = Some(error.clone());
         self.changed.notify_all();
-        let hooks = std::mem::take(&mut state.ending.hooks);
-        let Some(me) = self.me.upgrade().filter(|me| me.remote.is_some() || !hooks.is_empty()) else { return };
+        let Some(me) = self.me.upgrade().filter(|me| me.remote.is_some()) else { return };
         let (announcer, watchman) = (me.clone(), me);
         thread::spawn(move || announcer.announce(error));
-        thread::spawn(move || hooks.into_iter().for_each(|hook| hook()));
         thread::spawn(move || watchman.end_at_last());
     }
 
