@@ -37,7 +37,7 @@ impl Curve {
         })
     }
 
-    /// Whether the largest difference is at most [`CURVE_TOLERANCE`].
+    /// Whether the largest difference is at most 1e-4.
     pub fn passes(&self) -> bool {
         self.losses.len() == self.expected.len() && self.worst().1 <= CURVE_TOLERANCE
     }
