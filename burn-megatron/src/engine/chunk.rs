@@ -279,7 +279,7 @@ impl<M: CausalLm> Chunk<M> {
         self.model().visit(&mut left);
         if let Some(spec) = left.1.and_then(|id| self.model().registry().get(id)) {
             panic!(
-                "parameter `{}` belongs to {:?} but is used in {link:?} too: create it in the unit that uses it                  (`ParamBuilder::begin`), or as `Unit::Tied` if embedding and head share it",
+                "parameter `{}` belongs to {:?} but is used in {link:?} too: create it in the unit that uses it (`ParamBuilder::begin`), or as `Unit::Tied` if embedding and head share it",
                 spec.name(),
                 spec.unit
             );
