@@ -65,36 +65,29 @@ fn own_gpus(group: &Group, index: Option<usize>) -> Option<usize> {
 
 /// Does `exchange` to `x` over NCCL.
 pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: &Arc<Communicator>) -> CubeTensor {
-    let kind = match &exchange {
-        Exchange::Identity => return x,
-        Exchange::Slice(dim) => return slice(x, *dim, group),
-        Exchange::AllReduce(op) => DeviceOpKind::AllReduce(*op),
-        Exchange::AllGather(dim) => DeviceOpKind::AllGather(*dim),
-        Exchange::ReduceScatter(dim) => DeviceOpKind::ReduceScatter(*dim),
-        Exchange::Broadcast(root) => DeviceOpKind::Broadcast(*root),
-        Exchange::AllToAll { send, receive } => DeviceOpKind::AllToAll { send: send.clone(), receive: receive.clone() },
-    };
-    let (op, data_type) = (DeviceOp::new(kind, x.dtype, x.meta.shape()), data_type(x.dtype));
-    let run = |x, shape, operation| run(x, shape, group, link, op, operation);
+    let (dtype, whole) = (x.dtype, x.meta.shape().clone());
+    let run = |x, kind, shape, operation| run(x, shape, group, link, DeviceOp::new(kind, dtype, &whole), operation);
     match exchange {
-        Exchange::Identity | Exchange::Slice(_) => unreachable!("nothing is sent"),
+        Exchange::Identity => x,
+        Exchange::Slice(dim) => slice(x, dim, group),
         Exchange::AllReduce(op) => {
-            let (count, op) = (elements(&x), reduction(op));
-            let shape = x.meta.shape().clone();
+            let (count, data_type) = (elements(&x), data_type(dtype));
             run(
                 x,
-                shape,
+                DeviceOpKind::AllReduce(op),
+                whole.clone(),
                 Box::new(move |from, to, comm, stream| {
                     // SAFETY: both buffers hold `count` elements.
-                    unsafe { nccl::all_reduce(from, to, count, data_type, op, comm, stream) }
+                    unsafe { nccl::all_reduce(from, to, count, data_type, reduction(op), comm, stream) }
                 }),
             )
         }
         Exchange::AllGather(dim) => with_first(x, dim, |x| {
-            let count = elements(&x);
+            let (count, data_type) = (elements(&x), data_type(dtype));
             let shape = scaled(&x, |rows| rows * group.size());
             run(
                 x,
+                DeviceOpKind::AllGather(dim),
                 shape,
                 Box::new(move |from, to, comm, stream| {
                     // SAFETY: `to` holds `count` elements for each member.
@@ -106,10 +99,11 @@ pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: &
             let size = group.size();
             let rows = x.meta.shape()[0];
             assert!(rows.is_multiple_of(size), "reduce-scatter on {group:?}: {rows} elements along dimension {dim}");
-            let count = elements(&x) / size;
+            let (count, data_type) = (elements(&x) / size, data_type(dtype));
             let shape = scaled(&x, |rows| rows / size);
             run(
                 x,
+                DeviceOpKind::ReduceScatter(dim),
                 shape,
                 Box::new(move |from, to, comm, stream| {
                     // SAFETY: `from` holds `count` elements for each member, `to` holds `count`.
@@ -118,11 +112,11 @@ pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: &
             )
         }),
         Exchange::Broadcast(root) => {
-            let count = elements(&x);
-            let shape = x.meta.shape().clone();
+            let (count, data_type) = (elements(&x), data_type(dtype));
             run(
                 x,
-                shape,
+                DeviceOpKind::Broadcast(root),
+                whole.clone(),
                 Box::new(move |from, to, comm, stream| {
                     // SAFETY: both buffers hold `count` elements.
                     unsafe { nccl::broadcast(from, to, count, data_type, root as i32, comm, stream) }
@@ -139,10 +133,12 @@ pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: &
             );
             // Not by division: a member may have no rows and receive some.
             let row: usize = x.meta.shape()[1..].iter().product();
-            let width = x.dtype.size();
+            let (width, data_type) = (dtype.size(), data_type(dtype));
             let shape = scaled(&x, |_| receive.iter().sum());
+            let kind = DeviceOpKind::AllToAll { send: send.clone(), receive: receive.clone() };
             run(
                 x,
+                kind,
                 shape,
                 Box::new(move |from, to, comm, stream| {
                     let (mut sent, mut received) = (0, 0);
