@@ -26,9 +26,10 @@ use crate::comm::{Group, ReduceOp};
 use crate::exchange::{Exchange, ExchangeOps};
 
 /// How the input of a linear layer comes to a rank that computes some of the outputs, or from some of the inputs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub enum Entry {
     /// The rank's input is its own.
+    #[default]
     Own,
     /// All ranks have the same input; its gradient is the sum of theirs.
     Copied(Group),
@@ -36,12 +37,20 @@ pub enum Entry {
     Gathered(Group),
 }
 
+/// How a linear layer is computed.
+#[derive(Clone, Debug, Default)]
+pub struct LinearOptions {
+    /// Where the input comes from.
+    pub entry: Entry,
+    /// The input is not kept for the backward pass but computed again there, for attention also its statistics.
+    pub recompute: bool,
+}
+
 /// `prologue(x) · wᵀ + bias` for `w [out, in]` and `bias [out]`: the same as the prologue's operation, the exchange of
-/// `entry`, [`linear`](super::linear) and [`add_bias`](super::add_bias) one after the other, bit for bit, and so are its
+/// its entry, [`linear`](super::linear) and [`add_bias`](super::add_bias) one after the other, bit for bit, and so are its
 /// gradients. Only on CUDA the product adds the bias itself, before it is rounded.
 ///
-/// With `recompute` the linear layer's input is not kept for the backward pass but computed again there, for attention
-/// also its statistics. The weight's gradient can be [deferred](super::weight_grads::deferred).
+/// The weight's gradient can be [deferred](super::weight_grads::deferred).
 ///
 /// # Panics
 ///
@@ -51,8 +60,7 @@ pub fn linear_with<const D: usize>(
     prologue: Prologue,
     w: Tensor<2>,
     bias: Option<Tensor<1>>,
-    entry: Entry,
-    recompute: bool,
+    options: LinearOptions,
 ) -> Tensor<3> {
     let (shape, [out, inner]) = (x.dims(), w.dims());
     let rank = if matches!(prologue, Prologue::Attention(..)) { 4 } else { 3 };
@@ -77,6 +85,7 @@ pub fn linear_with<const D: usize>(
     if let Some(bias) = &bias {
         assert_eq!(bias.dims(), [out], "linear: the bias does not fit the weight [{out}, {inner}]");
     }
+    let LinearOptions { entry, recompute } = options;
     let how = How { step, entry, recompute, bias: bias.is_some() };
     let (x, w) = (x.into_dispatch(), w.into_dispatch());
     let mut extras = params.into_iter().chain(bias).map(Tensor::into_dispatch);

@@ -37,7 +37,7 @@ pub use api::{
 };
 pub use cross_entropy::vocab_parallel_cross_entropy;
 pub use drop_key::DropKey;
-pub use fused::{Entry, linear_with};
+pub use fused::{Entry, LinearOptions, linear_with};
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use options::{AttentionOptions, GeluKind, PackedHeads, Rotation};
 pub use prologue::Prologue;

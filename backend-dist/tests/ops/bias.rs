@@ -3,7 +3,7 @@
 use crate::compare::{leaf, numbers, run, values};
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-use backend_dist::ops::{Entry, Prologue, add_bias, linear_with, pull_back, weight_grads};
+use backend_dist::ops::{Entry, LinearOptions, Prologue, add_bias, linear_with, pull_back, weight_grads};
 use burn::tensor::{DType, Device, Tensor};
 
 const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
@@ -28,8 +28,8 @@ fn linear_layers(params: usize, entry: &Entry, together: bool, dtype: DType) -> 
         let (input, w) = (x[0].clone().reshape([SEQ, BATCH, IN]), x[3].clone().reshape([OUT, IN]));
         let (prologue, bias, entry) = (prologue(params, &x[1], &x[2]), x[4].clone(), entry.clone());
         let y = match together {
-            true => linear_with(input, prologue, w, Some(bias), entry, true),
-            false => linear_with(input, prologue, w, None, entry, true) + bias.unsqueeze(),
+            true => linear_with(input, prologue, w, Some(bias), LinearOptions { entry, recompute: true }),
+            false => linear_with(input, prologue, w, None, LinearOptions { entry, recompute: true }) + bias.unsqueeze(),
         };
         y.flatten(0, 2)
     };
@@ -90,7 +90,7 @@ fn a_bias_is_not_deferred_with_its_weight() {
     let [x, bias] = [SEQ * BATCH * IN, OUT].map(|n| leaf(&numbers(n, n), DType::F32, true));
     let w: Tensor<2> = leaf(&numbers(OUT * IN, 3), DType::F32, false).reshape([OUT, IN]).detach().require_grad();
     let input = x.clone().reshape([SEQ, BATCH, IN]);
-    let y = linear_with(input, Prologue::None, w.clone(), Some(bias.clone()), Entry::Own, false);
+    let y = linear_with(input, Prologue::None, w.clone(), Some(bias.clone()), LinearOptions::default());
     let upstream = Tensor::ones(y.dims(), (&y.device(), y.dtype()));
     let (grads, late) = weight_grads::deferred(|| pull_back(y, upstream));
     assert_eq!(late.len(), 1);
@@ -104,5 +104,5 @@ fn a_bias_is_not_deferred_with_its_weight() {
 fn a_bias_that_does_not_fit_is_refused() {
     let x: Tensor<3> = leaf(&numbers(SEQ * BATCH * IN, 0), DType::F32, false).reshape([SEQ, BATCH, IN]);
     let w = leaf(&numbers(OUT * IN, 1), DType::F32, false).reshape([OUT, IN]);
-    linear_with(x, Prologue::None, w, Some(leaf(&numbers(IN, 2), DType::F32, false)), Entry::Own, false);
+    linear_with(x, Prologue::None, w, Some(leaf(&numbers(IN, 2), DType::F32, false)), LinearOptions::default());
 }

@@ -6,8 +6,8 @@ use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::conjugate::{copy_to_tensor_parallel, gather_from_sequence_parallel};
 use backend_dist::ops::{
-    AttentionOptions, Entry, GeluKind, PackedHeads, Prologue, attention_packed, gelu, layer_norm, linear, linear_with,
-    pull_back, rms_norm, swiglu, weight_grads,
+    AttentionOptions, Entry, GeluKind, LinearOptions, PackedHeads, Prologue, attention_packed, gelu, layer_norm,
+    linear, linear_with, pull_back, rms_norm, swiglu, weight_grads,
 };
 use burn::tensor::{DType, Device, Tensor};
 
@@ -60,10 +60,16 @@ impl Kind {
             Self::Gelu => Prologue::Gelu(GeluKind::Tanh),
             Self::Attention => {
                 let prologue = Prologue::Attention(HEADS, OPTIONS);
-                return linear_with(x.reshape([SEQ, BATCH, 8, 3]), prologue, w, None, entry, again);
+                return linear_with(
+                    x.reshape([SEQ, BATCH, 8, 3]),
+                    prologue,
+                    w,
+                    None,
+                    LinearOptions { entry, recompute: again },
+                );
             }
         };
-        linear_with(x, prologue, w, None, entry, again)
+        linear_with(x, prologue, w, None, LinearOptions { entry, recompute: again })
     }
 }
 
@@ -177,5 +183,5 @@ fn over_two_ranks() {
 fn a_weight_that_does_not_fit_is_refused() {
     let x = leaf_free(&numbers(64, 0), DType::F32).reshape([4, 2, 8]);
     let w = leaf_free(&numbers(40, 1), DType::F32).reshape([5, 8]);
-    linear_with(x, Prologue::SwiGlu, w, None, Entry::Own, false);
+    linear_with(x, Prologue::SwiGlu, w, None, LinearOptions::default());
 }

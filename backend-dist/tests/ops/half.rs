@@ -4,8 +4,8 @@
 use crate::compare::{distance, leaf, numbers, run, values};
 use backend_dist::comm::Group;
 use backend_dist::ops::{
-    AttentionOptions, DropKey, Entry, GeluKind, PackedHeads, Prologue, attention, attention_packed, dropout, embedding,
-    gelu, layer_norm, linear, linear_with, rms_norm, rope, swiglu, vocab_parallel_cross_entropy,
+    AttentionOptions, DropKey, GeluKind, LinearOptions, PackedHeads, Prologue, attention, attention_packed, dropout,
+    embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope, swiglu, vocab_parallel_cross_entropy,
 };
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
@@ -47,7 +47,8 @@ fn products_and_norms() {
     for recompute in [false, true] {
         let fused = |x: Vec<Tensor<1>>| {
             let prologue = Prologue::RmsNorm { weight: x[1].clone(), eps: 1e-5 };
-            linear_with(input(&x[0]), prologue, weight(&x[2]), None, Entry::Own, recompute).flatten(0, 2)
+            linear_with(input(&x[0]), prologue, weight(&x[2]), None, LinearOptions { recompute, ..Default::default() })
+                .flatten(0, 2)
         };
         check("linear with a norm", &[n, 64, 32 * 64], fused);
     }

@@ -7,7 +7,7 @@ use backend_dist::ops::conjugate::{
     Partial, copy_to_tensor_parallel, gather_from_sequence_parallel, reduce_from_tensor_parallel,
     reduce_scatter_to_sequence_parallel,
 };
-use backend_dist::ops::{Entry, Prologue, add_bias, linear_with};
+use backend_dist::ops::{Entry, LinearOptions, Prologue, add_bias, linear_with};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -78,7 +78,7 @@ impl ColumnParallelLinear {
     pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
         let (entry, (x, prologue)) = (entry(&self.parallel), norm.in_front_of_linear(x));
         let bias = self.bias.as_ref().map(Param::val);
-        linear_with(x, prologue, self.weight.val(), bias, entry, self.recompute_norm)
+        linear_with(x, prologue, self.weight.val(), bias, LinearOptions { entry, recompute: self.recompute_norm })
     }
 }
 
@@ -117,7 +117,7 @@ impl RowParallelLinear {
     /// The sum over the ranks, whole or this rank's part of the sequence, for the input that `prologue` makes of `x`;
     /// with `recompute` it makes it again in the backward pass.
     pub fn forward<const D: usize>(&self, x: Tensor<D>, prologue: Prologue, recompute: bool) -> Tensor<3> {
-        let y = linear_with(x, prologue, self.weight.val(), None, Entry::Own, recompute);
+        let y = linear_with(x, prologue, self.weight.val(), None, LinearOptions { recompute, ..Default::default() });
         let y = leave_tensor_parallel(Partial::new(y), &self.parallel);
         match &self.bias {
             Some(bias) => add_bias(y, bias.val()),

@@ -1,7 +1,7 @@
 //! From the last hidden states to logits and losses, with the vocabulary cut over the ranks.
 
 use backend_dist::ops::conjugate::gather_from_tensor_parallel;
-use backend_dist::ops::{Prologue, linear, linear_with, vocab_parallel_cross_entropy};
+use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, vocab_parallel_cross_entropy};
 use backend_dist::shard::{Init, Unit};
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
@@ -90,7 +90,13 @@ impl OutputLayer {
     }
 
     fn local_logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {
-        linear_with(x, Prologue::None, self.weight(embedding), None, entry(&self.parallel), false)
+        linear_with(
+            x,
+            Prologue::None,
+            self.weight(embedding),
+            None,
+            LinearOptions { entry: entry(&self.parallel), recompute: false },
+        )
     }
 
     fn weight(&self, embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {

@@ -2,8 +2,9 @@
 
 use backend_dist::comm::Group;
 use backend_dist::ops::{
-    AttentionOptions, DropKey, Entry, GeluKind, PackedHeads, Prologue, add_bias, attention, attention_packed, dropout,
-    embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu, vocab_parallel_cross_entropy,
+    AttentionOptions, DropKey, GeluKind, LinearOptions, PackedHeads, Prologue, add_bias, attention, attention_packed,
+    dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu,
+    vocab_parallel_cross_entropy,
 };
 use burn::tensor::{Int, Tensor};
 
@@ -115,7 +116,7 @@ fn products(scale: &Scale) -> Vec<Case> {
         let inputs = [("x", tokens * width), ("w", ffn * inner)];
         case(name, shape(width, inner), 3, &inputs, move |_, x| {
             let (input, w) = (x[0].clone().reshape([seq, batch, width]), x[1].clone().reshape([ffn, inner]));
-            flat(linear_with(input, prologue(), w, None, Entry::Own, true))
+            flat(linear_with(input, prologue(), w, None, LinearOptions { recompute: true, ..Default::default() }))
         })
     };
     let mut found = vec![
@@ -140,7 +141,7 @@ fn products(scale: &Scale) -> Vec<Case> {
         found.push(case(name, shape(hidden, hidden), 3, &inputs, move |_, x| {
             let (input, w) = (x[0].clone().reshape([seq, batch, hidden]), x[1].clone().reshape([ffn, hidden]));
             let prologue = Prologue::RmsNorm { weight: x[2].clone(), eps: EPS };
-            flat(linear_with(input, prologue, w, None, Entry::Own, recompute))
+            flat(linear_with(input, prologue, w, None, LinearOptions { recompute, ..Default::default() }))
         }));
         let width = heads.total() * head_dim;
         let inner = heads.heads * head_dim;
@@ -149,19 +150,25 @@ fn products(scale: &Scale) -> Vec<Case> {
         found.push(case(name, shape(width, inner), 4, &inputs, move |_, x| {
             let input: Tensor<4> = x[0].clone().reshape([seq, batch, heads.total(), head_dim]);
             let prologue = Prologue::Attention(heads, AttentionOptions::causal(head_dim));
-            flat(linear_with(input, prologue, x[1].clone().reshape([ffn, inner]), None, Entry::Own, recompute))
+            flat(linear_with(
+                input,
+                prologue,
+                x[1].clone().reshape([ffn, inner]),
+                None,
+                LinearOptions { recompute, ..Default::default() },
+            ))
         }));
     }
     let inputs = [("x", tokens * hidden), ("w", ffn * hidden), ("weight", hidden), ("bias", hidden)];
     found.push(case("linear_with layer_norm", shape(hidden, hidden), 3, &inputs, move |_, x| {
         let (input, w) = (x[0].clone().reshape([seq, batch, hidden]), x[1].clone().reshape([ffn, hidden]));
         let prologue = Prologue::LayerNorm { weight: x[2].clone(), bias: x[3].clone(), eps: EPS };
-        flat(linear_with(input, prologue, w, None, Entry::Own, false))
+        flat(linear_with(input, prologue, w, None, LinearOptions::default()))
     }));
     let inputs = [("x", tokens * hidden), ("w", ffn * hidden), ("bias", ffn)];
     found.push(case("linear_with a bias", shape(hidden, hidden), 3, &inputs, move |_, x| {
         let (input, w) = (x[0].clone().reshape([seq, batch, hidden]), x[1].clone().reshape([ffn, hidden]));
-        flat(linear_with(input, Prologue::None, w, Some(x[2].clone()), Entry::Own, false))
+        flat(linear_with(input, Prologue::None, w, Some(x[2].clone()), LinearOptions::default()))
     }));
     found
 }

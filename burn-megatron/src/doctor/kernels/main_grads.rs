@@ -2,7 +2,7 @@
 //! added by itself, and of an embedding.
 
 use backend_dist::ops::main_grads::{self, MainGrad};
-use backend_dist::ops::{Entry, Prologue, add_bias, embedding, linear_with, pull_back, weight_grads};
+use backend_dist::ops::{LinearOptions, Prologue, add_bias, embedding, linear_with, pull_back, weight_grads};
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -59,7 +59,7 @@ impl Leaves {
         let x = side.tensor(numbers(tokens * hidden, seed), [seq, batch, hidden]);
         let ids = side.ids(scale.ids(0), [seq, batch]);
         let [inside, behind] = self.biases.clone();
-        let y = linear_with(x, prologue, self.w.clone(), Some(inside), Entry::Own, false);
+        let y = linear_with(x, prologue, self.w.clone(), Some(inside), LinearOptions::default());
         let y = add_bias(y, behind);
         let rows = embedding(self.table.clone(), ids, 0);
         let upstream = side.tensor(numbers(tokens * (ffn + hidden), seed + 1), [seq, batch, ffn + hidden]);
