@@ -39,6 +39,6 @@ pub use cross_entropy::vocab_parallel_cross_entropy;
 pub use drop_key::DropKey;
 pub use fused::{Entry, LinearOptions, linear_with};
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
-pub use options::{AttentionOptions, GeluKind, PackedHeads, Rotation};
+pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
 pub use prologue::Prologue;
 pub use tape::{Tape, pull_back};
