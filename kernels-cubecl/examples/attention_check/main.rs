@@ -10,7 +10,7 @@ use half::bf16;
 use kernels_cubecl::attention::forward::ForwardPlan;
 use kernels_cubecl::attention::key_gradient::KeyGradientPlan;
 use kernels_cubecl::attention::query_gradient::QueryGradientPlan;
-use kernels_cubecl::attention::{self, AttentionShape, Tensor4};
+use kernels_cubecl::attention::{self, AttentionShape, Extras, Tensor4};
 use std::time::Instant;
 
 mod reference;
@@ -64,7 +64,8 @@ fn check(client: &Client, shape: AttentionShape, failures: &mut usize) {
         lse: poisoned(client, 4 * shape.statistics_len()),
     };
     let scale = problem.scale() as f32;
-    attention::forward(client, &shape, scale, (&b.q, &b.k, &b.v), &b.out, &b.lse).expect("a legal shape");
+    attention::forward(client, &shape, scale, &Extras::default(), (&b.q, &b.k, &b.v), &b.out, &b.lse)
+        .expect("a legal shape");
     let bad = std::cell::Cell::new(0);
     let report = |name: &str, found: &[f64], exact: &[f64], rounded: &[f64]| {
         let (ours, theirs) = (distance(found, exact), distance(rounded, exact));
@@ -98,12 +99,14 @@ fn check(client: &Client, shape: AttentionShape, failures: &mut usize) {
     let out_gradient = tensor(&problem.out_gradient, shape.query_shape());
     let saved = attention::Saved { q: &b.q, k: &b.k, v: &b.v, out: &b.out, lse: &b.lse };
     let gradients = attention::Gradients { q: &dq, k: &dk, v: &dv };
-    attention::backward(client, &shape, scale, saved, &out_gradient, gradients).expect("a legal shape");
+    attention::backward(client, &shape, scale, &Extras::default(), saved, &out_gradient, gradients)
+        .expect("a legal shape");
     let first = [&dq, &dk, &dv].map(|t| download(client, &t.handle));
     report("dq", &first[0], &exact.q, &rounded.q);
     report("dk", &first[1], &exact.k, &rounded.k);
     report("dv", &first[2], &exact.v, &rounded.v);
-    attention::backward(client, &shape, scale, saved, &out_gradient, gradients).expect("a legal shape");
+    attention::backward(client, &shape, scale, &Extras::default(), saved, &out_gradient, gradients)
+        .expect("a legal shape");
     let same = [&dq, &dk, &dv].map(|t| download(client, &t.handle)) == first;
     *failures += !same as usize;
     *failures += bad.get();
@@ -150,7 +153,7 @@ fn bench(client: &Client, shape: AttentionShape, sweep: bool) {
     };
     let flops = shape.forward_flops();
     let forward = time(client, 5, 10, || {
-        attention::forward(client, &shape, scale, (&q, &k, &v), &out, &lse).expect("a legal shape")
+        attention::forward(client, &shape, scale, &Extras::default(), (&q, &k, &v), &out, &lse).expect("a legal shape")
     });
     line("forward", forward, flops);
     let out_gradient = random(shape.query_shape(), 5);
@@ -159,14 +162,15 @@ fn bench(client: &Client, shape: AttentionShape, sweep: bool) {
     let saved = attention::Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
     let gradients = attention::Gradients { q: &dq, k: &dk, v: &dv };
     let backward = time(client, 5, 10, || {
-        attention::backward(client, &shape, scale, saved, &out_gradient, gradients).expect("a legal shape")
+        attention::backward(client, &shape, scale, &Extras::default(), saved, &out_gradient, gradients)
+            .expect("a legal shape")
     });
     line("backward", backward, 2.5 * flops);
     if !sweep {
         return;
     }
     let sums = time(client, 5, 10, || {
-        attention::row_sums(client, &shape, &out, &out_gradient, &delta).expect("a legal shape")
+        attention::row_sums(client, &shape, &Extras::default(), &out, &out_gradient, &delta).expect("a legal shape")
     });
     line("  row sums", sums, 0.0);
     let (d, causal) = (shape.head_dim, shape.causal);
@@ -178,7 +182,8 @@ fn bench(client: &Client, shape: AttentionShape, sweep: bool) {
             }
             let plan = ForwardPlan { head_dim: d, block, stages, causal, overlap, turns };
             let seconds = time(client, 5, 10, || {
-                attention::forward_planned(client, &shape, scale, (&q, &k, &v), &out, &lse, plan).expect("legal")
+                attention::forward_planned(client, &shape, scale, &Extras::default(), (&q, &k, &v), &out, &lse, plan)
+                    .expect("legal")
             });
             line(&format!("  {block} × {stages} overlap {overlap} turns {turns}"), seconds, flops);
         }
@@ -189,7 +194,18 @@ fn bench(client: &Client, shape: AttentionShape, sweep: bool) {
         }
         let plan = QueryGradientPlan { head_dim: d, block, stages, causal };
         let seconds = time(client, 5, 10, || {
-            attention::query_gradient(client, &shape, scale, saved, &out_gradient, &delta, &dq, plan).expect("legal")
+            attention::query_gradient(
+                client,
+                &shape,
+                scale,
+                &Extras::default(),
+                saved,
+                &out_gradient,
+                &delta,
+                &dq,
+                plan,
+            )
+            .expect("legal")
         });
         line(&format!("  query gradient {block} × {stages}"), seconds, 1.5 * flops);
     }
@@ -199,8 +215,18 @@ fn bench(client: &Client, shape: AttentionShape, sweep: bool) {
         }
         let plan = KeyGradientPlan { head_dim: d, block, stages, causal, early };
         let seconds = time(client, 5, 10, || {
-            attention::key_gradient(client, &shape, scale, saved, &out_gradient, &delta, (&dk, &dv), plan)
-                .expect("legal")
+            attention::key_gradient(
+                client,
+                &shape,
+                scale,
+                &Extras::default(),
+                saved,
+                &out_gradient,
+                &delta,
+                (&dk, &dv),
+                plan,
+            )
+            .expect("legal")
         });
         line(&format!("  key gradient {block} × {stages} early {early}"), seconds, 2.0 * flops);
     }
@@ -208,7 +234,17 @@ fn bench(client: &Client, shape: AttentionShape, sweep: bool) {
 
 fn main() {
     let client = cubecl::cuda::CudaRuntime::client(&Default::default());
-    let base = AttentionShape { batch: 2, heads: 4, kv_heads: 2, queries: 384, keys: 384, head_dim: 128, causal: true };
+    let base = AttentionShape {
+        batch: 2,
+        heads: 4,
+        kv_heads: 2,
+        queries: 384,
+        keys: 384,
+        head_dim: 128,
+        value_dim: 128,
+        causal: true,
+        window: None,
+    };
     let mut failures = 0;
     for shape in [
         AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 128, keys: 128, causal: false, ..base },
@@ -218,16 +254,27 @@ fn main() {
         AttentionShape { queries: 300, keys: 300, ..base },
         AttentionShape { queries: 200, keys: 333, ..base },
         AttentionShape { queries: 129, keys: 333, causal: false, ..base },
-        AttentionShape { head_dim: 64, ..base },
+        AttentionShape { head_dim: 64, value_dim: 64, ..base },
         AttentionShape { head_dim: 64, queries: 300, keys: 333, ..base },
         AttentionShape { batch: 1, heads: 2, kv_heads: 1, queries: 1024, keys: 1024, ..base },
     ] {
         check(&client, shape, &mut failures);
     }
-    let train =
-        AttentionShape { batch: 1, heads: 32, kv_heads: 8, queries: 8192, keys: 8192, head_dim: 128, causal: true };
+    let train = AttentionShape {
+        batch: 1,
+        heads: 32,
+        kv_heads: 8,
+        queries: 8192,
+        keys: 8192,
+        head_dim: 128,
+        value_dim: 128,
+        causal: true,
+        window: None,
+    };
     let sweep = std::env::args().any(|argument| argument == "sweep");
-    for shape in [train, AttentionShape { causal: false, ..train }, AttentionShape { head_dim: 64, ..train }] {
+    for shape in
+        [train, AttentionShape { causal: false, ..train }, AttentionShape { head_dim: 64, value_dim: 64, ..train }]
+    {
         bench(&client, shape, sweep);
     }
     assert_eq!(failures, 0, "{failures} results are further from the reference than they may be");

@@ -5,13 +5,17 @@
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
 pub mod delta;
+mod error;
 pub mod forward;
 pub mod key_gradient;
 mod problem;
 pub mod query_gradient;
+mod tensor;
 pub mod tile;
 
-pub use problem::{AttentionError, AttentionShape, Tensor4};
+pub use error::AttentionError;
+pub use problem::{AttentionShape, Dropout, Extras, Half, Packed};
+pub use tensor::Tensor4;
 
 use crate::hopper::mma::{PANEL, ROWS};
 use crate::tiling::{KEY_ROWS, QUERY_ROWS};
@@ -54,31 +58,32 @@ pub fn forward(
     client: &Client,
     shape: &AttentionShape,
     scale: f32,
+    extras: &Extras,
     (q, k, v): (&Tensor4, &Tensor4, &Tensor4),
     out: &Tensor4,
     lse: &Handle,
 ) -> Result<(), AttentionError> {
     let plan = ForwardPlan::fastest(shape.head_dim, shape.causal);
-    forward_planned(client, shape, scale, (q, k, v), out, lse, plan)
+    forward_planned(client, shape, scale, extras, (q, k, v), out, lse, plan)
 }
 
 /// [`forward`] with the choices spelled out, for measurements.
+#[allow(clippy::too_many_arguments)]
 pub fn forward_planned(
     client: &Client,
     shape: &AttentionShape,
     scale: f32,
+    extras: &Extras,
     (q, k, v): (&Tensor4, &Tensor4, &Tensor4),
     out: &Tensor4,
     lse: &Handle,
     plan: ForwardPlan,
 ) -> Result<(), AttentionError> {
-    shape.check(client)?;
-    for (name, tensor) in [("q", q), ("out", out)] {
-        tensor.check(name, shape.query_shape())?;
-    }
-    for (name, tensor) in [("k", k), ("v", v)] {
-        tensor.check(name, shape.key_shape())?;
-    }
+    shape.check(client, extras)?;
+    q.check("q", shape.query_shape())?;
+    k.check("k", shape.key_shape())?;
+    v.check("v", shape.value_shape())?;
+    out.check("out", shape.out_shape())?;
     shape.check_statistics("lse", lse)?;
     let (blocks, panels) = (shape.padded_queries() / QUERY_ROWS, shape.head_dim / PANEL);
     // SAFETY: the tensor maps bound every access but those to `lse`, whose rows are padded to whole blocks.
@@ -151,28 +156,30 @@ pub fn backward(
     client: &Client,
     shape: &AttentionShape,
     scale: f32,
+    extras: &Extras,
     saved: Saved,
     out_gradient: &Tensor4,
     gradients: Gradients,
 ) -> Result<(), AttentionError> {
     let plan = BackwardPlan::fastest(shape.head_dim, shape.causal);
     let delta = client.empty(4 * shape.statistics_len());
-    row_sums(client, shape, saved.out, out_gradient, &delta)?;
-    query_gradient(client, shape, scale, saved, out_gradient, &delta, gradients.q, plan.queries)?;
-    key_gradient(client, shape, scale, saved, out_gradient, &delta, (gradients.k, gradients.v), plan.keys)
+    row_sums(client, shape, extras, saved.out, out_gradient, &delta)?;
+    query_gradient(client, shape, scale, extras, saved, out_gradient, &delta, gradients.q, plan.queries)?;
+    key_gradient(client, shape, scale, extras, saved, out_gradient, &delta, (gradients.k, gradients.v), plan.keys)
 }
 
 /// First step of [`backward`]: `delta = Σ out · out_gradient`, fp32 `[batch, heads, shape.padded_queries()]`.
 pub fn row_sums(
     client: &Client,
     shape: &AttentionShape,
+    extras: &Extras,
     out: &Tensor4,
     out_gradient: &Tensor4,
     delta: &Handle,
 ) -> Result<(), AttentionError> {
-    shape.check(client)?;
-    out.check("out", shape.query_shape())?;
-    out_gradient.check("out_gradient", shape.query_shape())?;
+    shape.check(client, extras)?;
+    out.check("out", shape.out_shape())?;
+    out_gradient.check("out_gradient", shape.out_shape())?;
     shape.check_statistics("delta", delta)?;
     let flat = |tensor: &Tensor4| {
         // SAFETY: `Tensor4::check` compared the extent of the tensor with the size of its buffer.
@@ -205,15 +212,16 @@ pub fn row_sums(
 fn check_saved(
     client: &Client,
     shape: &AttentionShape,
+    extras: &Extras,
     saved: &Saved,
     out_gradient: &Tensor4,
     delta: &Handle,
 ) -> Result<(), AttentionError> {
-    shape.check(client)?;
+    shape.check(client, extras)?;
     saved.q.check("q", shape.query_shape())?;
     saved.k.check("k", shape.key_shape())?;
-    saved.v.check("v", shape.key_shape())?;
-    out_gradient.check("out_gradient", shape.query_shape())?;
+    saved.v.check("v", shape.value_shape())?;
+    out_gradient.check("out_gradient", shape.out_shape())?;
     shape.check_statistics("lse", saved.lse)?;
     shape.check_statistics("delta", delta)
 }
@@ -224,13 +232,14 @@ pub fn query_gradient(
     client: &Client,
     shape: &AttentionShape,
     scale: f32,
+    extras: &Extras,
     saved: Saved,
     out_gradient: &Tensor4,
     delta: &Handle,
     gradient: &Tensor4,
     plan: QueryGradientPlan,
 ) -> Result<(), AttentionError> {
-    check_saved(client, shape, &saved, out_gradient, delta)?;
+    check_saved(client, shape, extras, &saved, out_gradient, delta)?;
     gradient.check("q_gradient", shape.query_shape())?;
     let (blocks, panels) = (shape.padded_queries() / QUERY_ROWS, shape.head_dim / PANEL);
     // SAFETY: the tensor maps bound every access but those to the statistics, whose rows are padded to whole blocks.
@@ -263,15 +272,16 @@ pub fn key_gradient(
     client: &Client,
     shape: &AttentionShape,
     scale: f32,
+    extras: &Extras,
     saved: Saved,
     out_gradient: &Tensor4,
     delta: &Handle,
     (k_gradient, v_gradient): (&Tensor4, &Tensor4),
     plan: KeyGradientPlan,
 ) -> Result<(), AttentionError> {
-    check_saved(client, shape, &saved, out_gradient, delta)?;
+    check_saved(client, shape, extras, &saved, out_gradient, delta)?;
     k_gradient.check("k_gradient", shape.key_shape())?;
-    v_gradient.check("v_gradient", shape.key_shape())?;
+    v_gradient.check("v_gradient", shape.value_shape())?;
     let (blocks, panels) = (shape.keys.div_ceil(KEY_ROWS), shape.head_dim / PANEL);
     // SAFETY: the tensor maps bound every access but those to the statistics, whose rows are padded to whole blocks.
     unsafe {

@@ -4,7 +4,7 @@
 use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
 use burn_cubecl::kernel::copy_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::attention::{self as kernels, AttentionShape, Gradients, Saved, Tensor4};
+use kernels_cubecl::attention::{self as kernels, AttentionShape, Extras, Gradients, Saved, Tensor4};
 
 use super::{Float, are_bf16, empty, is_aligned, launched};
 use crate::ops::{
@@ -69,9 +69,18 @@ fn problem(
     options: AttentionOptions,
 ) -> Option<AttentionShape> {
     let dims = x.meta.shape();
-    let shape =
-        AttentionShape { batch: dims[1], heads, kv_heads, queries, keys, head_dim: dims[3], causal: options.causal };
-    let plain = options.window.is_some() || options.scale <= 0.0 || shape.check(&x.client).is_err();
+    let shape = AttentionShape {
+        batch: dims[1],
+        heads,
+        kv_heads,
+        queries,
+        keys,
+        head_dim: dims[3],
+        value_dim: dims[3],
+        causal: options.causal,
+        window: options.window,
+    };
+    let plain = options.scale <= 0.0 || shape.check(&x.client, &Extras::default()).is_err();
     (!plain).then_some(shape)
 }
 
@@ -122,10 +131,13 @@ fn run(
     options: AttentionOptions,
     [q, k, v]: [Tensor4; 3],
 ) -> (Float, Float) {
-    let out = empty(like, shape.query_shape(), DType::BF16);
+    let out = empty(like, shape.out_shape(), DType::BF16);
     let lse = empty(like, [shape.batch, shape.heads, shape.padded_queries()], DType::F32);
     let scale = options.scale as f32;
-    launched("attention", kernels::forward(&like.client, shape, scale, (&q, &k, &v), &whole(&out), &lse.handle));
+    launched(
+        "attention",
+        kernels::forward(&like.client, shape, scale, &Extras::default(), (&q, &k, &v), &whole(&out), &lse.handle),
+    );
     (out, lse)
 }
 
@@ -142,5 +154,8 @@ fn run_back(
     let saved = Saved { q: &q, k: &k, v: &v, out: &whole(&out), lse: &lse.handle };
     let gradients = Gradients { q: &dq, k: &dk, v: &dv };
     let scale = options.scale as f32;
-    launched("attention gradient", kernels::backward(&out.client, shape, scale, saved, &whole(&grad), gradients));
+    launched(
+        "attention gradient",
+        kernels::backward(&out.client, shape, scale, &Extras::default(), saved, &whole(&grad), gradients),
+    );
 }
