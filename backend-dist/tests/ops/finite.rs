@@ -1,7 +1,9 @@
 //! Gradients against differences of the function itself, independent of any autodiff.
 
 use crate::compare::{numbers, run};
-use backend_dist::ops::{AttentionDropout, AttentionOptions, GeluKind, attention, gelu, layer_norm, linear, rms_norm, rope, swiglu};
+use backend_dist::ops::{
+    AttentionDropout, AttentionOptions, GeluKind, attention, gelu, layer_norm, linear, rms_norm, rope, swiglu,
+};
 use burn::tensor::{DType, Tensor};
 
 fn check(name: &str, sizes: &[usize], f: impl Fn(Vec<Tensor<1>>) -> Tensor<1>) {

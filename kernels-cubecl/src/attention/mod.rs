@@ -8,6 +8,7 @@ pub mod delta;
 mod error;
 pub mod forward;
 pub mod key_gradient;
+pub mod portable;
 mod problem;
 pub mod query_gradient;
 mod tensor;

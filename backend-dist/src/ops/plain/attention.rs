@@ -2,9 +2,7 @@
 
 use std::ops::Range;
 
-use burn::backend::{
-    Backend, FloatDType, IntDType, Scalar, Shape, TensorData, TensorMetadata, tensor::FloatTensor,
-};
+use burn::backend::{Backend, FloatDType, IntDType, Scalar, Shape, TensorData, TensorMetadata, tensor::FloatTensor};
 
 use super::{dims, last, narrow, reshape, scale, to_dtype, widen};
 use crate::ops::kernels::LocalKernels;
