@@ -1,123 +1,21 @@
 //! The portable attention kernels on CubeCL's cpu runtime, against f64.
-#![cfg(feature = "cpu")]
 
+mod checks;
 mod reference;
 
+use checks::{Found, Kernels, empty};
 use cubecl::prelude::*;
-use cubecl::server::Handle;
-use half::{bf16, f16};
 use kernels_cubecl::attention::portable::{self, Element};
-use kernels_cubecl::attention::{AttentionShape, Dropout, Extras, Gradients, Packed, Saved, Tensor4};
+use kernels_cubecl::attention::{AttentionShape, Dropout, Extras};
 use reference::Problem;
 
 fn client() -> Client {
     cubecl::Device::Cpu(Default::default()).client()
 }
 
-/// Numbers in `-1..1` that look random.
-fn numbers(len: usize, seed: usize) -> Vec<f64> {
-    (0..len).map(|i| (((i + 1) as f64 * 12.9898 + seed as f64 * 78.233).sin() * 43_758.545_3).fract()).collect()
-}
-
-fn bytes(values: &[f64], element: Element) -> Vec<u8> {
-    let one = |x: &f64| match element {
-        Element::F64 => x.to_le_bytes().to_vec(),
-        Element::F32 => (*x as f32).to_le_bytes().to_vec(),
-        Element::Bf16 => bf16::from_f64(*x).to_le_bytes().to_vec(),
-        Element::F16 => f16::from_f64(*x).to_le_bytes().to_vec(),
-    };
-    values.iter().flat_map(one).collect()
-}
-
-fn numbers_of(bytes: &[u8], element: Element) -> Vec<f64> {
-    match element {
-        Element::F64 => bytes.chunks(8).map(|x| f64::from_le_bytes(x.try_into().unwrap())).collect(),
-        Element::F32 => bytes.chunks(4).map(|x| f64::from(f32::from_le_bytes(x.try_into().unwrap()))).collect(),
-        Element::Bf16 => bytes.chunks(2).map(|x| bf16::from_le_bytes(x.try_into().unwrap()).to_f64()).collect(),
-        Element::F16 => bytes.chunks(2).map(|x| f16::from_le_bytes(x.try_into().unwrap()).to_f64()).collect(),
-    }
-}
-
-/// Relative error that rounding explains.
-fn allowed(element: Element) -> f64 {
-    match element {
-        Element::F64 => 1e-13,
-        Element::F32 => 3e-6,
-        Element::F16 => 3e-3,
-        Element::Bf16 => 2e-2,
-    }
-}
-
-fn compare(what: &str, found: &[f64], expected: &[f64], allowed: f64) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    let largest = expected.iter().fold(0.0f64, |max, x| max.max(x.abs()));
-    for (i, (a, b)) in found.iter().zip(expected).enumerate() {
-        assert!((a - b).abs() <= allowed * largest.max(1e-3), "{what}[{i}]: {a}, expected {b}");
-    }
-}
-
-/// A tensor whose rows have gaps, filled with NaN, and its numbers rounded to the type.
-fn spread(client: &Client, shape: [usize; 4], element: Element, seed: usize) -> (Tensor4, Vec<f64>) {
-    let [s, b, h, d] = shape;
-    let values = numbers_of(&bytes(&numbers(s * b * h * d, seed), element), element);
-    let mut padded = Vec::new();
-    for head in values.chunks(d) {
-        padded.extend_from_slice(head);
-        padded.push(f64::NAN);
-    }
-    let handle = client.create_from_slice(&bytes(&padded, element));
-    (Tensor4 { handle, shape, strides: [b * h * (d + 1), h * (d + 1), d + 1] }, values)
-}
-
-fn empty(client: &Client, shape: [usize; 4], element: Element) -> Tensor4 {
-    let handle = client.create_from_slice(&vec![0xff; shape.iter().product::<usize>() * element.size()]);
-    Tensor4::contiguous(handle, shape)
-}
-
-fn read(client: &Client, handle: &Handle, element: Element) -> Vec<f64> {
-    numbers_of(&client.read_one_unchecked(handle.clone()), element)
-}
-
 fn check(what: &str, problem: &Problem, element: Element) {
-    let client = client();
-    let shape = &problem.shape;
-    let (q, q_values) = spread(&client, shape.query_shape(), element, 1);
-    let (k, k_values) = spread(&client, shape.key_shape(), element, 2);
-    let (v, v_values) = spread(&client, shape.value_shape(), element, 3);
-    let (slope, slopes) = spread(&client, shape.out_shape(), element, 4);
-    let expected = problem.solve(&q_values, &k_values, &v_values, &slopes);
-    let starts =
-        problem.starts.as_ref().map(|starts| starts.each_ref().map(|s| client.create_from_slice(i32::as_bytes(s))));
-    let packed = starts.as_ref().map(|[query_starts, key_starts]| Packed {
-        query_starts,
-        key_starts,
-        sequences: problem.starts.as_ref().unwrap()[0].len() - 1,
-        longest_query: shape.queries,
-        longest_key: shape.keys,
-    });
-    let extras = Extras { packed, dropout: problem.dropout, first_query: problem.first_query, ..Default::default() };
-    let statistic = if element == Element::F64 { Element::F64 } else { Element::F32 };
-    let out = empty(&client, shape.out_shape(), element);
-    let lse = client.create_from_slice(&vec![0xff; shape.statistics_len() * statistic.size()]);
-    let scale = problem.scale;
-    portable::forward(&client, element, shape, scale, &extras, (&q, &k, &v), &out, &lse).unwrap();
-    let what = |part: &str| format!("{part} of {what} in {element:?}");
-    let bound = allowed(element);
-    compare(&what("output"), &read(&client, &out.handle, element), &expected.out, bound);
-    let found = read(&client, &lse, statistic);
-    for (row, expected) in found.chunks(shape.padded_queries()).zip(expected.lse.chunks(shape.padded_queries())) {
-        for (a, b) in row.iter().zip(expected).take(shape.queries) {
-            assert!(a == b || (a - b).abs() <= allowed(statistic) * b.abs().max(1.0), "{}: {a}, {b}", what("lse"));
-        }
-    }
-    let gradients = [shape.query_shape(), shape.key_shape(), shape.value_shape()].map(|s| empty(&client, s, element));
-    let [dq, dk, dv] = &gradients;
-    let saved = Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
-    let into = Gradients { q: dq, k: dk, v: dv };
-    portable::backward(&client, element, shape, scale, &extras, saved, &slope, into).unwrap();
-    for (name, (found, expected)) in ["dq", "dk", "dv"].iter().zip(gradients.iter().zip(&expected.gradients)) {
-        compare(&what(name), &read(&client, &found.handle, element), expected, 2.0 * bound);
-    }
+    let found = checks::check(&client(), Kernels::Plain(element), problem);
+    assert!(found.iter().all(Found::ok), "{what} in {element:?}: {found:#?}");
 }
 
 fn shape() -> AttentionShape {

@@ -5,6 +5,7 @@
 #![cfg(feature = "cuda")]
 
 mod pointwise;
+mod portable;
 
 use cubecl::Compiler;
 use cubecl::benchmark::TimingMethod;

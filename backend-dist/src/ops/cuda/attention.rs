@@ -5,7 +5,7 @@
 use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
 use burn_cubecl::kernel::copy_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::attention::portable::{self, Element};
+use kernels_cubecl::attention::portable::{self, Element, mma};
 use kernels_cubecl::attention::{self as hopper, AttentionShape, Dropout, Extras, Gradients, Half, Saved, Tensor4};
 
 use super::{Float, empty, is_aligned, is_here, launched};
@@ -14,7 +14,7 @@ use crate::ops::{
     plain,
 };
 
-/// Strides of the Hopper kernels' tensors are multiples of this: 16 bytes.
+/// Strides of the tensors of the kernels with matrix units are multiples of this: 16 bytes.
 const VECTOR: usize = 8;
 
 pub fn forward(qkv: [Float; 3], options: AttentionOptions) -> (Float, Float) {
@@ -67,7 +67,9 @@ pub fn packed_grad(
 enum Kernel {
     /// Warpgroup MMA.
     Hopper,
-    /// What has no kernel of its own: f32, other head sizes, other GPUs.
+    /// `mma.sync`: other head sizes in half precision, and other GPUs than Hopper.
+    Mma,
+    /// What matrix units do not take: f32, and head sizes that are no multiples of 16.
     Portable(Element),
 }
 
@@ -120,8 +122,11 @@ impl Call {
         };
         let element_of = Extras { element: half.unwrap_or_default(), ..Default::default() };
         let extras = Extras { dropout: dropout.map(of_whole), ..element_of };
-        let fits = half.is_some() && scale > 0.0 && shape.check(&x.client, &extras).is_ok();
-        let kernel = if fits { Kernel::Hopper } else { Kernel::Portable(element) };
+        let kernel = match half {
+            Some(_) if scale > 0.0 && shape.check(&x.client, &extras).is_ok() => Kernel::Hopper,
+            Some(half) if mma::has_kernel(&x.client, half, &shape) => Kernel::Mma,
+            _ => Kernel::Portable(element),
+        };
         is_here(x).then_some(Self { kernel, shape, scale, extras, dtype })
     }
 
@@ -129,7 +134,7 @@ impl Call {
     fn readable(&self, x: CubeTensor) -> CubeTensor {
         let (shape, strides) = (x.meta.shape(), x.meta.strides());
         let fits = match self.kernel {
-            Kernel::Hopper => {
+            Kernel::Hopper | Kernel::Mma => {
                 let outer = (0..3).all(|i| shape[i] == 1 || (strides[i] > 0 && strides[i].is_multiple_of(VECTOR)));
                 outer && is_aligned(&x)
             }
@@ -146,6 +151,7 @@ impl Call {
         let (qkv, target) = ((&q, &k, &v), whole(&out));
         let done = match kernel {
             Kernel::Hopper => hopper::forward(&like.client, shape, *scale as f32, extras, qkv, &target, &lse.handle),
+            Kernel::Mma => mma::forward(&like.client, shape, *scale as f32, extras, qkv, &target, &lse.handle),
             Kernel::Portable(element) => {
                 portable::forward(&like.client, *element, shape, *scale, extras, qkv, &target, &lse.handle)
             }
@@ -163,6 +169,7 @@ impl Call {
         let gradients = Gradients { q: &dq, k: &dk, v: &dv };
         let done = match kernel {
             Kernel::Hopper => hopper::backward(client, shape, *scale as f32, extras, saved, &slope, gradients),
+            Kernel::Mma => mma::backward(client, shape, *scale as f32, extras, saved, &slope, gradients),
             Kernel::Portable(element) => {
                 portable::backward(client, *element, shape, *scale, extras, saved, &slope, gradients)
             }

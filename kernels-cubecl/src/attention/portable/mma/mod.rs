@@ -12,6 +12,7 @@ use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
+pub use tile::PlaceCompilationArg;
 use tile::{PlaceLaunch, ROWS, UNITS};
 
 /// Longest head.
