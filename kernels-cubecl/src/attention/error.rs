@@ -29,14 +29,19 @@ pub enum AttentionError {
     /// A dimension of length zero.
     #[error("{0} is zero")]
     Empty(&'static str),
-    /// A dimension that the kernels' 32-bit numbers do not hold.
-    #[error("{name} is {size}, the kernels take at most {}", i32::MAX)]
+    /// A dimension longer than a grid of cubes.
+    #[error("{name} is {size}, the kernels take at most {most}")]
     TooLong {
         /// Which dimension.
         name: &'static str,
         /// Its size.
         size: usize,
+        /// The greatest size.
+        most: usize,
     },
+    /// A first query too far from the first key.
+    #[error("first_query is {0}: the kernels place it at most 8388480 keys before or after key 0")]
+    TooFar(i64),
     /// Packed sequences in more than one batch.
     #[error("packed sequences in a batch of {batch}: they lie one after the other in a batch of 1")]
     PackedBatch {
@@ -87,7 +92,4 @@ pub enum AttentionError {
         /// The bytes needed.
         expected: u64,
     },
-    /// Something the types can say and no kernel here does.
-    #[error("the Hopper kernels have no {0}")]
-    Missing(&'static str),
 }

@@ -1,18 +1,14 @@
 //! What the kernels are asked for, and whether they can.
 use super::error::AttentionError;
+use crate::hopper::mma::Half;
 use crate::tiling::QUERY_ROWS;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Type of queries, keys, values, output and their gradients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Half {
-    /// `bf16`.
-    #[default]
-    Bf16,
-    /// IEEE half precision.
-    F16,
-}
+/// Batches, heads or packed sequences of a call: cubes in the second dimension of a grid.
+const MOST_CUBES: usize = u16::MAX as usize;
+/// Longest sequence, and the furthest place of the first query: blocks of 128 of them are cubes in the third dimension of a grid.
+pub(super) const FURTHEST: usize = u16::MAX as usize * QUERY_ROWS;
 
 /// The sizes of an attention call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +72,11 @@ pub struct Dropout {
 }
 
 impl Dropout {
+    /// Draws below this are dropped.
+    pub(super) fn limit(&self) -> u32 {
+        (f64::from(self.p) * 4_294_967_296.0).min(f64::from(u32::MAX)) as u32
+    }
+
     /// For a call that computes all of the attention.
     pub fn whole(p: f32, seed: u64, shape: &AttentionShape) -> Self {
         Self { p, seed, first: [0; 4], heads: shape.heads, queries: shape.queries }
@@ -145,6 +146,20 @@ impl AttentionShape {
         2.0 * (self.batch * self.heads * (self.head_dim + self.value_dim)) as f64 * pairs
     }
 
+    /// How far apart a query's place and a key can be that it sees without a window.
+    pub(super) fn reach(&self, extras: &Extras) -> i64 {
+        let (queries, keys) = match extras.packed {
+            Some(packed) => (packed.longest_query as i64, packed.longest_key as i64),
+            None => (self.queries as i64, self.keys as i64),
+        };
+        let first = extras.first_query.unwrap_or(keys - queries);
+        let (before, after) = match extras.packed {
+            Some(_) => (keys - 1, queries - 1),
+            None => (first + queries - 1, keys - 1 - first),
+        };
+        if self.causal { before } else { before.max(after) }
+    }
+
     /// Whether the device of `client` has kernels for this call.
     ///
     /// # Errors
@@ -169,10 +184,13 @@ impl AttentionShape {
         if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return Err(AttentionError::Empty(name));
         }
-        if let Some((name, size)) = sizes[..5].iter().find(|(_, size)| *size > i32::MAX as usize / 2) {
-            return Err(AttentionError::TooLong { name, size: *size });
+        // Cubes of one grid, and positions that 32 bits hold.
+        let most = [MOST_CUBES, MOST_CUBES, MOST_CUBES, FURTHEST, FURTHEST];
+        if let Some(((name, size), most)) = sizes.into_iter().zip(most).find(|((_, size), most)| size > most) {
+            return Err(AttentionError::TooLong { name, size, most });
         }
-        if ![(64, 64), (128, 128)].contains(&(self.head_dim, self.value_dim)) {
+        let kernels = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)];
+        if !kernels.contains(&(self.head_dim, self.value_dim)) {
             return Err(AttentionError::HeadDim { head_dim: self.head_dim, value_dim: self.value_dim });
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
@@ -188,6 +206,10 @@ impl AttentionShape {
             }
             if packed.sequences == 0 {
                 return Err(AttentionError::Empty("sequences"));
+            }
+            if packed.sequences > MOST_CUBES {
+                let (name, size, most) = ("sequences", packed.sequences, MOST_CUBES);
+                return Err(AttentionError::TooLong { name, size, most });
             }
             let lengths = [("queries", packed.longest_query, self.queries), ("keys", packed.longest_key, self.keys)];
             for (name, longest, total) in lengths {
@@ -209,19 +231,10 @@ impl AttentionShape {
         if let Some(dropout) = extras.dropout.filter(|dropout| !(0.0..1.0).contains(&dropout.p)) {
             return Err(AttentionError::Probability(dropout.p));
         }
-        self.check_missing(extras)
-    }
-
-    fn check_missing(&self, extras: &Extras) -> Result<(), AttentionError> {
-        let missing = [
-            (extras.element != Half::Bf16, "fp16"),
-            (extras.packed.is_some(), "packed sequences"),
-            (extras.dropout.is_some(), "dropout"),
-            (extras.first_query.is_some(), "place of the first query"),
-            (self.window.is_some(), "sliding window"),
-            (self.causal && self.queries > self.keys, "causal attention of more queries than keys"),
-        ];
-        missing.into_iter().find(|(asked, _)| *asked).map_or(Ok(()), |(_, what)| Err(AttentionError::Missing(what)))
+        if let Some(first) = extras.first_query.filter(|first| first.unsigned_abs() > FURTHEST as u64) {
+            return Err(AttentionError::TooFar(first));
+        }
+        Ok(())
     }
 
     pub(super) fn check_statistics(&self, name: &'static str, handle: &Handle) -> Result<(), AttentionError> {
@@ -262,7 +275,22 @@ mod tests {
         assert_eq!(AttentionShape { batch: 0, ..shape() }.check_sizes(), Err(AttentionError::Empty("batch")));
         assert_eq!(AttentionShape { window: Some(0), ..shape() }.check_sizes(), Err(AttentionError::Empty("window")));
         let dropout = |p| Extras { dropout: Some(Dropout::whole(p, 1, &shape())), ..Default::default() };
+        assert_eq!(shape().check_extras(&dropout(0.1)), Ok(()));
         assert_eq!(shape().check_extras(&dropout(1.0)), Err(AttentionError::Probability(1.0)));
+    }
+
+    #[test]
+    fn a_window_beyond_every_key_is_none() {
+        let causal = |window| AttentionShape { window: Some(window), ..shape() };
+        let has_window = |shape: &AttentionShape, extras: &Extras| super::super::Variant::of(shape, extras).window;
+        assert!(has_window(&causal(299), &Extras::default()));
+        assert!(!has_window(&causal(300), &Extras::default()));
+        let further = Extras { first_query: Some(100), ..Default::default() };
+        assert!(has_window(&causal(399), &further));
+        assert!(!has_window(&causal(400), &further));
+        let full = |window| AttentionShape { causal: false, keys: 200, ..causal(window) };
+        assert!(has_window(&full(299), &Extras::default()));
+        assert!(!has_window(&full(300), &Extras::default()));
     }
 
     #[test]

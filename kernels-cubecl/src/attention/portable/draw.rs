@@ -1,6 +1,7 @@
 //! Which attention weights a dropout drops: a function of a seed and a weight's place in the global
 //! `[sample, head, query, key]` alone, so that every kernel and every rank draws the same mask without storing it.
 use crate::attention::Dropout;
+use crate::pointwise::dropout::mix;
 use cubecl::prelude::*;
 
 /// [`Dropout`] as a kernel takes it.
@@ -26,11 +27,9 @@ impl DrawsLaunch {
     pub fn of(dropout: Option<Dropout>) -> Self {
         let Some(dropout) = dropout else { return Self::new(0, 0, 1.0, 0, 0, 0, 0, 1, 1) };
         let [batch, head, query, key] = dropout.first.map(|first| first as u32);
-        let p = f64::from(dropout.p);
-        let limit = (p * 4_294_967_296.0).min(f64::from(u32::MAX)) as u32;
-        let scale = (1.0 / (1.0 - p)) as f32;
+        let scale = (1.0 / (1.0 - f64::from(dropout.p))) as f32;
         let (heads, queries) = (dropout.heads as u32, dropout.queries as u32);
-        Self::new(dropout.seed, limit, scale, batch, head, query, key, heads, queries)
+        Self::new(dropout.seed, dropout.limit(), scale, batch, head, query, key, heads, queries)
     }
 }
 
@@ -48,14 +47,6 @@ fn splitmix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)) * 0xbf58_476d_1ce4_e5b9u64;
     let x = (x ^ (x >> 27)) * 0x94d0_49bb_1331_11ebu64;
     x ^ (x >> 31)
-}
-
-/// Wellons' 32-bit finaliser `lowbias32`.
-#[cube]
-fn mix(x: u32) -> u32 {
-    let x = (x ^ (x >> 16)) * 0x7feb_352du32;
-    let x = (x ^ (x >> 15)) * 0x846c_a68bu32;
-    x ^ (x >> 16)
 }
 
 /// The words of the row of `query`, in head `head` of sample `batch` of the call.

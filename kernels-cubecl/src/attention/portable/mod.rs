@@ -94,7 +94,7 @@ impl Call<'_> {
             return Err(AttentionError::Empty(name));
         }
         if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size > LARGEST) {
-            return Err(AttentionError::TooLong { name, size });
+            return Err(AttentionError::TooLong { name, size, most: LARGEST });
         }
         if !heads.is_multiple_of(kv_heads) {
             return Err(AttentionError::Heads { heads, kv_heads });
