@@ -9,7 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cudarc::cublaslt::sys;
 
 pub(crate) use super::lt_plan::Onto;
-use super::lt_plan::{self, Key};
+use super::lt_plan::{self, Extras, Key};
 use super::{clear, dense, failed, submit};
 use crate::column_major::{Matrices, Problem};
 
@@ -130,11 +130,11 @@ fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, ont
     }
     loaded();
     let device = out.client.service_id().device;
-    let run = move |pointers, bias, stream| {
-        let key = Key::new(problem, kinds, onto, bias, pointers);
+    let run = move |pointers, bias: Option<_>, stream| {
+        let key = Key::new(problem, kinds, onto, bias.is_some(), None, pointers);
         // SAFETY: the operands' spans, the bias and the result were checked against their buffers, which are held until
         // the work is queued; CubeCL reuses memory in the order of this stream.
-        let done = unsafe { lt_plan::run(device, stream, key, pointers, bias) };
+        let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: None }) };
         done.map_err(|error| format!("{what}: {error}"))
     };
     let failed = move |message| failed::note(device, message);
@@ -170,7 +170,7 @@ impl fmt::Display for Named {
 
 /// # Panics
 /// If cuBLASLt cannot be loaded.
-fn loaded() {
+pub(super) fn loaded() {
     static LOADED: OnceLock<bool> = OnceLock::new();
     // SAFETY: loading a library runs its initialisers; cuBLASLt's have no preconditions.
     let loaded = *LOADED.get_or_init(|| unsafe { sys::is_culib_present() });

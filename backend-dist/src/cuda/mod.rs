@@ -3,6 +3,7 @@
 pub(crate) mod allocator;
 mod failed;
 pub(crate) mod lt;
+pub(crate) mod lt_fp8;
 mod lt_plan;
 
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};

@@ -52,7 +52,7 @@ pub enum PointwiseError {
 }
 
 /// `handle` as a buffer of `len` items of `bytes` bytes each.
-fn buffer(
+pub(crate) fn buffer(
     name: &'static str,
     handle: &cubecl::server::Handle,
     len: usize,
@@ -66,7 +66,7 @@ fn buffer(
     Ok(unsafe { BufferArg::from_raw_parts(handle.clone(), len) })
 }
 
-fn check(what: &'static str, found: usize, multiple: usize, most: usize) -> Result<(), PointwiseError> {
+pub(crate) fn check(what: &'static str, found: usize, multiple: usize, most: usize) -> Result<(), PointwiseError> {
     if found == 0 || !found.is_multiple_of(multiple) || found > most {
         return Err(PointwiseError::Length { what, found, multiple, most });
     }
