@@ -18,37 +18,26 @@ use burn::tensor::Tensor;
 
 use super::{
     kernels::LocalKernels,
-    main_grads::{deliver, place},
+    main_grads::deliver,
+    product::{Ends, Entry, Exit, Products, Weight},
     prologue::{Made, Prologue, Step, side_by_side},
-    weight_grads::run_or_defer,
 };
-use crate::comm::{Group, ReduceOp};
-use crate::exchange::{Exchange, ExchangeOps};
-
-/// How the input of a linear layer comes to a rank that computes some of the outputs, or from some of the inputs.
-#[derive(Clone, Debug, Default)]
-pub enum Entry {
-    /// The rank's input is its own.
-    #[default]
-    Own,
-    /// All ranks have the same input; its gradient is the sum of theirs.
-    Copied(Group),
-    /// Each rank has its part of the sequence, dimension 0, and needs all of it; the sum of the gradients is cut again.
-    Gathered(Group),
-}
 
 /// How a linear layer is computed.
 #[derive(Clone, Debug, Default)]
 pub struct LinearOptions {
     /// Where the input comes from.
     pub entry: Entry,
+    /// Where the product goes.
+    pub exit: Exit,
     /// The input is not kept for the backward pass but computed again there, for attention also its statistics.
     pub recompute: bool,
 }
 
 /// `prologue(x) · wᵀ + bias` for `w [out, in]` and `bias [out]`: the same as the prologue's operation, the exchange of
-/// its entry, [`linear`](super::linear) and [`add_bias`](super::add_bias) one after the other, bit for bit, and so are its
-/// gradients. Only on CUDA the product adds the bias itself, before it is rounded.
+/// its entry, [`linear`](super::linear), the exchange of its exit and [`add_bias`](super::add_bias) one after the other, bit
+/// for bit, and so are its gradients. Only on CUDA a product that is not exchanged adds the bias itself, before it is
+/// rounded.
 ///
 /// The weight's gradient can be [deferred](super::weight_grads::deferred).
 ///
@@ -85,8 +74,8 @@ pub fn linear_with<const D: usize>(
     if let Some(bias) = &bias {
         assert_eq!(bias.dims(), [out], "linear: the bias does not fit the weight [{out}, {inner}]");
     }
-    let LinearOptions { entry, recompute } = options;
-    let how = How { step, entry, recompute, bias: bias.is_some() };
+    let LinearOptions { entry, exit, recompute } = options;
+    let how = How { step, ends: Ends { entry, exit }, recompute, bias: bias.is_some() };
     let (x, w) = (x.into_dispatch(), w.into_dispatch());
     let mut extras = params.into_iter().chain(bias).map(Tensor::into_dispatch);
     Tensor::from_dispatch(match (extras.next(), extras.next(), extras.next()) {
@@ -101,7 +90,7 @@ pub fn linear_with<const D: usize>(
 #[derive(Clone, Debug)]
 pub(super) struct How {
     pub step: Step,
-    pub entry: Entry,
+    pub ends: Ends,
     pub recompute: bool,
     /// Whether the last of the tensors between input and weight is the bias.
     pub bias: bool,
@@ -134,38 +123,16 @@ pub(super) trait FusedOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-impl Entry {
-    fn forward<B: ExchangeOps>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
-        match self {
-            Self::Gathered(group) if group.size() > 1 => B::exchange(x, Exchange::AllGather(0), None, group.clone()),
-            _ => x,
-        }
-    }
-
-    fn backward<B: ExchangeOps>(&self, grad: FloatTensor<B>) -> FloatTensor<B> {
-        let (exchange, group) = match self {
-            Self::Own => return grad,
-            Self::Copied(group) => (Exchange::AllReduce(ReduceOp::Sum), group),
-            Self::Gathered(group) => (Exchange::ReduceScatter(0), group),
-        };
-        if group.size() == 1 { grad } else { B::exchange(grad, exchange, None, group.clone()) }
-    }
-}
-
 /// The output, and what the prologue made on the way; `extras` are the prologue's parameters and the bias.
-fn forward<B: LocalKernels + ExchangeOps>(
+fn forward<B: Products>(
     x: FloatTensor<B>,
     extras: &[FloatTensor<B>],
     w: FloatTensor<B>,
     how: &How,
 ) -> (FloatTensor<B>, Made<B>) {
     let made = how.step.forward::<B>(x, extras);
-    let input = how.entry.forward::<B>(made.out.clone());
-    let y = match extras.last() {
-        Some(bias) if how.bias => B::linear_bias_forward(input, w, bias.clone()),
-        _ => B::linear_forward(input, w),
-    };
-    (y, made)
+    let bias = extras.last().filter(|_| how.bias).cloned();
+    (B::product(made.out.clone(), w, bias, &how.ends), made)
 }
 
 macro_rules! fused_ops {
@@ -231,12 +198,12 @@ struct Kept<B: LocalKernels> {
 #[derive(Debug)]
 struct Linear;
 
-impl<B: LocalKernels + ExchangeOps, const N: usize> Backward<B, N> for Linear {
+impl<B: Products, const N: usize> Backward<B, N> for Linear {
     type State = Kept<B>;
 
     fn backward(self, ops: Ops<Kept<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let Kept { how: How { step, entry, recompute, bias }, x, params, out, mut statistics, w } = ops.state;
+        let Kept { how: How { step, ends, recompute, bias }, x, params, out, mut statistics, w } = ops.state;
         let (weight, others) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
         let (inputs, biases) = others.split_at(others.len() - usize::from(bias));
         if let [Some(node)] = biases {
@@ -248,20 +215,9 @@ impl<B: LocalKernels + ExchangeOps, const N: usize> Backward<B, N> for Linear {
             let made = step.forward::<B>(x.clone(), &params);
             (out, statistics) = (Some(made.out), made.statistics);
         }
-        if let (Some(node), Some(out)) = (weight, out) {
-            let (id, grad, entry) = (node.id, grad.clone(), entry.clone());
-            let job = move |grads: &mut Gradients| {
-                let out = entry.forward::<B>(out);
-                match place::<B>(id) {
-                    Some((sum, add)) => B::linear_accumulate_weight_grad(grad, out, &sum, add),
-                    None => grads.register::<B>(id, B::linear_weight_grad(grad, out)),
-                }
-            };
-            // A gradient that other nodes wait for cannot be late.
-            if node.order == 0 { run_or_defer(grads, job) } else { job(grads) }
-        }
-        if let Some(w) = w {
-            let grad = entry.backward::<B>(B::linear_input_grad(grad, w));
+        let weight = weight.as_ref().zip(out);
+        let weight = weight.map(|(node, input)| Weight { id: node.id, is_leaf: node.order == 0, input });
+        if let Some(grad) = B::product_grads(grad, w, weight, &ends, grads) {
             let needed: [bool; N] = std::array::from_fn(|i| inputs.get(i).is_some_and(Option::is_some));
             let x = x.unwrap_or_else(|| grad.clone());
             for (node, grad) in inputs.iter().zip(step.grads::<B, N>(x, &params, statistics, grad, needed)) {
@@ -274,7 +230,7 @@ impl<B: LocalKernels + ExchangeOps, const N: usize> Backward<B, N> for Linear {
 }
 
 /// `inputs` are those of [`Linear`].
-fn record<B: LocalKernels + ExchangeOps, C: CheckpointStrategy, const N: usize>(
+fn record<B: Products, C: CheckpointStrategy, const N: usize>(
     inputs: [FloatTensor<Autodiff<B, C>>; N],
     how: How,
 ) -> FloatTensor<Autodiff<B, C>> {
@@ -311,7 +267,7 @@ fn record<B: LocalKernels + ExchangeOps, C: CheckpointStrategy, const N: usize>(
     }
 }
 
-impl<B: LocalKernels + ExchangeOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
+impl<B: Products, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
     fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
         record::<B, C, 2>([x, w], how)
     }
