@@ -94,12 +94,14 @@ pub(crate) fn stage_builder<M: CausalLm>(
 where
     M::Config: 'static,
 {
-    let (sizes, recompute) = (sizes.clone(), config.recompute.clone());
+    let (sizes, recompute, fp8) = (sizes.clone(), config.recompute.clone(), config.fp8.clone());
+    let layers = sizes.dims().layers;
     let (dtype, seed) = (FloatDType::from(config.training.dtype), config.training.seed);
     move |rank, part| {
         let params = ParamBuilder::new(rank, dtype, seed)
             .with_part(part)
             .with_recompute(&recompute)
+            .with_fp8(&fp8, layers)
             .with_replicas(rank.group(Axis::DpCp));
         let params = match &weights {
             Some(weights) => params.with_source(&**weights),

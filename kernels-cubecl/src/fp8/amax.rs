@@ -102,11 +102,6 @@ pub fn write_scale(amax: &[f32], scale: &mut [f32], inverse: &mut [f32], most: f
     }
 }
 
-/// Whether there is a kernel for this many elements.
-pub fn has_kernel(len: usize) -> bool {
-    check("len", len, 8, MOST).is_ok()
-}
-
 /// `amax [1] = max |x|`, fp32, of the `len` numbers of `x` of type `E` (2 bytes).
 ///
 /// # Errors

@@ -118,11 +118,6 @@ fn eight<E: Float>(x: Vec8<E>, factor: f32, #[comptime] format: Format, #[compti
     words
 }
 
-/// Whether there are kernels for a matrix of this size.
-pub fn has_kernel(rows: usize, columns: usize) -> bool {
-    check_matrix(rows, columns).is_ok()
-}
-
 /// What a cast does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conversion {
@@ -130,7 +125,7 @@ pub struct Conversion {
     pub format: Format,
     /// By which means.
     pub codec: Codec,
-    /// Rows of the matrix, a multiple of 16.
+    /// Rows of the matrix, a multiple of 16 if its transpose is wanted.
     pub rows: usize,
     /// Columns of the matrix, a multiple of 16.
     pub columns: usize,
@@ -150,14 +145,16 @@ pub fn cast<E: Float>(
     conversion: Conversion,
 ) -> Result<(), PointwiseError> {
     let Conversion { format, codec, rows, columns } = conversion;
-    check_matrix(rows, columns)?;
     let len = rows * columns;
+    match by_columns {
+        Some(_) => check_matrix(rows, columns)?,
+        None => check("elements", len, 16, 16 * (u32::MAX as usize - UNITS as usize))?,
+    }
     let (x, scale) = (buffer("x", x, len / 8, 16)?, buffer("scale", scale, 1, 4)?);
     let dim = CubeDim::new_1d(UNITS);
     let Some(by_columns) = by_columns else {
         let Some(by_rows) = by_rows else { return Ok(()) };
         let out = buffer("by_rows", by_rows, len / 16, 16)?;
-        check("units", len / 16, 1, u32::MAX as usize - UNITS as usize)?;
         let count = CubeCount::Static((len / 16).div_ceil(UNITS as usize) as u32, 1, 1);
         // SAFETY: units past the last vector do nothing; the buffers hold all vectors.
         unsafe {

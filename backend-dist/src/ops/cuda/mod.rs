@@ -20,6 +20,7 @@ mod attention;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+mod fp8;
 mod linear;
 mod norm;
 mod rope;
