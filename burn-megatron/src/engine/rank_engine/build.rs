@@ -62,7 +62,7 @@ impl<M: CausalLm> RankEngine<M> {
         let sections = chunks.iter().flat_map(|chunk| chunk.model().registry().sections());
         let once = sections.filter(|section| section.copy < section.copies);
         let elements: usize = once.map(|section| section.global_shape.iter().product::<usize>()).sum();
-        Ok(Self {
+        let engine = Self {
             chunks,
             optimizer,
             pipeline,
@@ -85,6 +85,8 @@ impl<M: CausalLm> RankEngine<M> {
             step: 0,
             consumed: 0,
             grad_scale: 1.0,
-        })
+        };
+        engine.weights_changed();
+        Ok(engine)
     }
 }
