@@ -1,9 +1,9 @@
 //! Which linear layers multiply in FP8, and how: Megatron-LM's `--fp8-format`, `--fp8-recipe`, `--fp8-margin`,
-//! `--first-last-layers-bf16` and the numbers of layers that go with it.
+//! `--fp8-amax-history-len`, `--fp8-amax-compute-algo`, `--first-last-layers-bf16` and the numbers of layers that go with it.
 
 use std::ops::Range;
 
-use backend_dist::ops::fp8::{Fp8Format, Fp8Recipe, Fp8Scaling};
+use backend_dist::ops::fp8::{AmaxAlgorithm, Fp8Format, Fp8Recipe, Fp8Scaling};
 use serde::{Deserialize, Serialize};
 
 /// FP8 in a model's blocks: the query, key and value projection, the attention's output projection and both layers of the
@@ -17,6 +17,10 @@ pub struct Fp8Config {
     pub recipe: Fp8Scaling,
     /// The largest magnitude becomes the format's largest number divided by `2^margin`.
     pub margin: u32,
+    /// Steps that delayed scaling looks back.
+    pub amax_history_len: usize,
+    /// Which of their magnitudes counts.
+    pub amax_compute_algo: AmaxAlgorithm,
     /// The first and last layers stay out.
     pub first_last_layers_bf16: bool,
     /// How many at the start.
@@ -31,6 +35,8 @@ impl Default for Fp8Config {
             format: None,
             recipe: Fp8Scaling::Tensorwise,
             margin: 0,
+            amax_history_len: 1,
+            amax_compute_algo: AmaxAlgorithm::MostRecent,
             first_last_layers_bf16: false,
             num_layers_at_start_in_bf16: 1,
             num_layers_at_end_in_bf16: 1,
@@ -41,7 +47,13 @@ impl Default for Fp8Config {
 impl Fp8Config {
     /// The recipe of the layers that are in FP8.
     pub fn recipe(&self) -> Option<Fp8Recipe> {
-        self.format.map(|format| Fp8Recipe { format, scaling: self.recipe, margin: self.margin })
+        self.format.map(|format| Fp8Recipe {
+            format,
+            scaling: self.recipe,
+            margin: self.margin,
+            amax_history_len: self.amax_history_len.max(1),
+            amax_compute_algo: self.amax_compute_algo,
+        })
     }
 
     /// The layers in FP8 of a model of `layers`, counted over the whole model.

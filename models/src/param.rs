@@ -203,11 +203,11 @@ impl<'a> ParamBuilder<'a> {
         self
     }
 
-    /// The FP8 side of a linear layer of what [`ParamBuilder::begin`] began; a new one with every call.
-    pub fn fp8_linear(&self) -> Option<Fp8Linear> {
+    /// The FP8 side of the linear layer `name` of what [`ParamBuilder::begin`] began.
+    pub fn fp8_linear(&self, name: &str) -> Option<Fp8Linear> {
         let (recipe, layers) = self.fp8.as_ref()?;
         let inside = matches!(self.unit, Unit::Layer(layer) if layers.contains(&layer));
-        inside.then(|| Fp8Linear::new(*recipe, self.parallel.group.clone()))
+        inside.then(|| Fp8Linear::new(name, *recipe, self.parallel.group.clone()))
     }
 
     /// The tensor parallel group that layers are built for.

@@ -17,7 +17,7 @@ use burn::backend::{
 use burn::tensor::Tensor;
 
 use super::{
-    fp8::{self, Fp8Kept, Fp8Linear, Fp8Weight},
+    fp8::{self, Fp8Kept, Fp8Linear, Fp8Weight, Purpose},
     kernels::LocalKernels,
     main_grads::deliver,
     product::{Ends, Entry, Exit, Products, Weight},
@@ -136,18 +136,19 @@ struct Output<B: Products> {
     fp8: Option<Fp8Kept<B>>,
 }
 
-/// `extras` are the prologue's parameters and the bias; `keep` keeps the input of an FP8 product.
+/// `extras` are the prologue's parameters and the bias; the purpose is that of an FP8 product.
 fn forward<B: Products>(
     x: FloatTensor<B>,
     extras: &[FloatTensor<B>],
     w: FloatTensor<B>,
     how: &How,
-    keep: bool,
+    purpose: Purpose,
 ) -> Output<B> {
     let made = how.step.forward::<B>(x, extras);
     let bias = extras.last().filter(|_| how.bias).cloned();
     let fp8 = how.fp8.as_ref();
-    let in_fp8 = fp8.and_then(|fp8| fp8::forward::<B>(fp8, made.out.clone(), w.clone(), bias.clone(), &how.ends, keep));
+    let in_fp8 =
+        fp8.and_then(|fp8| fp8::forward::<B>(fp8, made.out.clone(), w.clone(), bias.clone(), &how.ends, purpose));
     let (y, fp8) = match in_fp8 {
         Some((y, kept)) => (y, Some(kept)),
         None => (B::product(made.out.clone(), w, bias, &how.ends), None),
@@ -159,7 +160,7 @@ macro_rules! fused_ops {
     ($backend:ty) => {
         impl FusedOps for $backend {
             fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
-                forward::<Self>(x, &[], w, &how, false).y
+                forward::<Self>(x, &[], w, &how, Purpose::Evaluate).y
             }
 
             fn op_linear_one(
@@ -168,7 +169,7 @@ macro_rules! fused_ops {
                 w: FloatTensor<Self>,
                 how: How,
             ) -> FloatTensor<Self> {
-                forward::<Self>(x, &[a], w, &how, false).y
+                forward::<Self>(x, &[a], w, &how, Purpose::Evaluate).y
             }
 
             fn op_linear_two(
@@ -178,7 +179,7 @@ macro_rules! fused_ops {
                 w: FloatTensor<Self>,
                 how: How,
             ) -> FloatTensor<Self> {
-                forward::<Self>(x, &[a, b], w, &how, false).y
+                forward::<Self>(x, &[a, b], w, &how, Purpose::Evaluate).y
             }
 
             fn op_linear_three(
@@ -189,7 +190,7 @@ macro_rules! fused_ops {
                 w: FloatTensor<Self>,
                 how: How,
             ) -> FloatTensor<Self> {
-                forward::<Self>(x, &[a, b, c], w, &how, false).y
+                forward::<Self>(x, &[a, b, c], w, &how, Purpose::Evaluate).y
             }
         }
     };
@@ -283,7 +284,7 @@ fn record<B: Products, C: CheckpointStrategy, const N: usize>(
             let (plain, again) = (matches!(how.step, Step::None), how.recompute);
             let attention = matches!(how.step, Step::Attention(..));
             let keep = weight && !attention && (plain || !again);
-            let Output { y, made, fp8 } = forward::<B>(x.clone(), &tensors, w.clone(), &how, keep);
+            let Output { y, made, fp8 } = forward::<B>(x.clone(), &tensors, w.clone(), &how, Purpose::Train { keep });
             // The bias is not needed again.
             tensors.truncate(inputs_end - 1);
             let kept = Kept {
@@ -297,7 +298,7 @@ fn record<B: Products, C: CheckpointStrategy, const N: usize>(
             };
             prep.finish(kept, y)
         }
-        OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, &tensors, w, &how, false).y),
+        OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, &tensors, w, &how, Purpose::Evaluate).y),
     }
 }
 

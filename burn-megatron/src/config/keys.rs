@@ -149,9 +149,12 @@ pub const KEYS: &[Key] = {
         key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "e4m3 everywhere, or with e5m2 for gradients of outputs")
             .or(&["fp8-format"])
             .optional(),
-        key("fp8.recipe", Choice(&["tensorwise"]), "\"tensorwise\"", "Where a tensor's scale comes from: its own largest magnitude")
+        key("fp8.recipe", Choice(&["tensorwise", "delayed"]), "\"tensorwise\"", "Where a tensor's scale comes from: its own largest magnitude, or those of steps before")
             .or(&["fp8-recipe"]),
         key("fp8.margin", UpTo(16), "0", "The largest magnitude becomes the largest number divided by 2^margin").or(&["fp8-margin"]),
+        key("fp8.amax-history-len", Count, "1", "Delayed: steps to look back").or(&["fp8-amax-history-len"]),
+        key("fp8.amax-compute-algo", Choice(&["max", "most_recent"]), "\"most_recent\"", "Delayed: which of their magnitudes counts")
+            .or(&["fp8-amax-compute-algo"]),
         key("fp8.first-last-layers-bf16", Flag, "false", "The first and last layers stay out"),
         key("fp8.num-layers-at-start-in-bf16", Whole, "1", "How many at the start"),
         key("fp8.num-layers-at-end-in-bf16", Whole, "1", "How many at the end"),

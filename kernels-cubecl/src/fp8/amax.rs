@@ -2,8 +2,8 @@
 //!
 //! A maximum does not depend on the order it is taken in, so the result has the same bits in every division of the work.
 //! NaN is passed over; the cast keeps it.
-use super::Format;
-use crate::pointwise::{PointwiseError, UNITS, Vec8, buffer, check};
+use super::{Format, UNITS, Vec8};
+use crate::pointwise::{PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 

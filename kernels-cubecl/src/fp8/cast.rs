@@ -1,7 +1,7 @@
 //! Casts to FP8 with a scale on the device: rows as they lie, and in the same pass the transpose.
 use super::transpose::{BLOCK_COLUMNS, BLOCK_ROWS, TILE, Words, check_matrix, put, tiles, write_columns};
-use super::{Codec, Format, pack};
-use crate::pointwise::{PointwiseError, UNITS, Vec8, buffer, check};
+use super::{Codec, Format, UNITS, Vec8, pack};
+use crate::pointwise::{PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 

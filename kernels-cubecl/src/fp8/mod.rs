@@ -13,6 +13,11 @@ pub mod transpose;
 
 use cubecl::prelude::*;
 
+/// Units of a cube.
+const UNITS: u32 = 256;
+/// Eight numbers of 16 bits.
+type Vec8<E> = Vector<E, Const<8>>;
+
 /// The two formats of the OCP's 8-bit floating point specification (2023).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {

@@ -1,6 +1,7 @@
 //! Transposes of matrices of bytes by tiles in shared memory.
+use super::UNITS;
 use super::cast::Eight;
-use crate::pointwise::{PointwiseError, UNITS, buffer, check};
+use crate::pointwise::{PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 

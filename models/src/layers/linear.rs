@@ -74,7 +74,7 @@ impl ColumnParallelLinear {
         });
         let bias = if config.bias { Some(params.sections(biases.collect())?) } else { None };
         let recompute_norm = params.recompute().selects(recompute::Module::Norms);
-        let fp8 = params.fp8_linear();
+        let fp8 = outputs.first().and_then(|output| params.fp8_linear(output.name));
         Ok(Self { weight, bias, parallel: params.parallel().clone(), recompute_norm, fp8 })
     }
 
@@ -119,7 +119,7 @@ impl RowParallelLinear {
             true => Some(params.on_sequence(&format!("{name}.bias"), [outputs], Init::ZEROS)?),
             false => None,
         };
-        Ok(Self { weight, bias, parallel: params.parallel().clone(), fp8: params.fp8_linear() })
+        Ok(Self { weight, bias, parallel: params.parallel().clone(), fp8: params.fp8_linear(name) })
     }
 
     /// The sum over the ranks, whole or this rank's part of the sequence, for the input that `prologue` makes of `x`;

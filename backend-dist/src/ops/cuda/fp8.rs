@@ -1,6 +1,7 @@
 //! FP8 on NVIDIA GPUs: bytes in `u8` tensors of one dimension, scales in f32 on the device.
 
 use burn::backend::{Cube, DType, Shape, TensorMetadata};
+use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::fp8::{Codec, Format, amax, cast, transpose};
 
@@ -32,6 +33,14 @@ fn operand(x: &Matrix<Cube>) -> Operand<'_> {
 }
 
 impl Fp8Kernels for Cube {
+    fn fp8_tensor(x: Float) -> Tensor<1> {
+        Tensor::from_primitive::<Self>(x)
+    }
+
+    fn fp8_primitive(x: Tensor<1>) -> Float {
+        x.try_into_primitive::<Self>().expect("scales are where the layer is")
+    }
+
     fn fp8_amax(x: Float) -> Float {
         let x = half(x);
         let (found, len) = (empty(&x, [1], DType::F32), x.meta.shape().num_elements());

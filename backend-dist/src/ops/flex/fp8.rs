@@ -9,6 +9,8 @@ use super::{
     parallel::{for_parts, parts},
     real::Real,
 };
+use burn::tensor::Tensor;
+
 use crate::comm::Group;
 use crate::exchange::{Exchange, ExchangeOps};
 use crate::ops::fp8::{Fp8Kernels, Matrix, Number, Precision, Quantized, Scales, Sides};
@@ -102,6 +104,14 @@ fn product<E: Grid>(a: Matrix<Flex>, b: Matrix<Flex>) -> FlexTensor {
 }
 
 impl Fp8Kernels for Flex {
+    fn fp8_tensor(x: FlexTensor) -> Tensor<1> {
+        Tensor::from_primitive::<Self>(x)
+    }
+
+    fn fp8_primitive(x: Tensor<1>) -> FlexTensor {
+        x.try_into_primitive::<Self>().expect("scales are where the layer is")
+    }
+
     fn fp8_amax(x: FlexTensor) -> FlexTensor {
         let inner = compute_type(x.dtype());
         let x = dense(x, inner);

@@ -2,6 +2,8 @@
 
 use burn::backend::{DType, Shape, tensor::FloatTensor};
 
+use burn::tensor::Tensor;
+
 use super::recipe::Number;
 use crate::comm::Group;
 use crate::exchange::ExchangeOps;
@@ -62,6 +64,12 @@ pub enum Precision {
 /// Casts to FP8 and products of the results. A cast is `round(x · scale)` to nearest even; what is larger than the largest
 /// number becomes that number, NaN stays.
 pub trait Fp8Kernels: LocalKernels + ExchangeOps {
+    /// The tensor as the public one.
+    fn fp8_tensor(x: FloatTensor<Self>) -> Tensor<1>;
+
+    /// The tensor of [`fp8_tensor`](Self::fp8_tensor).
+    fn fp8_primitive(x: Tensor<1>) -> FloatTensor<Self>;
+
     /// The largest magnitude, `[1]`; 0 of an empty tensor.
     fn fp8_amax(x: FloatTensor<Self>) -> FloatTensor<Self>;
 

@@ -18,6 +18,7 @@ use burn::backend::{
 };
 use burn::tensor::Shape;
 
+use super::delayed::{self, Operand, Slots};
 use super::kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
 use super::recipe::{Fp8Recipe, Number};
 use super::weights;
@@ -38,6 +39,8 @@ pub struct Fp8Linear {
     recipe: Fp8Recipe,
     group: Group,
     weight: Arc<Mutex<Option<CachedWeight>>>,
+    /// Of delayed scaling.
+    slots: Option<Arc<Mutex<Slots>>>,
 }
 
 /// A quantised weight, and the version of the weights it was made from.
@@ -60,14 +63,32 @@ impl fmt::Debug for Fp8Linear {
 }
 
 impl Fp8Linear {
-    /// A layer whose weight is cut over the ranks of `group`, or not at all where that is one rank.
-    pub fn new(recipe: Fp8Recipe, group: Group) -> Self {
-        Self { recipe, group, weight: Arc::default() }
+    /// A layer whose weight is cut over the ranks of `group`, or not at all where that is one rank. Its histories of
+    /// delayed scaling go by `name`, the same in every layout; [`DelayedScaling`](super::DelayedScaling) moves them on.
+    pub fn new(name: &str, recipe: Fp8Recipe, group: Group) -> Self {
+        Self { recipe, group, weight: Arc::default(), slots: delayed::slots(name, recipe) }
     }
 
-    /// Scales for `x`, of which this rank has a part if `is_part`.
-    fn scales<B: Fp8Kernels>(&self, x: FloatTensor<B>, number: Number, is_part: bool) -> Scales<B> {
+    /// Scales for `x`, of which this rank has a part if `is_part`. With `note` its magnitude goes into the history.
+    fn scales<B: Fp8Kernels>(&self, x: FloatTensor<B>, operand: Operand, is_part: bool, note: bool) -> Scales<B> {
+        let number = match operand {
+            Operand::Input | Operand::Weight => self.recipe.forward(),
+            Operand::Gradient => self.recipe.backward(),
+        };
+        let known = self.slots.as_ref().and_then(|slots| delayed::scales(slots, operand));
+        let noting = self.slots.as_ref().filter(|_| note);
+        let known =
+            known.map(|[scale, inverse]| Scales { scale: B::fp8_primitive(scale), inverse: B::fp8_primitive(inverse) });
+        if let (Some(known), None) = (&known, noting) {
+            return known.clone();
+        }
         let amax = B::fp8_amax(x);
+        if let Some(slots) = noting {
+            delayed::note(slots, operand, B::fp8_tensor(amax.clone()));
+        }
+        if let Some(known) = known {
+            return known;
+        }
         let amax = match is_part && self.group.size() > 1 {
             true => B::exchange(amax, Exchange::AllReduce(ReduceOp::Max), None, self.group.clone()),
             false => amax,
@@ -82,7 +103,7 @@ impl Fp8Linear {
             return found;
         }
         let number = self.recipe.forward();
-        let scales = self.scales::<B>(w.clone(), number, true);
+        let scales = self.scales::<B>(w.clone(), Operand::Weight, true, true);
         let sides = Sides { by_rows: true, by_columns: version.is_some() };
         let found = QuantizedWeight { matrix: B::fp8_cast(w, &scales, number, sides), scales };
         let kept = version.map(|version| CachedWeight { version, value: Box::new(found.clone()) });
@@ -113,16 +134,28 @@ pub(in crate::ops) struct Fp8Kept<B: LocalKernels> {
     dtype: DType,
 }
 
-/// As [`Products::product`](crate::ops::product::Products::product); `None` if sizes rule FP8 out. With `keep` the
-/// quantised input is kept for the weight's gradient.
+/// What will become of a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ops) enum Purpose {
+    /// No gradient is asked for.
+    Evaluate,
+    /// There will be a backward pass, for which the quantised input is kept or not.
+    Train {
+        /// Whether it is.
+        keep: bool,
+    },
+}
+
+/// As [`Products::product`](crate::ops::product::Products::product); `None` if sizes rule FP8 out.
 pub(in crate::ops) fn forward<B: Fp8Kernels>(
     layer: &Fp8Linear,
     x: FloatTensor<B>,
     w: FloatTensor<B>,
     bias: Option<FloatTensor<B>>,
     ends: &Ends,
-    keep: bool,
+    purpose: Purpose,
 ) -> Option<(FloatTensor<B>, Fp8Kept<B>)> {
+    let (training, keep) = (purpose != Purpose::Evaluate, purpose == Purpose::Train { keep: true });
     let (mut shape, [out, inner], dtype) = (x.shape().to_vec(), w.shape().dims::<2>(), x.dtype());
     if let Some(group) = gathering(&ends.entry) {
         shape[0] *= group.size();
@@ -135,7 +168,7 @@ pub(in crate::ops) fn forward<B: Fp8Kernels>(
     let number = layer.recipe.forward();
     let weight = layer.weight::<B>(w);
     let is_part = !matches!(ends.entry, Entry::Copied(_));
-    let input_scales = layer.scales::<B>(x.clone(), number, is_part);
+    let input_scales = layer.scales::<B>(x.clone(), Operand::Input, is_part, training);
     let gathering = gathering(&ends.entry);
     let sides = Sides { by_rows: true, by_columns: keep && gathering.is_none() };
     let Quantized { by_rows, by_columns } = B::fp8_cast(x, &input_scales, number, sides);
@@ -228,7 +261,7 @@ fn quantized_gradient<B: Fp8Kernels>(
 ) -> Quantized<B> {
     let number = layer.recipe.backward();
     let is_part = scattered.is_some() || !matches!(ends.entry, Entry::Own);
-    let scales = layer.scales::<B>(grad.clone(), number, is_part);
+    let scales = layer.scales::<B>(grad.clone(), Operand::Gradient, is_part, true);
     let Some(group) = scattered else { return B::fp8_cast(grad, &scales, number, sides) };
     let part = B::fp8_cast(grad, &scales, number, Sides { by_rows: true, by_columns: false });
     let whole = B::fp8_gathered(part.by_rows.expect("rows were asked for"), group);

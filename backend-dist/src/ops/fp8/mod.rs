@@ -5,13 +5,15 @@
 //! On CUDA the products are cuBLASLt's (compute capability 8.9 or more). On the CPU they are emulated: the same numbers,
 //! multiplied in the working type.
 
+mod delayed;
 mod kernels;
 mod linear;
 mod recipe;
 mod weights;
 
+pub use delayed::{DelayedScaling, LayerHistory};
 pub use kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
-pub(super) use linear::{Fp8Kept, Fp8Weight, backward, forward};
+pub(super) use linear::{Fp8Kept, Fp8Weight, Purpose, backward, forward};
 pub use linear::{Fp8Linear, MULTIPLE};
-pub use recipe::{Fp8Format, Fp8Recipe, Fp8Scaling, Number};
+pub use recipe::{AmaxAlgorithm, Fp8Format, Fp8Recipe, Fp8Scaling, Number};
 pub use weights::{weights_changed, weights_may_change};

@@ -46,6 +46,19 @@ pub enum Fp8Format {
 pub enum Fp8Scaling {
     /// The largest magnitude of the tensor itself (current scaling).
     Tensorwise,
+    /// Its largest magnitudes in the steps before.
+    Delayed,
+}
+
+/// Which of a history's magnitudes counts, as Megatron-LM's `--fp8-amax-compute-algo`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AmaxAlgorithm {
+    /// The largest.
+    #[serde(rename = "max")]
+    Max,
+    /// The last one.
+    #[serde(rename = "most_recent")]
+    MostRecent,
 }
 
 /// How the linear layers of a model are quantised.
@@ -57,9 +70,19 @@ pub struct Fp8Recipe {
     pub scaling: Fp8Scaling,
     /// The largest magnitude becomes the format's largest number divided by `2^margin`.
     pub margin: u32,
+    /// Steps in a history of [`Fp8Scaling::Delayed`], at least 1.
+    pub amax_history_len: usize,
+    /// Which of them counts.
+    pub amax_compute_algo: AmaxAlgorithm,
 }
 
 impl Fp8Recipe {
+    /// Current scaling without a margin.
+    pub fn tensorwise(format: Fp8Format) -> Self {
+        let (scaling, amax_compute_algo) = (Fp8Scaling::Tensorwise, AmaxAlgorithm::MostRecent);
+        Self { format, scaling, margin: 0, amax_history_len: 1, amax_compute_algo }
+    }
+
     /// The numbers of inputs and weights.
     pub fn forward(&self) -> Number {
         Number::E4m3

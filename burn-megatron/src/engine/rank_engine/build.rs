@@ -12,6 +12,7 @@ use backend_dist::collective::connect;
 use backend_dist::gpu::release_memory;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
+use backend_dist::ops::fp8::DelayedScaling;
 use burn::tensor::DType;
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
@@ -40,12 +41,15 @@ impl<M: CausalLm> RankEngine<M> {
         let zero = if replicas.size() == 1 { 0 } else { layout.zero };
 
         let (mut chunks, mut buckets) = (Vec::new(), Vec::new());
+        // What was built before is not of this engine.
+        drop(DelayedScaling::of_new_layers());
         for chunk in 0..placement.chunks() {
             let stage = &division.stages()[placement.stage(stages.rank(), chunk)];
             let part = Part { layers: stage.layers.clone(), embedding: stage.embedding, head: stage.loss };
             let model = build(part).map_err(|error| EngineError::Model(error.to_string().into()))?;
             chunks.push(Chunk::new(model, dims.layers, &config.recompute, zero, &mut buckets));
         }
+        let fp8 = DelayedScaling::of_new_layers();
         // A stage without parameters learns the type from the others.
         let own = chunks.iter().find_map(|chunk: &Chunk<M>| dtype_of(chunk.model()));
         let dtype = stages.all_gather_host(own).into_iter().flatten().next().unwrap_or(DType::F32);
@@ -65,6 +69,7 @@ impl<M: CausalLm> RankEngine<M> {
         let engine = Self {
             chunks,
             optimizer,
+            fp8,
             pipeline,
             lr,
             scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),
