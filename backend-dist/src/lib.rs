@@ -25,5 +25,6 @@ pub mod process;
 pub mod shard;
 #[cfg(any(feature = "cuda", test))]
 mod slots;
+pub mod startup;
 #[cfg(feature = "cuda")]
 pub mod timeline;

@@ -12,6 +12,7 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
+use super::watch::planning;
 use crate::column_major::{Problem, Stored, alignment};
 
 /// Bytes of scratch memory that an algorithm may use. NVIDIA recommends at least 32 MiB on Hopper.
@@ -112,7 +113,9 @@ pub(super) unsafe fn run(
         }
         let plan = match state.plans.entry(key) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Plan::new(state.handle, &key, bias)?),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(planning(|| Plan::new(state.handle, &key, bias))?)
+            }
         };
         if let Some(bias) = bias {
             plan.set_bias(bias)?;

@@ -4,6 +4,7 @@ pub(crate) mod allocator;
 mod failed;
 pub(crate) mod lt;
 mod lt_plan;
+pub(crate) mod watch;
 
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
