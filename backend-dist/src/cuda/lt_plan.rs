@@ -13,6 +13,7 @@ use cudarc::driver::result as driver;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use kernels_cubecl::fp8::Format;
 
+use super::watch::planning;
 use crate::column_major::{Problem, Stored, alignment};
 
 /// Bytes of scratch memory that an algorithm may use. NVIDIA recommends at least 32 MiB on Hopper.
@@ -152,7 +153,9 @@ pub(super) unsafe fn run(
         }
         let plan = match state.plans.entry(key) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Plan::new(state.handle, &key, extras)?),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(planning(|| Plan::new(state.handle, &key, extras))?)
+            }
         };
         plan.set(extras)?;
         // SAFETY: as promised by the caller; the workspace belongs to this stream alone.

@@ -5,6 +5,7 @@ mod failed;
 pub(crate) mod lt;
 pub(crate) mod lt_fp8;
 mod lt_plan;
+pub(crate) mod watch;
 
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::startup::{self, Phase, Startup, phase};
 use burn::data::dataloader::DataLoader;
 use burn::tensor::Device;
 use models::{CausalLm, ModelConfig, WithModel};
@@ -48,6 +49,8 @@ pub struct Measured {
     pub ranks: Vec<RankReading>,
     /// Seconds from the launch of the ranks to the end of the first step.
     pub first_step: f64,
+    /// How rank 0 started.
+    pub startup: Startup,
 }
 
 /// Trains `timing` steps of `config` on `data`, rank `r` on `devices[r % devices.len()]`. `told` hears of every step on rank
@@ -106,11 +109,12 @@ impl Bench<'_> {
             let begin = Instant::now();
             // `train` asks rank 0 before every step whether to go on.
             let go_on = world.broadcast_host((rank.rank == 0).then_some(true), 0);
-            let batch = batches.next().filter(|_| go_on).ok_or("there are fewer batches than steps")??;
             let plan = engine.plan();
-            let rows: Vec<_> =
-                (0..plan.accumulation).map(|micro| batch.read(plan.rows(micro, rank.coords.dp))).collect();
-            let report = engine.train_micro_batches(&rows)?;
+            let rows = phase(Phase::Batch, || -> Result<Vec<_>, BoxError> {
+                let batch = batches.next().filter(|_| go_on).ok_or("there are fewer batches than steps")??;
+                Ok((0..plan.accumulation).map(|micro| batch.read(plan.rows(micro, rank.coords.dp))).collect())
+            })?;
+            let report = phase(Phase::Step, || engine.train_micro_batches(&rows))?;
             let seconds = begin.elapsed().as_secs_f64();
             seen.losses.push(report.loss);
             if rank.rank == 0 {
@@ -127,6 +131,7 @@ impl Bench<'_> {
             step(&mut seen)?;
             if index == 0 {
                 seen.first_step = start.elapsed().as_secs_f64();
+                seen.startup = startup::end().unwrap_or_default();
             }
         }
         let mut most = RankReading::default();

@@ -1,5 +1,6 @@
 //! What is kept of a measurement, and the numbers that follow from it.
 
+use backend_dist::startup::Startup;
 use serde::{Deserialize, Serialize};
 
 use super::{Measured, Origin, Timing};
@@ -175,6 +176,9 @@ pub struct Record {
     pub last_loss: f64,
     /// Seconds from the launch of the ranks to the end of the first step.
     pub first_step: f64,
+    /// How rank 0 started, from the start of the program.
+    #[serde(default)]
+    pub startup: Startup,
     /// Every run.
     pub runs: Vec<Run>,
     /// What every rank's device said.
@@ -221,6 +225,7 @@ impl Record {
             first_loss: seen.losses.first().copied().unwrap_or(f64::NAN),
             last_loss: seen.losses.last().copied().unwrap_or(f64::NAN),
             first_step: seen.first_step,
+            startup: seen.startup,
             runs,
             ranks: seen.ranks,
             setup,

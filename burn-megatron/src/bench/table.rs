@@ -78,7 +78,7 @@ pub fn text(record: &Record) -> String {
         format!("{}{reserved}; planned {}", size(record.memory.used), size(record.memory.planned))
     });
     line("loss", format!("{:.4} in the first step, {:.4} in the last", record.first_loss, record.last_loss));
-    line("first step after", format!("{:.1} s", record.first_step));
+    line("start of rank 0", format!("{}; {:.1} s of them from the launch", record.startup, record.first_step));
     line("measured", format!("{} runs of {} steps after {} that warm up", timing.runs, timing.steps, timing.warmup));
     for (name, version) in &device.versions {
         line(name, version.clone());

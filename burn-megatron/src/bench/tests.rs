@@ -3,6 +3,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::data::TokenDataset;
 use crate::plan::ladder;
+use backend_dist::startup::Phase;
 use models::recompute::Granularity;
 
 const TIMING: Timing = Timing { warmup: 1, steps: 3, runs: 2 };
@@ -91,6 +92,7 @@ fn a_measurement_is_of_the_engine_and_keeps_what_repeats_it() {
     assert_eq!(again.parallel, config.parallel);
     let (table, row) = (text(&record), markdown(&record, true));
     assert!(table.contains("TP2 DP2") && table.contains("in the last"), "{table}");
+    assert!(table.contains("started in ") && record.startup.phases.contains_key(&Phase::Step), "{table}");
     let columns = |line: &str| line.matches(" | ").count();
     let lines: Vec<&str> = row.lines().collect();
     assert_eq!((lines.len(), columns(lines[0])), (3, columns(lines[2])), "{row}");
