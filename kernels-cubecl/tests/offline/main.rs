@@ -5,6 +5,7 @@
 #![cfg(feature = "cuda")]
 
 mod pointwise;
+mod random;
 
 use cubecl::Compiler;
 use cubecl::benchmark::TimingMethod;
