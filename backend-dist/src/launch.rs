@@ -150,7 +150,11 @@ pub(crate) fn launch_in<T: Send>(
     });
     let failure = world.end();
     #[cfg(feature = "cuda")]
-    world.links.close(failure.is_some());
+    {
+        // Where no rank has ended its clock.
+        crate::cuda::watch::kernels();
+        world.links.close(failure.is_some());
+    }
     match failure {
         Some(failure) => Err(failure),
         None => Ok(results.into_iter().map(|value| value.expect("no failure means a value from every rank")).collect()),

@@ -7,6 +7,8 @@ pub(crate) mod lt_fp8;
 mod lt_plan;
 pub(crate) mod watch;
 
+pub(crate) use lt_plan::tune_products;
+
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl_common::device_handle::DeviceHandle;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use backend_dist::cache;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::startup::{self, Phase, Startup, phase};
@@ -83,6 +84,7 @@ impl WithModel for Bench<'_> {
         let mesh = Mesh::new(self.config.parallel.clone())?;
         let build = stage_builder::<M>(sizes, self.config, None);
         let dims = sizes.dims();
+        cache::tune_products(self.config.performance.tune_products);
         let start = Instant::now();
         let seen = launch(&mesh, &self.devices, |rank| {
             let engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), self.config.engine())?;

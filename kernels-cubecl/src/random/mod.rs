@@ -5,7 +5,7 @@
 //! or exact; nothing is left to contract.
 
 #[cfg(feature = "cuda")]
-mod kernel;
+pub mod kernel;
 mod philox;
 
 #[cfg(feature = "cuda")]
@@ -49,6 +49,21 @@ pub fn words(seed: u64, stream: u64, index: u64) -> [u32; 4] {
 /// A number of the standard normal distribution by the Box-Muller transform, of which one half is used: the radius from 52
 /// bits, the angle within a quarter of the circle from 52 bits, the sign from one. The largest is 8.6.
 pub fn standard_normal(words: [u32; 4]) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("fma") {
+        /// The same with the processor's own instruction, without which a fused multiply-add is a call.
+        #[target_feature(enable = "fma")]
+        fn fused(words: [u32; 4]) -> f64 {
+            box_muller(words)
+        }
+        // SAFETY: the processor has the instruction.
+        return unsafe { fused(words) };
+    }
+    box_muller(words)
+}
+
+#[inline(always)]
+fn box_muller(words: [u32; 4]) -> f64 {
     let square = -2.0 * logarithm(fraction(words[0], 20, words[1] >> 12));
     let sine = sine(fraction(words[2] & 0x7fff_ffff, 21, words[3] >> 11));
     let value = square.sqrt() * sine;
@@ -56,12 +71,14 @@ pub fn standard_normal(words: [u32; 4]) -> f64 {
 }
 
 /// `(high 2^shift + low + ½) / 2⁵²`, without rounding: in the open interval (0, 1).
+#[inline(always)]
 fn fraction(high: u32, shift: u32, low: u32) -> f64 {
     let whole = f64::from(high).mul_add(f64::from(1u32 << shift), f64::from(low));
     (whole + 0.5) * (1.0 / (1u64 << 52) as f64)
 }
 
 /// The natural logarithm of a number in `2⁻⁵³..1`.
+#[inline(always)]
 fn logarithm(x: f64) -> f64 {
     let (mut x, mut exponent) = (x, 0.0);
     for step in STEPS {
@@ -82,6 +99,7 @@ fn logarithm(x: f64) -> f64 {
 }
 
 /// The sine of `x` quarters of a circle, `0 ≤ x ≤ 1`.
+#[inline(always)]
 fn sine(x: f64) -> f64 {
     let angle = x * FRAC_PI_2;
     let square = angle * angle;
