@@ -22,6 +22,7 @@ pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod overlap;
 pub mod process;
+pub mod profile;
 pub mod shard;
 #[cfg(any(feature = "cuda", test))]
 mod slots;

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use backend_dist::gpu::release_memory;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::profile::{Profile, Session};
 use burn::data::dataloader::DataLoader;
 use burn::tensor::Device;
 use models::{CausalLm, ModelConfig, WithModel};
@@ -26,12 +28,15 @@ pub struct Timing {
     pub steps: usize,
     /// Runs, one after the other in the same process.
     pub runs: usize,
+    /// Steps that are profiled behind the last run, after one that is not; 0: none.
+    #[serde(default)]
+    pub profile: usize,
 }
 
 impl Timing {
     /// Steps of all.
     pub fn total(&self) -> usize {
-        self.warmup + self.runs * self.steps
+        self.warmup + self.runs * self.steps + if self.profile > 0 { 1 + self.profile } else { 0 }
     }
 }
 
@@ -48,6 +53,8 @@ pub struct Measured {
     pub ranks: Vec<RankReading>,
     /// Seconds from the launch of the ranks to the end of the first step.
     pub first_step: f64,
+    /// What the GPUs did in the steps behind the last run.
+    pub profile: Option<Profile>,
 }
 
 /// Trains `timing` steps of `config` on `data`, rank `r` on `devices[r % devices.len()]`. `told` hears of every step on rank
@@ -139,6 +146,25 @@ impl Bench<'_> {
             most = gauge.read().with_most(most);
         }
         seen.ranks = world.all_gather_host(most);
+        if timing.profile > 0 {
+            // The ranks of a process are recorded together; the first step under a recorder is slow.
+            together()?;
+            let mut session = if rank.rank == 0 { Some(Session::start()?) } else { None };
+            world.barrier();
+            step(&mut seen)?;
+            together()?;
+            session.as_mut().map_or(Ok(()), Session::begin)?;
+            world.barrier();
+            for _ in 0..timing.profile {
+                step(&mut seen)?;
+            }
+            together()?;
+            seen.profile = session.map(Session::end).transpose()?;
+            world.barrier();
+        }
+        // The next layout of this process needs the memory.
+        drop((engine, gauge));
+        release_memory(&rank.device);
         Ok(seen)
     }
 }
