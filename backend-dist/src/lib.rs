@@ -24,6 +24,7 @@ pub mod ops;
 pub mod overlap;
 pub mod process;
 pub mod random;
+pub mod profile;
 pub mod shard;
 #[cfg(any(feature = "cuda", test))]
 mod slots;
