@@ -183,6 +183,10 @@ impl LocalKernels for Cube {
         cross_entropy::sums(logits, max, labels, first_row, valid)
     }
 
+    fn vocab_statistics(logits: Float, labels: Int, first_row: usize, valid: usize) -> [Float; 2] {
+        cross_entropy::statistics(logits, labels, first_row, valid)
+    }
+
     fn vocab_logits_grad(logits: Float, lse: Float, labels: Int, grad: Float, first_row: usize, valid: usize) -> Float {
         let _noted = work::memory("cross-entropy gradient", &logits, |bytes| 2 * bytes);
         cross_entropy::logits_grad(logits, [lse, grad], labels, first_row, valid)
