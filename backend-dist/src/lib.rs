@@ -23,8 +23,8 @@ pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod overlap;
 pub mod process;
-pub mod random;
 pub mod profile;
+pub mod random;
 pub mod shard;
 #[cfg(any(feature = "cuda", test))]
 mod slots;

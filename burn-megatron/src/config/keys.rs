@@ -66,7 +66,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 /// The sections and what they are about.
-pub const SECTIONS: [(&str, &str); 14] = [
+pub const SECTIONS: [(&str, &str); 15] = [
     ("model", "What is trained: a Hugging Face folder, a preset, or a family and its sizes; sizes given here win"),
     ("parallel", "How ranks are divided; may change when a run is resumed"),
     ("pipeline", "How a pipeline's stages are cut and take turns; may change when a run is resumed"),

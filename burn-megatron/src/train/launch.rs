@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use backend_dist::gpu::gpus;
 use backend_dist::cache;
+use backend_dist::gpu::gpus;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::process::Processes;
