@@ -12,6 +12,7 @@ pub(crate) use super::lt_plan::Onto;
 use super::lt_plan::{self, Extras, Key};
 use super::{clear, dense, failed, submit};
 use crate::column_major::{Matrices, Problem};
+use crate::profile::{self, Kind, Operation, Precision};
 
 /// A tensor as a batch of matrices where it lies, or a copy of it where the library could not read that.
 pub(crate) struct Operand {
@@ -129,6 +130,7 @@ fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, ont
         return;
     }
     loaded();
+    let _noted = profile::operation(out, || what.operation());
     let device = out.client.service_id().device;
     let run = move |pointers, bias: Option<_>, stream| {
         let key = Key::new(problem, kinds, onto, bias.is_some(), None, pointers);
@@ -165,6 +167,31 @@ impl fmt::Display for Named {
         let [m, k, l, n] = [a.rows, a.columns, b.rows, b.columns];
         let sizes = format!("{} x [{m}, {k}] {a_type:?} · {} x [{l}, {n}] {b_type:?}", a.batches, b.batches);
         write!(f, "matrix product {sizes}{bias} -> {out:?} ({onto:?})")
+    }
+}
+
+impl Named {
+    /// For a profile; products of the same sizes and types have one name.
+    fn operation(&self) -> Operation {
+        let Self { a: (a, dtype), b: (b, _), bias, out, onto } = self;
+        let [batches, m, n, k] = [a.batches, a.rows, b.columns, a.columns];
+        let adds = *onto == Onto::Add;
+        let precision = match dtype.size() {
+            8 => Precision::Double,
+            4 => Precision::Single,
+            _ => Precision::Half,
+        };
+        let many = if batches > 1 { format!("{batches} x ") } else { String::new() };
+        let ends = [(*bias, " + bias"), (adds, " +=")].map(|(has, text)| if has { text } else { "" }).concat();
+        let types = if out == dtype { format!("{dtype:?}") } else { format!("{dtype:?} to {out:?}") };
+        let read = (m * k + k * n) * dtype.size() + m * n * out.size() * usize::from(adds);
+        Operation {
+            name: format!("product {many}[{m}, {k}] · [{k}, {n}] {types}{ends}").into(),
+            kind: Kind::Product,
+            precision,
+            flops: 2.0 * (batches * m) as f64 * (n * k) as f64,
+            bytes: (batches * (read + m * n * out.size())) as f64,
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Everything here runs on CubeCL's thread of the device.
 
+mod tune;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -13,7 +15,9 @@ use cudarc::driver::result as driver;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use kernels_cubecl::fp8::Format;
 
+use super::watch::planning;
 use crate::column_major::{Problem, Stored, alignment};
+pub(crate) use tune::tune_products;
 
 /// Bytes of scratch memory that an algorithm may use. NVIDIA recommends at least 32 MiB on Hopper.
 const WORKSPACE: usize = 64 << 20;
@@ -37,6 +41,17 @@ pub(super) struct Kinds {
     a: sys::cudaDataType,
     b: sys::cudaDataType,
     out: sys::cudaDataType,
+}
+
+impl Kinds {
+    /// Bytes of an element of the result.
+    fn out_bytes(self) -> usize {
+        match self.out {
+            sys::cudaDataType::CUDA_R_64F => 8,
+            sys::cudaDataType::CUDA_R_32F => 4,
+            _ => 2,
+        }
+    }
 }
 
 /// The types of `a · b`, if they are among those that the crate uses.
@@ -152,7 +167,16 @@ pub(super) unsafe fn run(
         }
         let plan = match state.plans.entry(key) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Plan::new(state.handle, &key, extras)?),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                let (handle, workspace) = (state.handle, state.workspace);
+                let planned = || -> Result<Plan, String> {
+                    let mut plan = Plan::new(handle, &key, extras)?;
+                    // SAFETY: as promised by the caller; what this leaves in a result is replaced by the launch.
+                    unsafe { tune::tune(&mut plan, &key, (handle, workspace), pointers, stream) };
+                    Ok(plan)
+                };
+                entry.insert(planning(planned)?)
+            }
         };
         plan.set(extras)?;
         // SAFETY: as promised by the caller; the workspace belongs to this stream alone.

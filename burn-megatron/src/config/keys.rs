@@ -66,7 +66,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 /// The sections and what they are about.
-pub const SECTIONS: [(&str, &str); 14] = [
+pub const SECTIONS: [(&str, &str); 15] = [
     ("model", "What is trained: a Hugging Face folder, a preset, or a family and its sizes; sizes given here win"),
     ("parallel", "How ranks are divided; may change when a run is resumed"),
     ("pipeline", "How a pipeline's stages are cut and take turns; may change when a run is resumed"),
@@ -80,6 +80,7 @@ pub const SECTIONS: [(&str, &str); 14] = [
     ("optimizer", "The optimizer; each kind has its own keys"),
     ("loss-scale", "The factor that keeps small fp16 gradients from vanishing; only with training.dtype = f16"),
     ("data", "What is learned: Megatron's .bin/.idx files, or text that is tokenized at the start"),
+    ("performance", "What makes steps quicker at a price; may change when a run is resumed"),
     ("evaluation", "Loss on held-out data"),
     ("checkpoint", "Saving and going on"),
     ("output", "What a run writes"),
@@ -199,6 +200,7 @@ pub const KEYS: &[Key] = {
         key("data.eod-id", Whole, "\"none\"", "Id of the end-of-document token; none: the tokenizer's").optional(),
         key("data.keep-partial-validation", Flag, "false", "Keep the last partial validation row, padded"),
         key("data.cache", Path, "\"none\"", "Folder that keeps sample orders between runs").or(&["data-cache-path"]).optional(),
+        key("performance.tune-products", Flag, "false", "On GPUs: time cuBLASLt's algorithms for every matrix product of the first steps and keep the choice in ~/.cache/burn-megatron; runs with other choices differ in rounding"),
         key("evaluation.every", Count, "", "Steps between two evaluations; default: a tenth of training.steps")
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0 does none").or(&["eval-iters"]),

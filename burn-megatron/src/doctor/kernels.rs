@@ -4,6 +4,7 @@
 
 mod cases;
 mod fp8;
+mod initial;
 mod main_grads;
 #[cfg(test)]
 mod tests;
@@ -37,7 +38,7 @@ impl KernelCheck {
 }
 
 /// Checks every operation on `device`, forward and all gradients, in bf16, f16, f32 and f64, and the gradients that are
-/// summed up in place where `device` has them.
+/// summed up in place and the initial weights where `device` makes them.
 ///
 /// An operation that panics is reported as one with an error of NaN; its message goes where panics go.
 pub fn check_kernels(device: &Device) -> Vec<KernelCheck> {
@@ -48,6 +49,7 @@ pub fn check_kernels(device: &Device) -> Vec<KernelCheck> {
             found.extend(check_scale(device, &scale, dtype));
         }
     }
+    found.extend(all.iter().flat_map(|dtype| initial::check(device, *dtype)));
     found
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use backend_dist::cache;
 use backend_dist::gpu::gpus;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
@@ -49,6 +50,7 @@ impl WithModel for Launch<'_> {
         let (training, evaluation) = (&config.training, &config.evaluation);
         let (dims, engine) = (sizes.dims(), config.engine());
         let build = stage_builder::<M>(sizes, config, weights);
+        cache::tune_products(config.performance.tune_products);
         let peak = devices.first().and_then(|device| peak(device, training.dtype.bytes()));
         let mesh = Mesh::new(config.parallel.clone())?;
         let json = |part: Result<Value, serde_json::Error>| part.expect("configurations are plain data");

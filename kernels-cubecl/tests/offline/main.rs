@@ -6,6 +6,7 @@
 
 mod fp8;
 mod pointwise;
+mod random;
 
 use cubecl::Compiler;
 use cubecl::benchmark::TimingMethod;
