@@ -14,6 +14,7 @@ use super::lt_plan::{self, Extras, Key};
 pub(crate) use super::lt_plan::{Onto, Sums};
 use super::{failed, submit};
 use crate::column_major::{Matrices, Problem};
+use crate::profile::{self, Kind, Operation, Precision};
 
 /// What every side of an FP8 product must be a multiple of.
 pub(crate) const MULTIPLE: usize = 16;
@@ -74,6 +75,7 @@ pub(crate) fn multiply(a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &
         bias.assert_is_on_same_device(out);
     }
     loaded();
+    let _noted = profile::operation(out, || what.operation());
     let device = out.client.service_id().device;
     let run = move |pointers, scales, bias: Option<_>, stream| {
         let key = Key::new(problem, kinds, onto, bias.is_some(), Some(sums), pointers);
@@ -116,5 +118,21 @@ impl fmt::Display for Named {
         let Self { a: (a, m, k), b: (b, n, l), bias, out, onto } = self;
         let bias = if *bias { " + bias" } else { "" };
         write!(f, "FP8 product [{m}, {k}] {a:?} · [{n}, {l}]ᵀ {b:?}{bias} -> {out:?} ({onto:?})")
+    }
+}
+
+impl Named {
+    /// For a profile; products of the same sizes and types have one name.
+    fn operation(&self) -> Operation {
+        let Self { a: (a, m, k), b: (b, n, _), bias, out, onto } = *self;
+        let adds = onto == Onto::Add;
+        let ends = [(bias, " + bias"), (adds, " +=")].map(|(has, text)| if has { text } else { "" }).concat();
+        Operation {
+            name: format!("product [{m}, {k}] · [{k}, {n}] {a:?} {b:?} to {out:?}{ends}").into(),
+            kind: Kind::Product,
+            precision: Precision::Fp8,
+            flops: 2.0 * m as f64 * (n * k) as f64,
+            bytes: (m * k + k * n + m * n * out.size() * (1 + usize::from(adds))) as f64,
+        }
     }
 }
