@@ -7,6 +7,7 @@ use crate::collective;
 use crate::comm::{Group, ReduceOp};
 use crate::cuda::{self, dense};
 use crate::overlap::{self, Pending};
+use crate::profile::{Operation, operation};
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
@@ -94,6 +95,8 @@ impl Buffer {
         let values = if float_type(values.dtype()).is_some() { values } else { values.cast(DType::F32) };
         let values = Self(dense(primitive(values)));
         let len = values.len();
+        let bytes = || values.0.dtype.size() + self.0.dtype.size() * (1 + usize::from(adds));
+        let _noted = operation(&self.0, || Operation::memory("write to a flat buffer", len * bytes()));
         flat::write(&self.0.client, values.run(0..len), self.run(at..at + len), adds)
             .unwrap_or_else(|error| panic!("writing {values:?} to {self:?} at {at}: {error}"));
     }
@@ -197,6 +200,7 @@ pub struct ChunkTable {
     /// Chunks of each range.
     counts: Vec<usize>,
     end: usize,
+    elements: usize,
 }
 
 impl fmt::Debug for ChunkTable {
@@ -214,7 +218,8 @@ impl ChunkTable {
         let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
         assert!(end <= buffer.len(), "elements up to {end} of {buffer:?}");
         let (starts, lens, counts) = chunks(ranges, CHUNK);
-        Self { starts: table(&buffer.0, &starts), lens: table(&buffer.0, &lens), counts, end }
+        let elements = ranges.iter().map(Range::len).sum();
+        Self { starts: table(&buffer.0, &starts), lens: table(&buffer.0, &lens), counts, end, elements }
     }
 
     fn len(&self) -> usize {
@@ -305,6 +310,7 @@ pub fn squares(buffers: &[(&Buffer, &ChunkTable)]) -> Vec<Vec<f64>> {
     for (buffer, table) in buffers {
         assert_eq!(buffer.0.dtype, DType::F32, "squares are summed in f32");
         let count = table.len();
+        let _noted = operation(&buffer.0, || Operation::optimizer("sum of squares", 4 * table.elements));
         let chunks = Chunks { starts: &table.starts, lens: &table.lens, count, end: table.end };
         flat::squares(client, &buffer.0.handle, chunks, &sums, first)
             .unwrap_or_else(|error| panic!("squares of {buffer:?}: {error}"));

@@ -18,6 +18,7 @@ use crate::trace::{Recorder, Span, What};
 use backend_dist::comm::Group;
 use backend_dist::gpu::release_memory;
 use backend_dist::launch::Rank;
+use backend_dist::ops::fp8;
 use backend_dist::shard::{ParamSpec, Unit, stable_hash};
 use burn::tensor::{DType, Tensor};
 use models::CausalLm;
@@ -327,12 +328,22 @@ impl<M: CausalLm> RankEngine<M> {
         self.recorder.end(mark, What::PartialSums, None, None);
     }
 
+    /// Quantised weights of the last step are stale. Under ZeRO 3, where weights are here only while they are used, none is
+    /// kept.
+    fn weights_changed(&self) {
+        match self.rank.mesh.layout().zero {
+            3 => fp8::weights_may_change(),
+            _ => fp8::weights_changed(),
+        }
+    }
+
     fn update(&mut self, info: &StepInfo) {
         let mark = self.recorder.begin();
         self.optimizer.begin_step();
         for chunk in &mut self.chunks {
             chunk.for_buckets(|bucket, model| self.optimizer.step(bucket, model, info));
         }
+        self.weights_changed();
         self.recorder.end(mark, What::Update, None, None);
     }
 }

@@ -3,6 +3,7 @@
 use super::{Buffer, float_type, primitive};
 use crate::buffer::{AdamWBuffers, AdamWStep, MomentumBuffers, MomentumRule, MomentumStep};
 use crate::cuda::dense;
+use crate::profile::{Operation, operation};
 use burn::tensor::{DType, Tensor};
 use cubecl::server::Handle;
 use kernels_cubecl::pointwise::adamw::{self, AdamWBucket};
@@ -16,6 +17,9 @@ use kernels_cubecl::pointwise::muon;
 /// If a buffer is shorter than the masters, or their number is no multiple of four.
 pub fn adamw(buffers: AdamWBuffers, k: &AdamWStep) {
     let AdamWBuffers { master, first, second, grad, weight, tensors } = buffers;
+    let narrow = weight.map_or(0, |weight| weight.0.dtype.size());
+    // Masters and both moments are read and written, gradients read, weights written.
+    let _noted = operation(&master.0, || Operation::optimizer("AdamW", master.len() * (28 + narrow)));
     let bucket = AdamWBucket {
         master: &master.0.handle,
         first: &first.0.handle,
@@ -45,6 +49,9 @@ pub fn adamw(buffers: AdamWBuffers, k: &AdamWStep) {
 /// If a buffer is shorter than the masters, or their number is no multiple of four.
 pub fn momentum(buffers: MomentumBuffers, k: &MomentumStep) {
     let MomentumBuffers { master, momentum, grad, weight, tensors } = buffers;
+    let narrow = weight.map_or(0, |weight| weight.0.dtype.size());
+    let state = if momentum.is_some() { 16 } else { 8 };
+    let _noted = operation(&master.0, || Operation::optimizer("momentum", master.len() * (state + 4 + narrow)));
     let bucket = MomentumBucket {
         master: &master.0.handle,
         momentum: momentum.map(|momentum| &momentum.0.handle),

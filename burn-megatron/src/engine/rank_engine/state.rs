@@ -87,6 +87,7 @@ impl<M: CausalLm> RankEngine<M> {
             });
         }
         result?;
+        self.weights_changed();
         self.optimizer.set_updates(state.updates);
         (self.step, self.consumed) = (state.step, state.consumed_samples);
         // Weights from a run of another type have no scale.
