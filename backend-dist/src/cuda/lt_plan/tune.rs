@@ -27,43 +27,50 @@ pub(crate) fn tune_products(on: bool) {
     ON.store(on, Relaxed);
 }
 
-/// If it is wanted, puts the quickest of the plan's algorithms first. What goes wrong leaves them as they are.
+/// If it is wanted, puts one of the plan's algorithms first: the one that was chosen for this product on this kind of GPU, or
+/// the quickest. What goes wrong leaves them as they are.
+///
+/// Only what the library itself suggests is ever used: a file of another version, or a damaged one, says nothing.
 ///
 /// # Safety
 /// As [`run`](super::run); the result's elements are lost if the product replaces them.
 pub(super) unsafe fn tune(
     plan: &mut Plan,
     key: &Key,
-    (handle, workspace): (sys::cublasLtHandle_t, CUdeviceptr),
-    [a, b, out]: [*mut c_void; 3],
+    library: (sys::cublasLtHandle_t, CUdeviceptr),
+    pointers: [*mut c_void; 3],
     stream: CUstream,
 ) {
-    if !ON.load(Relaxed) {
+    if !ON.load(Relaxed) || plan.algorithms.len() < 2 {
         return;
     }
-    let mut tuned = || -> Result<bool, String> {
-        let watch = Stopwatch::new(stream)?;
-        // What is added to must not be added to more than once.
-        let elements = key.problem.batches * key.problem.out.rows * key.problem.out.columns;
-        let scratch =
-            (key.onto == Onto::Add).then(|| Scratch::new(elements * key.kinds.out_bytes(), stream)).transpose()?;
-        let out = scratch.as_ref().map_or(out, Scratch::pointer);
-        let mut algorithms = std::mem::take(&mut plan.algorithms);
-        let time = |algorithm: &sys::cublasLtMatmulAlgo_t| {
-            plan.algorithms = vec![*algorithm];
-            // SAFETY: as promised by the caller; the scratch memory has the result's size and lives until it is freed
-            // on the same stream.
-            watch.time(|| unsafe { plan.launch(handle, workspace, [a, b, out], stream) })
-        };
-        let preferred = prefer(&format!("{key:?}"), &mut algorithms, time);
-        plan.algorithms = algorithms;
-        preferred
-    };
-    match tuned() {
-        Ok(true) => from_disk(),
-        Ok(false) => {}
+    let first = name(key).and_then(|name| match choices().get(&name).and_then(|chosen| place(plan, chosen)) {
+        Some(first) => {
+            from_disk();
+            Ok(first)
+        }
+        None => {
+            // SAFETY: as promised by the caller.
+            let quickest = unsafe { quickest(plan, key, library, pointers, stream) }?;
+            let own = id(&plan.algorithms[quickest]);
+            let settled = choices().settle(&name, own, |chosen| place(plan, chosen).is_some());
+            Ok(place(plan, settled).unwrap_or(quickest))
+        }
+    });
+    match first {
+        Ok(first) => plan.algorithms[..=first].rotate_right(1),
         Err(error) => cache::warn(&format!("a matrix product is not tuned: {error}")),
     }
+}
+
+/// A product on this kind of GPU.
+fn name(key: &Key) -> Result<String, String> {
+    let mut device = 0;
+    // SAFETY: the device has a place to be written to.
+    let named = unsafe { driver_sys::cuCtxGetDevice(&mut device) }.result();
+    let gpu =
+        named.and_then(|()| driver::device::get_name(device)).map_err(|error| format!("the GPU's name: {error}"))?;
+    Ok(format!("{gpu}, {key:?}"))
 }
 
 /// A name for an algorithm, which the library describes by 64 bytes.
@@ -71,49 +78,43 @@ fn id(algorithm: &sys::cublasLtMatmulAlgo_t) -> u64 {
     stable_hash(&format!("{:?}", algorithm.data))
 }
 
-/// Puts the algorithm that was chosen for `key` on this kind of GPU first, or the one that `time` (in ms; `None` where it
-/// does not run) says is quickest. Returns whether it had been chosen before.
-///
-/// Only what the library itself suggests is ever used: a file of another version, or a damaged one, says nothing.
-fn prefer(
-    key: &str,
-    algorithms: &mut [sys::cublasLtMatmulAlgo_t],
-    time: impl FnMut(&sys::cublasLtMatmulAlgo_t) -> Option<f32>,
-) -> Result<bool, String> {
-    if algorithms.len() < 2 {
-        return Ok(false);
-    }
-    let (choices, name) = (choices(), format!("{}, {key}", gpu()?));
-    let place = |chosen: u64| algorithms.iter().position(|algorithm| id(algorithm) == chosen);
-    let before = choices.get(&name).and_then(place);
-    let first = match before {
-        Some(first) => first,
-        None => {
-            let quickest = quickest(algorithms, time).ok_or("no algorithm could be timed")?;
-            let settled = choices.settle(&name, id(&algorithms[quickest]), |chosen| place(chosen).is_some());
-            place(settled).unwrap_or(quickest)
-        }
-    };
-    algorithms[..=first].rotate_right(1);
-    Ok(before.is_some())
+fn place(plan: &Plan, chosen: u64) -> Option<usize> {
+    plan.algorithms.iter().position(|algorithm| id(algorithm) == chosen)
 }
 
-/// Takes turns, so that a change of the GPU's clock meets all.
-fn quickest(
-    algorithms: &[sys::cublasLtMatmulAlgo_t],
-    mut time: impl FnMut(&sys::cublasLtMatmulAlgo_t) -> Option<f32>,
-) -> Option<usize> {
+/// The place of the algorithm that is quickest for these operands.
+///
+/// # Safety
+/// As [`tune`].
+unsafe fn quickest(
+    plan: &mut Plan,
+    key: &Key,
+    (handle, workspace): (sys::cublasLtHandle_t, CUdeviceptr),
+    [a, b, out]: [*mut c_void; 3],
+    stream: CUstream,
+) -> Result<usize, String> {
+    let watch = Stopwatch::new(stream)?;
+    // What is added to must not be added to more than once.
+    let elements = key.problem.batches * key.problem.out.rows * key.problem.out.columns;
+    let scratch =
+        (key.onto == Onto::Add).then(|| Scratch::new(elements * key.kinds.out_bytes(), stream)).transpose()?;
+    let out = scratch.as_ref().map_or(out, Scratch::pointer);
+    let algorithms = plan.algorithms.clone();
     let mut best = vec![f32::INFINITY; algorithms.len()];
+    // In turns, so that a change of the GPU's clock meets all.
     for round in 0..=ROUNDS {
-        for (best, algorithm) in best.iter_mut().zip(algorithms) {
-            let seconds = time(algorithm).unwrap_or(f32::INFINITY);
+        for (best, algorithm) in best.iter_mut().zip(&algorithms) {
+            plan.algorithms = vec![*algorithm];
+            // SAFETY: as promised by the caller; the scratch memory has the result's size and is freed on this stream.
+            let time = watch.time(|| unsafe { plan.launch(handle, workspace, [a, b, out], stream) });
             if round > 0 {
-                *best = best.min(seconds);
+                *best = best.min(time.unwrap_or(f32::INFINITY));
             }
         }
     }
-    let quickest = best.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1))?;
-    quickest.1.is_finite().then_some(quickest.0)
+    plan.algorithms = algorithms;
+    let quickest = best.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).filter(|(_, time)| time.is_finite());
+    quickest.map(|(place, _)| place).ok_or("no algorithm could be timed".into())
 }
 
 /// What was chosen before, with this version of the library.
@@ -124,15 +125,6 @@ fn choices() -> &'static Choices {
         let version = unsafe { sys::cublasLtGetVersion() };
         Choices::open(cache::folder().map(|folder| folder.join(format!("products-cublaslt-{version}.txt"))))
     })
-}
-
-/// The name of the current context's GPU.
-fn gpu() -> Result<String, String> {
-    let mut device = 0;
-    // SAFETY: the device has a place to be written to.
-    let name =
-        unsafe { driver_sys::cuCtxGetDevice(&mut device) }.result().and_then(|()| driver::device::get_name(device));
-    name.map_err(|error| format!("the GPU's name: {error}"))
 }
 
 /// Times work on a stream; ends with the value.
