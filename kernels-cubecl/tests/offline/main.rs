@@ -6,8 +6,10 @@
 #![cfg(feature = "cuda")]
 
 mod attention;
+mod fp8;
 mod pointwise;
 mod portable;
+mod random;
 
 use cubecl::Compiler;
 use cubecl::benchmark::TimingMethod;

@@ -1,6 +1,7 @@
 //! Which attention weights a dropout drops: a function of a seed and a weight's place in the global
 //! `[sample, head, query, key]` alone, so that every kernel and every rank draws the same mask without storing it.
 use crate::attention::Dropout;
+use crate::attention::draw::splitmix;
 use crate::pointwise::dropout::mix;
 use cubecl::prelude::*;
 
@@ -38,15 +39,6 @@ impl DrawsLaunch {
 pub struct RowWords {
     a: u32,
     b: u32,
-}
-
-/// SplitMix64 of Steele, Lea and Flood.
-#[cube]
-fn splitmix(x: u64) -> u64 {
-    let x = x + 0x9e37_79b9_7f4a_7c15u64;
-    let x = (x ^ (x >> 30)) * 0xbf58_476d_1ce4_e5b9u64;
-    let x = (x ^ (x >> 27)) * 0x94d0_49bb_1331_11ebu64;
-    x ^ (x >> 31)
 }
 
 /// The words of the row of `query`, in head `head` of sample `batch` of the call.
