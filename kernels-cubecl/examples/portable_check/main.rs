@@ -129,7 +129,7 @@ fn main() -> ExitCode {
                 bad += 1;
                 let Problem { shape, dropout, starts, first_query, .. } = &problem;
                 let extras = (dropout.is_some(), starts.is_some(), first_query);
-                println!("{kernels:?}: {one:?} of {shape:?}, dropout, packed, first query {extras:?}");
+                println!("{kernels:?}: {one}, of {shape:?}, dropout, packed, first query {extras:?}");
             }
         }
         println!("{kernels:?}: worst error is {worst:.2} of its bound");

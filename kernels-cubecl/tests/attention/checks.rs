@@ -6,6 +6,7 @@ use cubecl::server::Handle;
 use half::{bf16, f16};
 use kernels_cubecl::attention::portable::{self, Element, mma};
 use kernels_cubecl::attention::{Extras, Gradients, Half, Packed, Saved, Tensor4};
+use std::fmt;
 
 /// Which kernels.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +14,7 @@ pub enum Kernels {
     /// Plain units.
     Plain(Element),
     /// Matrix units.
+    #[allow(dead_code, reason = "the cpu runtime has none")]
     Mma(Half),
 }
 
@@ -42,7 +44,6 @@ impl Kernels {
 }
 
 /// One result: what is off by how much of its largest number, and what rounding explains.
-#[derive(Debug)]
 pub struct Found {
     pub name: &'static str,
     pub error: f64,
@@ -52,6 +53,12 @@ pub struct Found {
 impl Found {
     pub fn ok(&self) -> bool {
         self.error <= self.bound
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is off by {:.1e}, allowed is {:.1e}", self.name, self.error, self.bound)
     }
 }
 
