@@ -23,6 +23,7 @@ pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod overlap;
 pub mod process;
+pub mod profile;
 pub mod random;
 pub mod shard;
 #[cfg(any(feature = "cuda", test))]

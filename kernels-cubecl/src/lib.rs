@@ -11,6 +11,8 @@ pub mod tiling;
 #[cfg(feature = "cuda")]
 pub mod attention;
 #[cfg(feature = "cuda")]
+pub mod fp8;
+#[cfg(feature = "cuda")]
 pub mod hopper;
 #[cfg(feature = "cuda")]
 pub mod pointwise;

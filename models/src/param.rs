@@ -7,6 +7,7 @@ use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
+use backend_dist::ops::fp8::{Fp8Linear, Fp8Recipe};
 use backend_dist::random;
 use backend_dist::shard::{HostTensor, Init, ParamSpec, Place, Registry, RegistryError, Section, Unit};
 use burn::module::{Param, ParamId};
@@ -14,6 +15,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use thiserror::Error;
 
 use crate::config::ConfigError;
+use crate::fp8::Fp8Config;
 use crate::layout::ModelLayoutError;
 use crate::part::Part;
 use crate::recompute::Recompute;
@@ -104,6 +106,8 @@ pub struct ParamBuilder<'a> {
     part: Option<Part>,
     unit: Unit,
     recompute: Recompute,
+    /// The recipe, and the layers that have it.
+    fp8: Option<(Fp8Recipe, Range<usize>)>,
     replicas: Option<Group>,
     registry: Registry,
 }
@@ -125,6 +129,7 @@ impl<'a> ParamBuilder<'a> {
             part: None,
             unit: Unit::default(),
             recompute: Recompute::default(),
+            fp8: None,
             replicas: None,
             registry: Registry::default(),
         }
@@ -190,6 +195,19 @@ impl<'a> ParamBuilder<'a> {
     /// What [`ParamBuilder::with_recompute`] asked for; nothing without it.
     pub fn recompute(&self) -> &Recompute {
         &self.recompute
+    }
+
+    /// Linear layers of the blocks multiply in FP8, in a model of `layers` blocks.
+    pub fn with_fp8(mut self, fp8: &Fp8Config, layers: usize) -> Self {
+        self.fp8 = fp8.recipe().map(|recipe| (recipe, fp8.layers(layers)));
+        self
+    }
+
+    /// The FP8 side of the linear layer `name` of what [`ParamBuilder::begin`] began.
+    pub fn fp8_linear(&self, name: &str) -> Option<Fp8Linear> {
+        let (recipe, layers) = self.fp8.as_ref()?;
+        let inside = matches!(self.unit, Unit::Layer(layer) if layers.contains(&layer));
+        inside.then(|| Fp8Linear::new(name, *recipe, self.parallel.group.clone()))
     }
 
     /// The tensor parallel group that layers are built for.

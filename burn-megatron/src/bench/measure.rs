@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use backend_dist::cache;
+use backend_dist::gpu::release_memory;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::profile::{Profile, Session};
 use backend_dist::startup::{self, Phase, Startup, phase};
 use burn::data::dataloader::DataLoader;
 use burn::tensor::Device;
@@ -28,12 +30,15 @@ pub struct Timing {
     pub steps: usize,
     /// Runs, one after the other in the same process.
     pub runs: usize,
+    /// Steps that are profiled behind the last run, after one that is not; 0: none.
+    #[serde(default)]
+    pub profile: usize,
 }
 
 impl Timing {
     /// Steps of all.
     pub fn total(&self) -> usize {
-        self.warmup + self.runs * self.steps
+        self.warmup + self.runs * self.steps + if self.profile > 0 { 1 + self.profile } else { 0 }
     }
 }
 
@@ -52,6 +57,8 @@ pub struct Measured {
     pub first_step: f64,
     /// How rank 0 started.
     pub startup: Startup,
+    /// What the GPUs did in the steps behind the last run.
+    pub profile: Option<Profile>,
 }
 
 /// Trains `timing` steps of `config` on `data`, rank `r` on `devices[r % devices.len()]`. `told` hears of every step on rank
@@ -146,6 +153,25 @@ impl Bench<'_> {
             most = gauge.read().with_most(most);
         }
         seen.ranks = world.all_gather_host(most);
+        if timing.profile > 0 {
+            // The ranks of a process are recorded together; the first step under a recorder is slow.
+            together()?;
+            let mut session = if rank.rank == 0 { Some(Session::start()?) } else { None };
+            world.barrier();
+            step(&mut seen)?;
+            together()?;
+            session.as_mut().map_or(Ok(()), Session::begin)?;
+            world.barrier();
+            for _ in 0..timing.profile {
+                step(&mut seen)?;
+            }
+            together()?;
+            seen.profile = session.map(Session::end).transpose()?;
+            world.barrier();
+        }
+        // The next layout of this process needs the memory.
+        drop((engine, gauge));
+        release_memory(&rank.device);
         Ok(seen)
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::FloatDType;
 use clap::ValueEnum;
+use models::Fp8Config;
 use models::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,8 @@ pub struct RunConfig {
     pub recompute: Recompute,
     /// The steps.
     pub training: TrainingSection,
+    /// Linear layers in FP8.
+    pub fp8: Fp8Config,
     /// The learning rate.
     pub lr: LrConfig,
     /// The optimizer.

@@ -3,6 +3,7 @@
 //! Both sides get the same numbers, rounded to the type under test, so that an error is the operation's own.
 
 mod cases;
+mod fp8;
 mod initial;
 mod main_grads;
 #[cfg(test)]
@@ -56,6 +57,7 @@ pub fn check_kernels(device: &Device) -> Vec<KernelCheck> {
 fn check_scale(device: &Device, scale: &Scale, dtype: DType) -> Vec<KernelCheck> {
     let mut found: Vec<KernelCheck> = cases(scale).iter().flat_map(|case| check(case, device, dtype)).collect();
     found.extend(main_grads::check(device, scale, dtype));
+    found.extend(fp8::check(device, scale, dtype));
     found
 }
 

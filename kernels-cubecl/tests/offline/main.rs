@@ -4,6 +4,7 @@
 //! other: forward attention ran at 350 instead of 630 TFLOP/s on an H200 before these were gone.
 #![cfg(feature = "cuda")]
 
+mod fp8;
 mod pointwise;
 mod random;
 

@@ -12,6 +12,7 @@ use backend_dist::collective::connect;
 use backend_dist::gpu::release_memory;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
+use backend_dist::ops::fp8::DelayedScaling;
 use backend_dist::startup::{Phase, phase};
 use burn::tensor::DType;
 use models::layout::ModelDims;
@@ -44,6 +45,8 @@ impl<M: CausalLm> RankEngine<M> {
         let zero = if replicas.size() == 1 { 0 } else { layout.zero };
 
         let (mut chunks, mut buckets) = (Vec::new(), Vec::new());
+        // What was built before is not of this engine.
+        drop(DelayedScaling::of_new_layers());
         for chunk in 0..placement.chunks() {
             let stage = &division.stages()[placement.stage(stages.rank(), chunk)];
             let part = Part { layers: stage.layers.clone(), embedding: stage.embedding, head: stage.loss };
@@ -53,6 +56,7 @@ impl<M: CausalLm> RankEngine<M> {
             })?;
             chunks.push(Chunk::new(model, dims.layers, &config.recompute, zero, &mut buckets));
         }
+        let fp8 = DelayedScaling::of_new_layers();
         // A stage without parameters learns the type from the others.
         let own = chunks.iter().find_map(|chunk: &Chunk<M>| dtype_of(chunk.model()));
         let dtype = stages.all_gather_host(own).into_iter().flatten().next().unwrap_or(DType::F32);
@@ -73,9 +77,10 @@ impl<M: CausalLm> RankEngine<M> {
         let sections = chunks.iter().flat_map(|chunk| chunk.model().registry().sections());
         let once = sections.filter(|section| section.copy < section.copies);
         let elements: usize = once.map(|section| section.global_shape.iter().product::<usize>()).sum();
-        Ok(Self {
+        let engine = Self {
             chunks,
             optimizer,
+            fp8,
             pipeline,
             lr,
             scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),
@@ -96,6 +101,8 @@ impl<M: CausalLm> RankEngine<M> {
             step: 0,
             consumed: 0,
             grad_scale: 1.0,
-        })
+        };
+        engine.weights_changed();
+        Ok(engine)
     }
 }
