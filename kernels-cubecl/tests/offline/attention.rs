@@ -2,6 +2,7 @@
 use super::{buffer, compile, hopper, settings};
 use cubecl_runtime::kernel::CubeKernel;
 use kernels_cubecl::attention::forward::{self, ForwardPlan};
+use kernels_cubecl::attention::joint_gradient::{self, JointGradientPlan};
 use kernels_cubecl::attention::key_gradient::{self, Gradient, KeyGradientPlan};
 use kernels_cubecl::attention::query_gradient::{self, QueryGradientPlan};
 use kernels_cubecl::attention::variant::SizesCompilationArg;
@@ -134,5 +135,31 @@ fn key_gradient_overlaps_its_products() {
             };
             check(&format!("{plan:?}"), kernel, variant.head_dim / 16 + mmas);
         }
+    }
+}
+
+#[test]
+fn joint_gradient_overlaps_its_products() {
+    let plans: Vec<JointGradientPlan> = variants().into_iter().filter_map(JointGradientPlan::fastest).collect();
+    assert_eq!(plans.len(), 4, "heads of 128, causal and full, bf16 and fp16");
+    for plan in plans {
+        let kernel = joint_gradient::joint_gradient::JointGradient::new(
+            settings(),
+            hopper(),
+            Default::default(),
+            (),
+            (),
+            (),
+            (),
+            (),
+            buffer(),
+            (),
+            (),
+            sizes(),
+            (),
+            plan,
+        );
+        // Scores, their gradients, values, keys, and queries; the queries of the last step stand behind the loop.
+        check(&format!("{plan:?}"), kernel, 8 + 8 + 4 + 4 + 2 * 8);
     }
 }
