@@ -6,7 +6,9 @@
 #![cfg(feature = "cuda")]
 
 mod attention;
+mod fp8;
 mod pointwise;
+mod random;
 
 use cubecl::Compiler;
 use cubecl::benchmark::TimingMethod;
