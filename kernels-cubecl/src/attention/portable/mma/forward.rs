@@ -36,7 +36,8 @@ pub fn mma_forward<E: Float>(
     let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
     let kv_head = head / sizes.group;
     // Causal rows further down have more work: they start first.
-    let first = (CUBE_COUNT_X - 1 - CUBE_POS_X) * comptime![ROWS as u32];
+    let rows = comptime![ROWS as u32];
+    let first = ((sizes.queries - 1) / rows - CUBE_POS_X) * rows;
     let mut q_tile = tile::tile::<E>(ROWS, plan.head_dim);
     let mut k_tile = tile::tile::<E>(block, plan.head_dim);
     let mut v_tile = tile::tile::<E>(block, plan.value_dim);

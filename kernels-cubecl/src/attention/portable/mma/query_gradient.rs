@@ -32,7 +32,8 @@ pub fn mma_query_gradient<E: Float>(
 ) {
     let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
     let kv_head = head / sizes.group;
-    let first = (CUBE_COUNT_X - 1 - CUBE_POS_X) * comptime![ROWS as u32];
+    let rows = comptime![ROWS as u32];
+    let first = ((sizes.queries - 1) / rows - CUBE_POS_X) * rows;
     let mut q_tile = tile::tile::<E>(ROWS, plan.head_dim);
     let mut slope_tile = tile::tile::<E>(ROWS, plan.value_dim);
     let mut k_tile = tile::tile::<E>(BLOCK, plan.head_dim);
