@@ -17,6 +17,7 @@ pub mod conjugate;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod determinism;
 mod drop_key;
 mod flex;
 pub mod fp8;
@@ -38,6 +39,7 @@ pub use api::{
     swiglu,
 };
 pub use cross_entropy::vocab_parallel_cross_entropy;
+pub use determinism::deterministic;
 pub use drop_key::DropKey;
 pub use fused::{LinearOptions, linear_with};
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};

@@ -150,6 +150,8 @@ pub struct DataSection {
 pub struct PerformanceSection {
     /// Time cuBLASLt's algorithms and keep the quickest.
     pub tune_products: bool,
+    /// Every sum in one order, so that two runs give the same bits.
+    pub deterministic: bool,
 }
 
 /// `[evaluation]`

@@ -7,6 +7,7 @@ use backend_dist::cache;
 use backend_dist::gpu::gpus;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::ops::deterministic;
 use backend_dist::process::Processes;
 use burn::tensor::{Device, FloatDType};
 use models::{CausalLm, ModelConfig, ParamBuilder, Part, WithModel};
@@ -51,6 +52,7 @@ impl WithModel for Launch<'_> {
         let (dims, engine) = (sizes.dims(), config.engine());
         let build = stage_builder::<M>(sizes, config, weights);
         cache::tune_products(config.performance.tune_products);
+        deterministic(config.performance.deterministic);
         let peak = devices.first().and_then(|device| peak(device, training.dtype.bytes()));
         let mesh = Mesh::new(config.parallel.clone())?;
         let json = |part: Result<Value, serde_json::Error>| part.expect("configurations are plain data");

@@ -80,7 +80,6 @@ fn compile(what: &str, kernel: impl CubeKernel) -> String {
         let name: String = what.chars().filter(|c| c.is_alphanumeric()).collect();
         std::fs::write(std::path::Path::new(&folder).join(name + ".ptx"), &ptx).expect("KERNELS_PTX is a folder");
     }
-    if let Ok(dir) = std::env::var("PTX_DIR") { std::fs::write(format!("{dir}/{}.ptx", what.replace(' ', "_").chars().take(150).collect::<String>()), &ptx).unwrap(); }
     assert!(ptx.contains(".target sm_90a"), "{what} is not compiled for Hopper");
     assert!(module.shared_memory_size <= SHARED_BYTES, "{what} asks for {} shared bytes", module.shared_memory_size);
     ptx
