@@ -41,7 +41,7 @@ pub use cross_entropy::vocab_parallel_cross_entropy;
 pub use drop_key::DropKey;
 pub use fused::{LinearOptions, linear_with};
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
-pub use options::{AttentionOptions, GeluKind, PackedHeads, Rotation};
+pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
 pub use product::{Entry, Exit};
 pub use prologue::Prologue;
 pub use tape::{Tape, pull_back};

@@ -243,7 +243,7 @@ pub const SIZES: &[(&str, &str)] = &[
     ("tie-word-embeddings", "The output layer shares the embedding's weight"),
     ("initializer-range", "Standard deviation of random initial weights"),
     ("hidden-dropout", "Share dropped after the embedding and before each residual addition"),
-    ("attention-dropout", "Share of attention dropped; training needs 0"),
+    ("attention-dropout", "Share of the attention weights dropped after the softmax"),
     ("make-vocab-size-divisible-by", "Every rank's rows of the vocabulary are a multiple of this"),
 ];
 
