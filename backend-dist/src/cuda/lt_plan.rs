@@ -23,6 +23,7 @@ pub(crate) use tune::tune_products;
 const WORKSPACE: usize = 64 << 20;
 /// Algorithms asked for; the first that runs is kept.
 const CANDIDATES: usize = 8;
+const _: () = assert!(CANDIDATES <= tune::CANDIDATES);
 /// Plans kept for a stream. Lengths that change with every call (text generation) would fill memory otherwise.
 const MOST_PLANS: usize = 4096;
 
@@ -298,7 +299,8 @@ impl Plan {
             (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out),
         ];
         // SAFETY: an all-zero result is a valid value of the plain C struct (status 0 is success).
-        let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; tune::CANDIDATES] = unsafe { std::mem::zeroed() };
+        let wanted = if tune::is_on() { tune::CANDIDATES } else { CANDIDATES };
         let mut count = 0;
         // SAFETY: preference, descriptors and layouts are alive; the attributes have the sizes given (64 bits for the
         // workspace, 32 for the others); `found` has room for what is asked for.
@@ -317,7 +319,7 @@ impl Plan {
                     self.out,
                     self.out,
                     preference,
-                    CANDIDATES as i32,
+                    wanted as i32,
                     found.as_mut_ptr(),
                     &mut count,
                 )
