@@ -98,7 +98,7 @@ fn query_gradient_overlaps_its_products() {
             (),
             plan,
         );
-        let copies = if variant.window { 1 } else { 2 };
+        let copies = if variant.window || variant.head_dim > 128 { 1 } else { 2 };
         let step = (variant.head_dim + variant.value_dim + plan.block) / 16;
         check(&format!("{plan:?}"), kernel, copies * step);
     }
