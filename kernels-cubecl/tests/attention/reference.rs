@@ -60,7 +60,8 @@ impl Problem {
         let key = splitmix(seed ^ splitmix(row as u64));
         let column = ((first[3] + j) as u32).wrapping_mul(0x9e37_79b9).wrapping_add((key >> 32) as u32);
         let dropped = f64::from(mix(mix(column) ^ key as u32)) < f64::from(p) * 4_294_967_296.0;
-        if dropped { 0.0 } else { 1.0 / (1.0 - f64::from(p)) }
+        // The kernels take the factor in fp32.
+        if dropped { 0.0 } else { f64::from((1.0 / (1.0 - f64::from(p))) as f32) }
     }
 
     pub fn solve(&self, q: &[f64], k: &[f64], v: &[f64], slope: &[f64]) -> Answer {
