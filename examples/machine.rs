@@ -153,6 +153,7 @@ fn job(config: &LlamaConfig, task: &Task) -> Result<Job> {
         moments: Moments { matrices: 2, others: 2 },
         recompute: Recompute::default(),
         gpu: true,
+        overlap: true,
     })
 }
 

@@ -3,13 +3,15 @@
 //! An operation begins when the compute stream has done what was queued before it, and the compute stream goes on; it waits
 //! only at [`Pending::wait`]. The host never waits.
 
+pub(crate) mod pieces;
+
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda;
 use crate::in_place::is_in_place_or_apart;
 use crate::nccl::{Communicator, Held, Outcome, connect, data_type, elements, finished, gpu_of, reduction};
-use crate::timeline;
+use crate::timeline::{self, Traffic};
 use burn::backend::Cube;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::result as driver;
 use cudarc::nccl::result as nccl;
@@ -76,13 +78,14 @@ pub fn has_device_link(group: &Group, device: &Device) -> bool {
 /// # Panics
 /// Unless the buffer is a run of elements on a GPU and [`has_device_link`].
 pub fn all_reduce_in_place(buffer: &Tensor<1>, group: &Group) -> Pending {
-    let (buffer, kind) = (flat(buffer, "all-reduce", group), DeviceOpKind::AllReduce(ReduceOp::Sum));
+    let buffer = flat(buffer, "all-reduce", group);
     let (count, data_type, op) = (elements(&buffer), data_type(buffer.dtype), reduction(ReduceOp::Sum));
     let operation = move |[from, to]: [*mut c_void; 2], comm, stream| {
         // SAFETY: the buffer holds `count` elements, and NCCL allows source and target to be one.
         unsafe { nccl::all_reduce(from, to, count, data_type, op, comm, stream) }
     };
-    begin(kind, [buffer.clone(), buffer], [count, count], group, operation)
+    let what = What::parameters(DeviceOpKind::AllReduce(ReduceOp::Sum), &buffer);
+    begin(what, [buffer.clone(), buffer], [count, count], group, operation)
 }
 
 /// Writes part `rank` of the sum of all members' `source`s into `target`; the parts are equal. The target may be that part
@@ -106,7 +109,8 @@ pub fn reduce_scatter_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group
         // SAFETY: `from` holds `count` elements for each member, `to` holds `count`; `begin` has checked where they lie.
         unsafe { nccl::reduce_scatter(from, to, count, data_type, op, comm, stream) }
     };
-    begin(DeviceOpKind::ReduceScatter(0), buffers, [group.size() * count, count], group, operation)
+    let what = What::parameters(DeviceOpKind::ReduceScatter(0), &buffers[0]);
+    begin(what, buffers, [group.size() * count, count], group, operation)
 }
 
 /// Writes all members' `source`s into `target`, in group order. The source may be part `rank` of the target.
@@ -129,12 +133,32 @@ pub fn all_gather_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group) ->
         // SAFETY: `from` holds `count` elements, `to` holds `count` for each member; `begin` has checked where they lie.
         unsafe { nccl::all_gather(from, to, count, data_type, comm, stream) }
     };
-    begin(DeviceOpKind::AllGather(0), buffers, [count, group.size() * count], group, operation)
+    let what = What::parameters(DeviceOpKind::AllGather(0), &buffers[0]);
+    begin(what, buffers, [count, group.size() * count], group, operation)
 }
 
-/// Queues `operation(source and target, communicator, stream)` behind what the compute stream has queued so far.
+/// What is exchanged, for the flight recorder and the timeline.
+struct What {
+    op: DeviceOp,
+    gathers: bool,
+    traffic: Traffic,
+}
+
+impl What {
+    fn new(kind: DeviceOpKind, dtype: DType, shape: &[usize], traffic: Traffic) -> Self {
+        let gathers = matches!(kind, DeviceOpKind::AllGather(_));
+        Self { op: DeviceOp::new(kind, dtype, shape), gathers, traffic }
+    }
+
+    fn parameters(kind: DeviceOpKind, source: &CubeTensor) -> Self {
+        Self::new(kind, source.dtype, source.meta.shape(), Traffic::Parameters)
+    }
+}
+
+/// Queues `operation(source and target, communicator, stream)` behind what the compute stream has queued so far. `lengths`
+/// are the elements of both buffers.
 fn begin(
-    kind: DeviceOpKind,
+    What { op, gathers, traffic }: What,
     buffers: [CubeTensor; 2],
     lengths: [usize; 2],
     group: &Group,
@@ -148,8 +172,7 @@ fn begin(
     }
     let link = connect(group, gpu_of(&source.device))
         .unwrap_or_else(|| panic!("{group:?} has members that share a GPU or have none: ask `has_device_link` first"));
-    let times = timeline::exchange(matches!(kind, DeviceOpKind::AllGather(_)));
-    let op = DeviceOp::new(kind, source.dtype, source.meta.shape());
+    let times = timeline::exchange(gathers, traffic);
     let sequence = group.issue(op.clone());
     let (slot, rank) = (link.events.take(), group.rank());
     let held = buffers.clone().map(Held::new);

@@ -32,6 +32,8 @@ pub struct LinearOptions {
     pub exit: Exit,
     /// The input is not kept for the backward pass but computed again there, for attention also its statistics.
     pub recompute: bool,
+    /// On GPUs with an NCCL link the exchanges run beside the products, in pieces where that is quicker.
+    pub overlap: bool,
 }
 
 /// `prologue(x) · wᵀ + bias` for `w [out, in]` and `bias [out]`: the same as the prologue's operation, the exchange of
@@ -74,8 +76,8 @@ pub fn linear_with<const D: usize>(
     if let Some(bias) = &bias {
         assert_eq!(bias.dims(), [out], "linear: the bias does not fit the weight [{out}, {inner}]");
     }
-    let LinearOptions { entry, exit, recompute } = options;
-    let how = How { step, ends: Ends { entry, exit }, recompute, bias: bias.is_some() };
+    let LinearOptions { entry, exit, recompute, overlap } = options;
+    let how = How { step, ends: Ends { entry, exit, overlap }, recompute, bias: bias.is_some() };
     let (x, w) = (x.into_dispatch(), w.into_dispatch());
     let mut extras = params.into_iter().chain(bias).map(Tensor::into_dispatch);
     Tensor::from_dispatch(match (extras.next(), extras.next(), extras.next()) {

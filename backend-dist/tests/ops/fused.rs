@@ -115,7 +115,12 @@ fn run(kind: Kind, way: Way, (entry, exit): &(Entry, Exit), tracked: [bool; 4], 
         }
         _ => {
             let recompute = way != Way::Together;
-            kind.together(x, [a, b], w, LinearOptions { entry: entry.clone(), exit: exit.clone(), recompute })
+            kind.together(
+                x,
+                [a, b],
+                w,
+                LinearOptions { entry: entry.clone(), exit: exit.clone(), recompute, overlap: true },
+            )
         }
     };
     let out = values(y.clone());

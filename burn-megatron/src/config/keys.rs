@@ -142,6 +142,8 @@ pub const KEYS: &[Key] = {
         key("training.clip", Number, "1.0", "Largest norm of the gradient; larger ones are scaled down")
             .or(&["clip-grad"])
             .optional(),
+        key("training.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products")
+            .or(&["tp-comm-overlap"]),
         key("lr.max", Number, "3e-4", "Rate at the end of the warm-up").or(&["lr"]),
         key("lr.min", Number, "0.0", "Rate at the end of the decay").or(&["min-lr"]),
         key("lr.init", Number, "0.0", "Rate before the first step of the warm-up").or(&["lr-warmup-init"]),

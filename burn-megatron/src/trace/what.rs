@@ -19,6 +19,9 @@ pub enum What {
     Receive,
     GatherParameters,
     ReduceGradients,
+    /// Of a tensor-parallel group, beside matrix products.
+    GatherActivations,
+    ReduceActivations,
     /// Sums over tensor-parallel ranks of gradients that are partial there.
     PartialSums,
     Norm,
@@ -44,7 +47,7 @@ pub enum Category {
 
 impl What {
     /// Everything.
-    pub const ALL: [What; 15] = [
+    pub const ALL: [What; 17] = [
         What::Forward,
         What::Backward,
         What::BackwardInput,
@@ -54,6 +57,8 @@ impl What {
         What::Receive,
         What::GatherParameters,
         What::ReduceGradients,
+        What::GatherActivations,
+        What::ReduceActivations,
         What::PartialSums,
         What::Norm,
         What::Update,
@@ -74,6 +79,8 @@ impl What {
             What::Receive => "receive",
             What::GatherParameters => "gather parameters",
             What::ReduceGradients => "reduce gradients",
+            What::GatherActivations => "gather activations",
+            What::ReduceActivations => "reduce activations",
             What::PartialSums => "partial sums",
             What::Norm => "norm",
             What::Update => "update",
@@ -89,9 +96,13 @@ impl What {
             What::Forward | What::Backward | What::BackwardInput | What::BackwardWeight | What::Recompute => {
                 Category::Compute
             }
-            What::Send | What::Receive | What::GatherParameters | What::ReduceGradients | What::PartialSums => {
-                Category::Communication
-            }
+            What::Send
+            | What::Receive
+            | What::GatherParameters
+            | What::ReduceGradients
+            | What::GatherActivations
+            | What::ReduceActivations
+            | What::PartialSums => Category::Communication,
             What::Norm | What::Update => Category::Optimizer,
             What::Data | What::Wait | What::Step => Category::Other,
         }

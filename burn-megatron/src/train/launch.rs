@@ -96,10 +96,12 @@ where
 {
     let (sizes, recompute) = (sizes.clone(), config.recompute.clone());
     let (dtype, seed) = (FloatDType::from(config.training.dtype), config.training.seed);
+    let overlap = config.training.tp_comm_overlap;
     move |rank, part| {
         let params = ParamBuilder::new(rank, dtype, seed)
             .with_part(part)
             .with_recompute(&recompute)
+            .with_tp_comm_overlap(overlap)
             .with_replicas(rank.group(Axis::DpCp));
         let params = match &weights {
             Some(weights) => params.with_source(&**weights),

@@ -78,7 +78,8 @@ impl ColumnParallelLinear {
     pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
         let (x, prologue) = norm.in_front_of_linear(x);
         let (entry, bias) = (entry(&self.parallel), self.bias.as_ref().map(Param::val));
-        let options = LinearOptions { entry, recompute: self.recompute_norm, ..Default::default() };
+        let (recompute, overlap) = (self.recompute_norm, self.parallel.overlap);
+        let options = LinearOptions { entry, recompute, overlap, ..Default::default() };
         linear_with(x, prologue, self.weight.val(), bias, options)
     }
 }
@@ -119,7 +120,8 @@ impl RowParallelLinear {
     /// with `recompute` it makes it again in the backward pass.
     pub fn forward<const D: usize>(&self, x: Tensor<D>, prologue: Prologue, recompute: bool) -> Tensor<3> {
         let (exit, bias) = (exit(&self.parallel), self.bias.as_ref().map(Param::val));
-        linear_with(x, prologue, self.weight.val(), bias, LinearOptions { exit, recompute, ..Default::default() })
+        let options = LinearOptions { exit, recompute, overlap: self.parallel.overlap, ..Default::default() };
+        linear_with(x, prologue, self.weight.val(), bias, options)
     }
 }
 

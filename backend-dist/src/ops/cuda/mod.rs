@@ -22,6 +22,7 @@ mod dropout;
 mod embedding;
 mod linear;
 mod norm;
+mod product;
 mod rope;
 
 use burn::backend::ops::IntTensorOps;
