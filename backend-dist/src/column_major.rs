@@ -106,6 +106,8 @@ pub(crate) struct Problem {
     pub out: Stored,
     /// Products.
     pub batches: usize,
+    /// Multiprocessors that they leave to what runs beside them.
+    pub left: usize,
 }
 
 impl Problem {
@@ -116,7 +118,7 @@ impl Problem {
         let out = Matrices::dense(a.batches, a.rows, b.columns);
         // A result with one column would pass as either; it must not be transposed.
         let out = Stored { transposed: false, rows: out.columns, columns: out.rows, ld: out.columns, ..out.stored()? };
-        fits.then_some(Self { first: b.stored()?, second: a.stored()?, out, batches: a.batches })
+        fits.then_some(Self { first: b.stored()?, second: a.stored()?, out, batches: a.batches, left: 0 })
     }
 
     /// The same products into the rows of `out`, which may have gaps between them; `None` if they do not fit or elements of

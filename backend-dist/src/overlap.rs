@@ -9,9 +9,9 @@ use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda;
 use crate::in_place::is_in_place_or_apart;
 use crate::nccl::{Communicator, Held, Outcome, connect, data_type, elements, finished, gpu_of, reduction};
-use crate::timeline::{self, Traffic};
+use crate::timeline;
 use burn::backend::Cube;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::result as driver;
 use cudarc::nccl::result as nccl;
@@ -78,14 +78,13 @@ pub fn has_device_link(group: &Group, device: &Device) -> bool {
 /// # Panics
 /// Unless the buffer is a run of elements on a GPU and [`has_device_link`].
 pub fn all_reduce_in_place(buffer: &Tensor<1>, group: &Group) -> Pending {
-    let buffer = flat(buffer, "all-reduce", group);
+    let (buffer, kind) = (flat(buffer, "all-reduce", group), DeviceOpKind::AllReduce(ReduceOp::Sum));
     let (count, data_type, op) = (elements(&buffer), data_type(buffer.dtype), reduction(ReduceOp::Sum));
     let operation = move |[from, to]: [*mut c_void; 2], comm, stream| {
         // SAFETY: the buffer holds `count` elements, and NCCL allows source and target to be one.
         unsafe { nccl::all_reduce(from, to, count, data_type, op, comm, stream) }
     };
-    let what = What::parameters(DeviceOpKind::AllReduce(ReduceOp::Sum), &buffer);
-    begin(what, [buffer.clone(), buffer], [count, count], group, operation)
+    begin(kind, [buffer.clone(), buffer], [count, count], group, operation)
 }
 
 /// Writes part `rank` of the sum of all members' `source`s into `target`; the parts are equal. The target may be that part
@@ -109,8 +108,7 @@ pub fn reduce_scatter_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group
         // SAFETY: `from` holds `count` elements for each member, `to` holds `count`; `begin` has checked where they lie.
         unsafe { nccl::reduce_scatter(from, to, count, data_type, op, comm, stream) }
     };
-    let what = What::parameters(DeviceOpKind::ReduceScatter(0), &buffers[0]);
-    begin(what, buffers, [group.size() * count, count], group, operation)
+    begin(DeviceOpKind::ReduceScatter(0), buffers, [group.size() * count, count], group, operation)
 }
 
 /// Writes all members' `source`s into `target`, in group order. The source may be part `rank` of the target.
@@ -133,32 +131,26 @@ pub fn all_gather_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group) ->
         // SAFETY: `from` holds `count` elements, `to` holds `count` for each member; `begin` has checked where they lie.
         unsafe { nccl::all_gather(from, to, count, data_type, comm, stream) }
     };
-    let what = What::parameters(DeviceOpKind::AllGather(0), &buffers[0]);
-    begin(what, buffers, [count, group.size() * count], group, operation)
+    begin(DeviceOpKind::AllGather(0), buffers, [count, group.size() * count], group, operation)
 }
 
-/// What is exchanged, for the flight recorder and the timeline.
-struct What {
-    op: DeviceOp,
-    gathers: bool,
-    traffic: Traffic,
-}
-
-impl What {
-    fn new(kind: DeviceOpKind, dtype: DType, shape: &[usize], traffic: Traffic) -> Self {
-        let gathers = matches!(kind, DeviceOpKind::AllGather(_));
-        Self { op: DeviceOp::new(kind, dtype, shape), gathers, traffic }
-    }
-
-    fn parameters(kind: DeviceOpKind, source: &CubeTensor) -> Self {
-        Self::new(kind, source.dtype, source.meta.shape(), Traffic::Parameters)
-    }
-}
-
-/// Queues `operation(source and target, communicator, stream)` behind what the compute stream has queued so far. `lengths`
-/// are the elements of both buffers.
+/// [`begin_piece`] of all of the source.
 fn begin(
-    What { op, gathers, traffic }: What,
+    kind: DeviceOpKind,
+    buffers: [CubeTensor; 2],
+    lengths: [usize; 2],
+    group: &Group,
+    operation: impl FnOnce([*mut c_void; 2], ncclComm_t, cudaStream_t) -> Outcome + Send + 'static,
+) -> Pending {
+    let shape = buffers[0].meta.shape().clone();
+    begin_piece(kind, &shape, buffers, lengths, group, operation)
+}
+
+/// Queues `operation(source and target, communicator, stream)` behind what the compute stream has queued so far. The
+/// operation is one on a tensor of `shape`, somewhere in the buffers, which have `lengths` elements.
+fn begin_piece(
+    kind: DeviceOpKind,
+    shape: &[usize],
     buffers: [CubeTensor; 2],
     lengths: [usize; 2],
     group: &Group,
@@ -172,7 +164,8 @@ fn begin(
     }
     let link = connect(group, gpu_of(&source.device))
         .unwrap_or_else(|| panic!("{group:?} has members that share a GPU or have none: ask `has_device_link` first"));
-    let times = timeline::exchange(gathers, traffic);
+    let times = timeline::exchange(matches!(kind, DeviceOpKind::AllGather(_)));
+    let op = DeviceOp::new(kind, source.dtype, shape);
     let sequence = group.issue(op.clone());
     let (slot, rank) = (link.events.take(), group.rank());
     let held = buffers.clone().map(Held::new);

@@ -16,20 +16,10 @@ thread_local! {
     static EXCHANGES: RefCell<Option<Vec<Exchange>>> = const { RefCell::new(None) };
 }
 
-/// What a collective carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Traffic {
-    /// Weights and their gradients.
-    Parameters,
-    /// Activations and their gradients.
-    Activations,
-}
-
 /// Events around a collective, as integers so that they can cross threads.
 #[derive(Clone, Copy)]
 struct Exchange {
     gathers: bool,
-    traffic: Traffic,
     events: [usize; 2],
 }
 
@@ -38,8 +28,6 @@ struct Exchange {
 pub struct Exchanged {
     /// An all-gather, else a sum.
     pub gathers: bool,
-    /// What was gathered or summed up.
-    pub traffic: Traffic,
     /// Nanoseconds since the origin.
     pub start: u64,
     /// Nanoseconds since the origin.
@@ -96,10 +84,10 @@ impl Timeline {
         let all = EXCHANGES.with_borrow_mut(|list| list.as_mut().map(std::mem::take)).unwrap_or_default();
         let (ended, running): (Vec<_>, Vec<_>) = all.into_iter().partition(|exchange| has_ended(exchange.events[1]));
         EXCHANGES.with_borrow_mut(|list| list.as_mut().map(|list| list.extend(running)));
-        let exchanged = ended.into_iter().map(|Exchange { gathers, traffic, events }| {
+        let exchanged = ended.into_iter().map(|Exchange { gathers, events }| {
             let [start, end] = events.map(|event| self.time(event));
             events.into_iter().for_each(destroy);
-            Exchanged { gathers, traffic, start, end }
+            Exchanged { gathers, start, end }
         });
         (times, exchanged.collect())
     }
@@ -133,11 +121,11 @@ impl Drop for Timeline {
 }
 
 /// Events to record right before and after a collective; `None` while no timeline is on.
-pub(crate) fn exchange(gathers: bool, traffic: Traffic) -> Option<[usize; 2]> {
+pub(crate) fn exchange(gathers: bool) -> Option<[usize; 2]> {
     EXCHANGES.with_borrow_mut(|list| {
         let list = list.as_mut()?;
         let events = [event(), event()];
-        list.push(Exchange { gathers, traffic, events });
+        list.push(Exchange { gathers, events });
         Some(events)
     })
 }

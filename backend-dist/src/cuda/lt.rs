@@ -1,5 +1,6 @@
 //! Matrix products by cuBLASLt on CubeCL's buffers, in the order of the rank's compute stream.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -12,6 +13,19 @@ pub(crate) use super::lt_plan::Onto;
 use super::lt_plan::{self, Key};
 use super::{clear, dense, failed, submit};
 use crate::column_major::{Matrices, Problem};
+
+thread_local! {
+    /// Multiprocessors that products of this thread leave to exchanges.
+    static LEFT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Runs `work`, whose products leave this many multiprocessors to exchanges beside them.
+pub(crate) fn leaving<T>(processors: usize, work: impl FnOnce() -> T) -> T {
+    let before = LEFT.replace(processors);
+    let result = work();
+    LEFT.set(before);
+    result
+}
 
 /// A tensor as a batch of matrices where it lies, or a copy of it where the library could not read that.
 pub(crate) struct Operand {
@@ -132,6 +146,7 @@ fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, ont
             bias.dtype
         );
     }
+    let problem = Problem { left: LEFT.get(), ..problem };
     if elements == 0 {
         return;
     }

@@ -10,7 +10,7 @@ use burn::tensor::DType;
 use cubecl_common::device::DeviceId;
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::result as driver;
-use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use cudarc::driver::sys::{self as driver_sys, CUdeviceptr, CUstream};
 
 use crate::column_major::{Problem, Stored, alignment};
 
@@ -182,6 +182,13 @@ impl Plan {
         plan.first = layout(&problem.first, kinds.input, problem.batches)?;
         plan.second = layout(&problem.second, kinds.input, problem.batches)?;
         plan.out = layout(&problem.out, kinds.out, problem.batches)?;
+        if problem.left > 0 {
+            let target = processors()?.saturating_sub(problem.left as i32).max(1);
+            let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET;
+            // SAFETY: the descriptor is alive, and the attribute is a 32-bit integer.
+            unsafe { result::set_matmul_desc_attribute(plan.operation, attribute, bytes(&target), 4) }
+                .map_err(failed("cublasLtMatmulDescSetAttribute (multiprocessors)"))?;
+        }
         plan.algorithms = plan.heuristic(handle, alignments)?;
         Ok(plan)
     }
@@ -330,6 +337,18 @@ fn layout(stored: &Stored, kind: sys::cudaDataType, batches: usize) -> Result<sy
             })
     };
     batch.map(|()| layout).map_err(failed)
+}
+
+/// Multiprocessors of the current context's device.
+fn processors() -> Result<i32, String> {
+    let attribute = driver_sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    let mut device = 0;
+    // SAFETY: the device is written before it is read.
+    let count = unsafe {
+        let found = driver_sys::cuCtxGetDevice(&mut device).result();
+        found.and_then(|()| driver::device::get_attribute(device, attribute))
+    };
+    count.map_err(|error| format!("the number of multiprocessors: {error}"))
 }
 
 fn bytes<T>(value: &T) -> *const c_void {

@@ -32,7 +32,7 @@ pub struct LinearOptions {
     pub exit: Exit,
     /// The input is not kept for the backward pass but computed again there, for attention also its statistics.
     pub recompute: bool,
-    /// On GPUs with an NCCL link the exchanges run beside the products, in pieces where that is quicker.
+    /// On GPUs with an NCCL link the exchanges run beside the products, in two pieces where that is quicker.
     pub overlap: bool,
 }
 

@@ -40,6 +40,7 @@ pub(super) struct Ends {
     pub entry: Entry,
     pub exit: Exit,
     /// They run beside the products where a backend can do that.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "CPU ranks do one after the other"))]
     pub overlap: bool,
 }
 

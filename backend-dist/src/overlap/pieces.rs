@@ -3,15 +3,14 @@
 //! Matrices are `[rows, columns]` without gaps; a whole one is the parts of all members one after the other, and piece `i`
 //! of it is piece `i` of every part. See [`Cut`].
 
-use super::{Pending, What, begin};
+use super::{Pending, begin_piece};
 use crate::comm::{DeviceOpKind, Group, ReduceOp};
 use crate::nccl::{data_type, elements, reduction};
 use crate::ops::pieces::Cut;
-use crate::timeline::Traffic;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::nccl::result as nccl;
 
-/// Elements of a row of `part`, whose rows are the cut's.
+/// Elements of a row of a matrix of `rows` rows.
 ///
 /// # Panics
 /// If it has gaps or other sizes.
@@ -29,30 +28,26 @@ fn row(matrix: &CubeTensor, rows: usize) -> usize {
     count / rows
 }
 
-fn activations(kind: DeviceOpKind, of: &CubeTensor, cut: &Cut, row: usize) -> What {
-    What::new(kind, of.dtype, &[cut.rows, row], Traffic::Activations)
-}
-
 /// Writes piece `piece` of every member's `part` to its place in `whole`.
 pub(crate) fn gather(part: &CubeTensor, whole: &CubeTensor, cut: Cut, piece: usize, group: &Group) -> Pending {
-    let columns = row(part, cut.part());
-    assert_eq!([cut.parts, columns], [group.size(), row(whole, cut.part() * cut.parts)], "a gather over {group:?}");
-    let (data_type, width) = (data_type(part.dtype), part.dtype.size());
-    let (count, stride, first) = (cut.rows * columns, cut.part() * columns * width, cut.first(piece) * columns * width);
+    let columns = row(part, cut.part);
+    assert_eq!([cut.parts, columns], [group.size(), row(whole, cut.part * cut.parts)], "a gather over {group:?}");
+    let (data_type, bytes) = (data_type(part.dtype), columns * part.dtype.size());
+    let (count, stride, start) = (cut.rows(piece) * columns, cut.part * bytes, cut.start(piece) * bytes);
     let buffers = [part.clone(), whole.clone()];
     let lengths = buffers.each_ref().map(elements);
-    let what = activations(DeviceOpKind::AllGather(0), part, &cut, columns);
-    begin(what, buffers, lengths, group, move |[from, to], comm, stream| {
-        if cut.pieces == 1 {
+    let shape = [cut.rows(piece), columns];
+    begin_piece(DeviceOpKind::AllGather(0), &shape, buffers, lengths, group, move |[from, to], comm, stream| {
+        if cut.pieces() == 1 {
             // SAFETY: `from` holds `count` elements, `to` holds `count` for each member.
             return unsafe { nccl::all_gather(from, to, count, data_type, comm, stream) };
         }
         nccl::group_start()?;
         for peer in 0..cut.parts {
-            // SAFETY: piece `piece` lies within the part, and so it does in part `peer` of the whole.
+            // SAFETY: the piece lies within the part, and so it does in part `peer` of the whole.
             unsafe {
-                nccl::send(from.byte_add(first), count, data_type, peer as i32, comm, stream)?;
-                nccl::recv(to.byte_add(peer * stride + first), count, data_type, peer as i32, comm, stream)?;
+                nccl::send(from.byte_add(start), count, data_type, peer as i32, comm, stream)?;
+                nccl::recv(to.byte_add(peer * stride + start), count, data_type, peer as i32, comm, stream)?;
             }
         }
         nccl::group_end()
@@ -62,18 +57,18 @@ pub(crate) fn gather(part: &CubeTensor, whole: &CubeTensor, cut: Cut, piece: usi
 /// Writes piece `piece` of this member's part of the sum of all members' `staged` to its place in `part`. Pieces of `staged`
 /// lie one after the other ([`Cut::staged`]).
 pub(crate) fn scatter(staged: &CubeTensor, part: &CubeTensor, cut: Cut, piece: usize, group: &Group) -> Pending {
-    let columns = row(part, cut.part());
-    assert_eq!([cut.parts, columns], [group.size(), row(staged, cut.part() * cut.parts)], "a sum over {group:?}");
-    let (data_type, op, width) = (data_type(part.dtype), reduction(ReduceOp::Sum), part.dtype.size());
-    let (count, bytes) = (cut.rows * columns, columns * width);
-    let [from_first, to_first] = [cut.staged(piece) * bytes, cut.first(piece) * bytes];
+    let columns = row(part, cut.part);
+    assert_eq!([cut.parts, columns], [group.size(), row(staged, cut.part * cut.parts)], "a sum over {group:?}");
+    let (data_type, op, bytes) = (data_type(part.dtype), reduction(ReduceOp::Sum), columns * part.dtype.size());
+    let count = cut.rows(piece) * columns;
+    let [from_start, to_start] = [cut.staged(piece) * bytes, cut.start(piece) * bytes];
     let buffers = [staged.clone(), part.clone()];
     let lengths = buffers.each_ref().map(elements);
-    let what = activations(DeviceOpKind::ReduceScatter(0), part, &cut, columns);
-    begin(what, buffers, lengths, group, move |[from, to], comm, stream| {
+    let shape = [cut.rows(piece), columns];
+    begin_piece(DeviceOpKind::ReduceScatter(0), &shape, buffers, lengths, group, move |[from, to], comm, stream| {
         // SAFETY: a piece has `count` elements for each member and lies within the staged ones, `count` within the part.
         unsafe {
-            let [from, to] = [from.byte_add(from_first), to.byte_add(to_first)];
+            let [from, to] = [from.byte_add(from_start), to.byte_add(to_start)];
             nccl::reduce_scatter(from, to, count, data_type, op, comm, stream)
         }
     })
@@ -81,14 +76,14 @@ pub(crate) fn scatter(staged: &CubeTensor, part: &CubeTensor, cut: Cut, piece: u
 
 /// Replaces piece `piece` of every member's `whole`, which has one part, by their sum.
 pub(crate) fn reduce(whole: &CubeTensor, cut: Cut, piece: usize, group: &Group) -> Pending {
-    let columns = row(whole, cut.part());
+    let columns = row(whole, cut.part);
     assert_eq!(cut.parts, 1, "a sum over {group:?}");
     let (data_type, op) = (data_type(whole.dtype), reduction(ReduceOp::Sum));
-    let (count, first) = (cut.rows * columns, cut.first(piece) * columns * whole.dtype.size());
-    let length = elements(whole);
-    let what = activations(DeviceOpKind::AllReduce(ReduceOp::Sum), whole, &cut, columns);
-    begin(what, [whole.clone(), whole.clone()], [length; 2], group, move |[from, to], comm, stream| {
+    let (count, start) = (cut.rows(piece) * columns, cut.start(piece) * columns * whole.dtype.size());
+    let (kind, shape) = (DeviceOpKind::AllReduce(ReduceOp::Sum), [cut.rows(piece), columns]);
+    let (buffers, lengths) = ([whole.clone(), whole.clone()], [elements(whole); 2]);
+    begin_piece(kind, &shape, buffers, lengths, group, move |[from, to], comm, stream| {
         // SAFETY: the piece lies within the buffer, and NCCL allows source and target to be one.
-        unsafe { nccl::all_reduce(from.byte_add(first), to.byte_add(first), count, data_type, op, comm, stream) }
+        unsafe { nccl::all_reduce(from.byte_add(start), to.byte_add(start), count, data_type, op, comm, stream) }
     })
 }

@@ -19,7 +19,7 @@ pub(super) fn device_clock(_: &Device, _: Instant) -> Option<Box<dyn DeviceClock
 #[cfg(feature = "cuda")]
 mod gpu {
     use crate::trace::{DeviceClock, What};
-    use backend_dist::timeline::{Exchanged, Timeline, Traffic};
+    use backend_dist::timeline::{Exchanged, Timeline};
     use burn::tensor::Device;
     use std::time::Instant;
 
@@ -38,14 +38,8 @@ mod gpu {
 
         fn read(&mut self) -> (Vec<u64>, Vec<(What, u64, u64)>) {
             let (times, exchanged) = self.0.read();
-            let span = |Exchanged { gathers, traffic, start, end }| {
-                let what = match (traffic, gathers) {
-                    (Traffic::Parameters, true) => What::GatherParameters,
-                    (Traffic::Parameters, false) => What::ReduceGradients,
-                    (Traffic::Activations, true) => What::GatherActivations,
-                    (Traffic::Activations, false) => What::ReduceActivations,
-                };
-                (what, start, end)
+            let span = |Exchanged { gathers, start, end }| {
+                (if gathers { What::GatherParameters } else { What::ReduceGradients }, start, end)
             };
             (times, exchanged.into_iter().map(span).collect())
         }

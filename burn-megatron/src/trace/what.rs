@@ -19,9 +19,6 @@ pub enum What {
     Receive,
     GatherParameters,
     ReduceGradients,
-    /// Of a tensor-parallel group, beside matrix products.
-    GatherActivations,
-    ReduceActivations,
     /// Sums over tensor-parallel ranks of gradients that are partial there.
     PartialSums,
     Norm,
@@ -47,7 +44,7 @@ pub enum Category {
 
 impl What {
     /// Everything.
-    pub const ALL: [What; 17] = [
+    pub const ALL: [What; 15] = [
         What::Forward,
         What::Backward,
         What::BackwardInput,
@@ -57,8 +54,6 @@ impl What {
         What::Receive,
         What::GatherParameters,
         What::ReduceGradients,
-        What::GatherActivations,
-        What::ReduceActivations,
         What::PartialSums,
         What::Norm,
         What::Update,
@@ -79,8 +74,6 @@ impl What {
             What::Receive => "receive",
             What::GatherParameters => "gather parameters",
             What::ReduceGradients => "reduce gradients",
-            What::GatherActivations => "gather activations",
-            What::ReduceActivations => "reduce activations",
             What::PartialSums => "partial sums",
             What::Norm => "norm",
             What::Update => "update",
@@ -96,13 +89,9 @@ impl What {
             What::Forward | What::Backward | What::BackwardInput | What::BackwardWeight | What::Recompute => {
                 Category::Compute
             }
-            What::Send
-            | What::Receive
-            | What::GatherParameters
-            | What::ReduceGradients
-            | What::GatherActivations
-            | What::ReduceActivations
-            | What::PartialSums => Category::Communication,
+            What::Send | What::Receive | What::GatherParameters | What::ReduceGradients | What::PartialSums => {
+                Category::Communication
+            }
             What::Norm | What::Update => Category::Optimizer,
             What::Data | What::Wait | What::Step => Category::Other,
         }

@@ -17,6 +17,7 @@ macro_rules! by_half {
 mod accumulate;
 mod activation;
 mod attention;
+mod blocks;
 mod cross_entropy;
 mod dropout;
 mod embedding;

@@ -5,41 +5,42 @@
 //! one of a product's result starts behind that product and is waited for where the result is handed on, which in a
 //! backward pass is behind the weight's gradient.
 
-use burn::backend::{Cube, autodiff::grads::Gradients};
-use burn::tensor::Shape;
+use burn::backend::{Cube, autodiff::NodeId, autodiff::grads::Gradients};
 use burn_cubecl::tensor::CubeTensor;
 
+use super::blocks::{blocks, columns_of, piece_of, resized, shared, view};
 use super::{Float, columns, empty, linear, packed, rows};
 use crate::comm::Group;
 use crate::cuda::dense;
-use crate::cuda::lt::{Onto, Operand, multiply, multiply_and_add_bias};
+use crate::cuda::lt::{Onto, Operand, leaving, multiply, multiply_and_add_bias};
 use crate::nccl::{connect, gpu_of};
-use crate::ops::pieces::{Cut, Load};
-use crate::ops::product::{self, Ends, Entry, Exit, Products, Weight, deliver_weight_grad};
-use crate::ops::weight_grads;
+use crate::ops::main_grads::place;
+use crate::ops::pieces::{Cut, LEFT, Product};
+use crate::ops::product::{self, Ends, Entry, Exit, Products, Weight};
+use crate::ops::{plain, weight_grads};
 use crate::overlap::{Pending, pieces};
 
 impl Products for Cube {
     fn product(x: Float, w: Float, bias: Option<Float>, ends: &Ends) -> Float {
         let by_library = bias.as_ref().is_none_or(|bias| linear::adds_bias(&x, &w, bias));
-        let (factor, [k, n]) = (Factor { w: w.clone(), transposed: true }, [columns(&x), w.meta.shape()[0]]);
+        let factor = Factor { w: w.clone(), transposed: true };
         match (&ends.entry, &ends.exit) {
             (Entry::Gathered(group), Exit::Own) if ends.overlap && by_library && is_linked(&x, group) => {
-                let cut = gather_cut(&x, n, group);
-                if cut.pieces > 1 {
+                let cut = gather_cut(&x, &factor, group);
+                if cut.pieces() > 1 {
                     return gathered(x, &factor, bias, cut, group).1;
                 }
             }
-            (Entry::Own, Exit::Scattered(group)) if ends.overlap && bias.is_none() && can_scatter(&x, group) => {
-                let cut = scatter_cut(&x, [k, n], 0.0, group);
-                if cut.pieces > 1 {
-                    return arrived(scattered(x, &factor, cut, group));
+            (Entry::Own, Exit::Scattered(group)) if ends.overlap && can_scatter(&x, group) => {
+                let cut = scatter_cut(&x, &factor, group);
+                if cut.pieces() > 1 {
+                    return with_bias(arrived(scattered(x, &factor, cut, group)), bias);
                 }
             }
-            (Entry::Own, Exit::Reduced(group)) if ends.overlap && bias.is_none() && is_linked(&x, group) => {
-                let cut = reduce_cut(&x, [k, n], 0.0, group);
-                if cut.pieces > 1 {
-                    return arrived(reduced(x, &factor, cut, group));
+            (Entry::Own, Exit::Reduced(group)) if ends.overlap && is_linked(&x, group) => {
+                let cut = reduce_cut(&x, &factor, group);
+                if cut.pieces() > 1 {
+                    return with_bias(arrived(reduced(x, &factor, cut, group)), bias);
                 }
             }
             _ => {}
@@ -54,19 +55,22 @@ impl Products for Cube {
         ends: &Ends,
         grads: &mut Gradients,
     ) -> Option<Float> {
-        match (&ends.entry, &ends.exit, &w) {
-            (Entry::Gathered(group), Exit::Own, Some(w)) if ends.overlap && can_scatter(&grad, group) => {
-                Some(column_grads(grad, w.clone(), weight, ends, group, grads))
+        let Some(factor) = w.as_ref().map(|w| Factor { w: w.clone(), transposed: false }).filter(|_| ends.overlap)
+        else {
+            return product::backward::<Self>(grad, w, weight, ends, grads);
+        };
+        match (&ends.entry, &ends.exit) {
+            (Entry::Gathered(group), Exit::Own) if can_scatter(&grad, group) => {
+                Some(column_grads(grad, &factor, weight, ends, group, grads))
             }
-            (Entry::Copied(group), Exit::Own, Some(w)) if ends.overlap && is_linked(&grad, group) => {
-                Some(column_grads(grad, w.clone(), weight, ends, group, grads))
+            (Entry::Copied(group), Exit::Own) if is_linked(&grad, group) => {
+                Some(column_grads(grad, &factor, weight, ends, group, grads))
             }
-            (Entry::Own, Exit::Scattered(group), Some(w)) if ends.overlap && is_linked(&grad, group) => {
-                let cut = gather_cut(&grad, w.meta.shape()[1], group);
-                if cut.pieces == 1 {
-                    return product::backward::<Self>(grad, Some(w.clone()), weight, ends, grads);
+            (Entry::Own, Exit::Scattered(group)) if is_linked(&grad, group) => {
+                let cut = gather_cut(&grad, &factor, group);
+                if cut.pieces() == 1 {
+                    return product::backward::<Self>(grad, w, weight, ends, grads);
                 }
-                let factor = Factor { w: w.clone(), transposed: false };
                 let (grad, input_grad) = gathered(grad, &factor, None, cut, group);
                 product::weight_grad::<Self>(grad, weight, &ends.entry, grads);
                 Some(input_grad)
@@ -80,36 +84,70 @@ impl Products for Cube {
 /// the input's gradient, and that gradient is summed up beside the product that gives the weight's.
 fn column_grads(
     grad: Float,
-    w: Float,
+    factor: &Factor,
     weight: Option<Weight<Cube>>,
     ends: &Ends,
     group: &Group,
     grads: &mut Gradients,
 ) -> Float {
-    let (late, now): (Option<_>, Option<_>) = match weight {
-        Some(weight) if weight.is_leaf && weight_grads::is_deferring() => (Some(weight), None),
-        weight => (None, weight),
-    };
-    if late.is_some() {
-        product::weight_grad::<Cube>(grad.clone(), late, &ends.entry, grads);
-    }
     let gathers = matches!(ends.entry, Entry::Gathered(_));
-    let now = now.map(|Weight { id, input, .. }| match gathers {
-        true => (id, regathered(input, group)),
-        false => (id, (input, None)),
-    });
-    let [n, k] = [columns(&grad), w.meta.shape()[1]];
-    let meanwhile = if now.is_some() { flops(rows(&grad), [n, k]) } else { 0.0 };
-    let factor = Factor { w, transposed: false };
-    let input_grad = match gathers {
-        true => scattered(grad.clone(), &factor, scatter_cut(&grad, [n, k], meanwhile, group), group),
-        false => reduced(grad.clone(), &factor, reduce_cut(&grad, [n, k], meanwhile, group), group),
+    let (now, late) = match weight {
+        Some(weight) if weight.is_leaf && weight_grads::is_deferring() => (None, Some(weight)),
+        weight => (weight, None),
     };
-    if let Some((id, (input, gather))) = now {
-        drop(gather);
-        deliver_weight_grad::<Cube>(grads, id, grad, input);
+    let Some(Weight { id, input, .. }) = now else {
+        product::weight_grad::<Cube>(grad.clone(), late, &ends.entry, grads);
+        return arrived(match gathers {
+            true => scattered(grad.clone(), factor, scatter_cut(&grad, factor, group), group),
+            false => reduced(grad.clone(), factor, reduce_cut(&grad, factor, group), group),
+        });
+    };
+    let grad = dense(grad);
+    let (input, gather) = if gathers { regathered(input, group) } else { (input, None) };
+    let sums = empty(&grad, resized(&grad, |first| first, factor.columns()), grad.dtype);
+    let beside = gather.as_ref().map_or(0, |_| factor.of(rows(&grad)).beside(received(&input, group)));
+    for (start, count, left) in in_two(rows(&grad), beside) {
+        let block = |x| blocks(x, [1, count], count, start);
+        leaving(left, || factor.multiply(block(&grad), None, &block(&sums)));
     }
-    arrived(input_grad)
+    let (input_grad, sum, bytes) = match gathers {
+        true => {
+            let part = empty(&sums, resized(&sums, |first| first / group.size(), columns(&sums)), sums.dtype);
+            let sum = pieces::scatter(&sums, &part, Cut::whole(rows(&part), group.size()), 0, group);
+            (part, sum, received(&sums, group))
+        }
+        false => {
+            let sum = pieces::reduce(&sums, Cut::whole(rows(&sums), 1), 0, group);
+            let bytes = 2 * received(&sums, group);
+            (sums, sum, bytes)
+        }
+    };
+    drop(gather);
+    weight_grad_beside(grad, input, id, bytes, grads);
+    arrived((input_grad, vec![sum]))
+}
+
+/// Brings the gradient of the weight `id` to its place while an exchange of `bytes` is under way.
+fn weight_grad_beside(grad: Float, input: Float, id: NodeId, bytes: usize, grads: &mut Gradients) {
+    let [outputs, inputs] = [columns(&grad), columns(&input)];
+    let product = Product { rows: outputs, inner: rows(&grad), columns: inputs, element: grad.dtype.size() };
+    let placed = place::<Cube>(id);
+    let is_placed = placed.is_some();
+    let (sum, add) = placed.unwrap_or_else(|| (empty(&input, [outputs, inputs], input.dtype), false));
+    let onto = if add { Onto::Add } else { Onto::Replace };
+    for (start, count, left) in in_two(outputs, product.beside(bytes)) {
+        let (grad, input) = (Operand::batched(columns_of(&grad, start, count)), Operand::flat(input.clone()));
+        let rows = view(&sum, [1, count, inputs], [0, inputs, 1], start * inputs);
+        leaving(left, || multiply(grad.transposed(), input, &rows, onto));
+    }
+    if !is_placed {
+        grads.register::<Cube>(id, sum);
+    }
+}
+
+/// The first `beside` of `all` rows, which leave multiprocessors to an exchange, and the others: start, number, what is left.
+fn in_two(all: usize, beside: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    [(0, beside, LEFT), (beside, all - beside, 0)].into_iter().filter(|(_, count, _)| *count > 0)
 }
 
 /// The second factor of a product.
@@ -124,20 +162,19 @@ impl Factor {
         self.w.meta.shape()[usize::from(!self.transposed)]
     }
 
+    /// The product with a matrix of `rows` rows.
+    fn of(&self, rows: usize) -> Product {
+        let inner = self.w.meta.shape()[usize::from(self.transposed)];
+        Product { rows, inner, columns: self.columns(), element: self.w.dtype.size() }
+    }
+
     /// Writes `x · w`, or `x · wᵀ`, plus `bias` to `out`; both are `[batches, rows, columns]`.
     fn multiply(&self, x: CubeTensor, bias: Option<&Float>, out: &CubeTensor) {
-        let shape = self.w.meta.shape();
-        let shape = Shape::from([x.meta.shape()[0], shape[0], shape[1]]);
-        let w = &self.w;
-        let mut shared =
-            CubeTensor::new_contiguous(w.client.clone(), w.device.clone(), shape, w.handle.clone(), w.dtype);
-        // All batches have the same.
-        shared.meta.strides_mut().copy_from_slice(&[0, w.meta.strides()[0], w.meta.strides()[1]]);
-        let shared = Operand::batched(shared);
-        let shared = if self.transposed { shared.transposed() } else { shared };
+        let w = Operand::batched(shared(&self.w, x.meta.shape()[0]));
+        let w = if self.transposed { w.transposed() } else { w };
         match bias {
-            None => multiply(Operand::batched(x), shared, out, Onto::Replace),
-            Some(bias) => multiply_and_add_bias(Operand::batched(x), shared, bias.clone(), out),
+            None => multiply(Operand::batched(x), w, out, Onto::Replace),
+            Some(bias) => multiply_and_add_bias(Operand::batched(x), w, bias.clone(), out),
         }
     }
 }
@@ -147,11 +184,12 @@ fn gathered(part: Float, factor: &Factor, bias: Option<Float>, cut: Cut, group: 
     let (part, bias) = (dense(part), bias.map(packed));
     let whole = empty(&part, resized(&part, |first| first * cut.parts, columns(&part)), part.dtype);
     // All of them before any product: an exchange waits for what the compute stream has queued so far.
-    let pieces: Vec<Pending> = (0..cut.pieces).map(|i| pieces::gather(&part, &whole, cut, i, group)).collect();
+    let arriving: Vec<Pending> = (0..cut.pieces()).map(|i| pieces::gather(&part, &whole, cut, i, group)).collect();
     let out = empty(&whole, resized(&whole, |first| first, factor.columns()), whole.dtype);
-    for (i, piece) in pieces.into_iter().enumerate() {
+    for (i, piece) in arriving.into_iter().enumerate() {
         piece.wait();
-        factor.multiply(piece_of(&whole, cut, i), bias.as_ref(), &piece_of(&out, cut, i));
+        let left = if i + 1 < cut.pieces() { LEFT } else { 0 };
+        leaving(left, || factor.multiply(piece_of(&whole, cut, i), bias.as_ref(), &piece_of(&out, cut, i)));
     }
     (whole, out)
 }
@@ -160,8 +198,7 @@ fn gathered(part: Float, factor: &Factor, bias: Option<Float>, cut: Cut, group: 
 fn regathered(part: Float, group: &Group) -> (Float, Option<Pending>) {
     let part = dense(part);
     let whole = empty(&part, resized(&part, |first| first * group.size(), columns(&part)), part.dtype);
-    let cut = Cut { rows: rows(&part), parts: group.size(), pieces: 1 };
-    let pending = pieces::gather(&part, &whole, cut, 0, group);
+    let pending = pieces::gather(&part, &whole, Cut::whole(rows(&part), group.size()), 0, group);
     (whole, Some(pending))
 }
 
@@ -170,25 +207,27 @@ fn scattered(x: Float, factor: &Factor, cut: Cut, group: &Group) -> (Float, Vec<
     let x = dense(x);
     let staged = empty(&x, resized(&x, |first| first, factor.columns()), x.dtype);
     let part = empty(&x, resized(&x, |first| first / cut.parts, factor.columns()), x.dtype);
-    let pieces = (0..cut.pieces).map(|i| {
-        let run = blocks(&staged, [cut.parts, cut.rows], cut.rows, cut.staged(i));
-        factor.multiply(piece_of(&x, cut, i), None, &run);
+    let leaving_pieces = (0..cut.pieces()).map(|i| {
+        let run = blocks(&staged, [cut.parts, cut.rows(i)], cut.rows(i), cut.staged(i));
+        let left = if i > 0 { LEFT } else { 0 };
+        leaving(left, || factor.multiply(piece_of(&x, cut, i), None, &run));
         pieces::scatter(&staged, &part, cut, i, group)
     });
-    let pieces = pieces.collect();
-    (part, pieces)
+    let pending = leaving_pieces.collect();
+    (part, pending)
 }
 
 /// The sum of all members' products, once it is there: each piece is summed up behind its product.
 fn reduced(x: Float, factor: &Factor, cut: Cut, group: &Group) -> (Float, Vec<Pending>) {
     let x = dense(x);
     let out = empty(&x, resized(&x, |first| first, factor.columns()), x.dtype);
-    let pieces = (0..cut.pieces).map(|i| {
-        factor.multiply(piece_of(&x, cut, i), None, &piece_of(&out, cut, i));
+    let leaving_pieces = (0..cut.pieces()).map(|i| {
+        let left = if i > 0 { LEFT } else { 0 };
+        leaving(left, || factor.multiply(piece_of(&x, cut, i), None, &piece_of(&out, cut, i)));
         pieces::reduce(&out, cut, i, group)
     });
-    let pieces = pieces.collect();
-    (out, pieces)
+    let pending = leaving_pieces.collect();
+    (out, pending)
 }
 
 /// What the compute stream may use from here on.
@@ -197,32 +236,11 @@ fn arrived((result, pieces): (Float, Vec<Pending>)) -> Float {
     result
 }
 
-/// Piece `i` of the matrix `x`, which has no gaps.
-fn piece_of(x: &CubeTensor, cut: Cut, i: usize) -> CubeTensor {
-    blocks(x, [cut.parts, cut.rows], cut.part(), cut.first(i))
-}
-
-/// `parts` blocks of `rows` rows of the matrix `x`, which has no gaps, where they lie: `[parts, rows, columns]`. They start
-/// `stride` rows apart, the first at row `first`. Blocks that touch are one: a single product is quicker than a batch.
-fn blocks(x: &CubeTensor, [parts, rows]: [usize; 2], stride: usize, first: usize) -> CubeTensor {
-    let columns = columns(x);
-    let [parts, rows] = if stride == rows { [1, parts * rows] } else { [parts, rows] };
-    let start = (first * columns * x.dtype.size()) as u64;
-    let (shape, handle) = (Shape::from([parts, rows, columns]), x.handle.clone().offset_start(start));
-    let mut view = CubeTensor::new_contiguous(x.client.clone(), x.device.clone(), shape, handle, x.dtype);
-    if parts > 1 {
-        view.meta.strides_mut()[0] = stride * columns;
+fn with_bias(y: Float, bias: Option<Float>) -> Float {
+    match bias {
+        Some(bias) => plain::linear::add_bias::<Cube>(y, bias),
+        None => y,
     }
-    view
-}
-
-/// The shape of `x` with another first and another last dimension.
-fn resized(x: &CubeTensor, first: impl Fn(usize) -> usize, last: usize) -> Shape {
-    let mut shape = x.meta.shape().to_vec();
-    let end = shape.len() - 1;
-    shape[end] = last;
-    shape[0] = first(shape[0]);
-    Shape::from(shape)
 }
 
 /// Whether NCCL carries the exchanges of `group`; its first call is collective.
@@ -236,31 +254,27 @@ fn can_scatter(x: &CubeTensor, group: &Group) -> bool {
     is_linked(x, group) && x.meta.shape()[0].is_multiple_of(group.size())
 }
 
-fn flops(rows: usize, [inputs, outputs]: [usize; 2]) -> f64 {
-    2.0 * rows as f64 * inputs as f64 * outputs as f64
+/// Bytes that a rank receives when `whole` is gathered or its sum scattered.
+fn received(whole: &CubeTensor, group: &Group) -> usize {
+    bytes_received(rows(whole), columns(whole), whole, group)
 }
 
-/// Of `rows` rows, of which `bytes` of each go over the link.
-fn load(x: &CubeTensor, rows: usize, bytes: usize, sizes: [usize; 2], meanwhile: f64, group: &Group) -> Load {
-    let bytes = rows * bytes / group.size() * (group.size() - 1);
-    Load { bytes, flops: flops(rows, sizes), meanwhile, element: x.dtype.size() }
+fn bytes_received(rows: usize, columns: usize, like: &CubeTensor, group: &Group) -> usize {
+    rows * columns * like.dtype.size() / group.size() * (group.size() - 1)
 }
 
-/// For the product of the whole of the members' `part`s with as many columns.
-fn gather_cut(part: &CubeTensor, outputs: usize, group: &Group) -> Cut {
-    let (inputs, own) = (columns(part), rows(part));
-    let load = load(part, own * group.size(), inputs * part.dtype.size(), [inputs, outputs], 0.0, group);
-    Cut::quickest(own, group.size(), &load)
+/// For the product of the whole of the members' `part`s.
+fn gather_cut(part: &CubeTensor, factor: &Factor, group: &Group) -> Cut {
+    let all = rows(part) * group.size();
+    Cut::gathered(group.size(), &factor.of(all), bytes_received(all, columns(part), part, group))
 }
 
 /// For the sum of the products of `x`, of which each member gets its part.
-fn scatter_cut(x: &CubeTensor, sizes: [usize; 2], meanwhile: f64, group: &Group) -> Cut {
-    let load = load(x, rows(x), sizes[1] * x.dtype.size(), sizes, meanwhile, group);
-    Cut::quickest(rows(x) / group.size(), group.size(), &load)
+fn scatter_cut(x: &CubeTensor, factor: &Factor, group: &Group) -> Cut {
+    Cut::scattered(group.size(), &factor.of(rows(x)), bytes_received(rows(x), factor.columns(), x, group))
 }
 
 /// For the sum of the products of `x`, which goes over the link twice.
-fn reduce_cut(x: &CubeTensor, sizes: [usize; 2], meanwhile: f64, group: &Group) -> Cut {
-    let load = load(x, rows(x), 2 * sizes[1] * x.dtype.size(), sizes, meanwhile, group);
-    Cut::quickest(rows(x), 1, &load)
+fn reduce_cut(x: &CubeTensor, factor: &Factor, group: &Group) -> Cut {
+    Cut::scattered(1, &factor.of(rows(x)), 2 * bytes_received(rows(x), factor.columns(), x, group))
 }
