@@ -8,7 +8,8 @@ pub(crate) mod pieces;
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda;
 use crate::in_place::is_in_place_or_apart;
-use crate::nccl::{Communicator, Held, Outcome, connect, data_type, elements, finished, gpu_of, reduction};
+use crate::nccl::{Communicator, Held, Outcome, connect, data_type, elements, exchanged, finished, gpu_of, reduction};
+use crate::profile::{self, Operation};
 use crate::timeline;
 use burn::backend::Cube;
 use burn::tensor::{Device, Tensor};
@@ -50,6 +51,7 @@ impl Drop for Pending {
             return std::mem::forget(buffers);
         }
         let [source, target] = buffers.each_ref().map(|buffer| buffer.tensor.clone());
+        let _noted = profile::operation(&source, || Operation::exchange("wait for what runs beside", 0));
         link.clone().submit([&source, &target], move |call, _| {
             call.wait(slot)?;
             link.events.give(slot);
@@ -166,6 +168,10 @@ fn begin_piece(
         .unwrap_or_else(|| panic!("{group:?} has members that share a GPU or have none: ask `has_device_link` first"));
     let times = timeline::exchange(matches!(kind, DeviceOpKind::AllGather(_)));
     let op = DeviceOp::new(kind, source.dtype, shape);
+    let noted = profile::operation(source, || {
+        let bytes = shape.iter().product::<usize>() * source.dtype.size();
+        exchanged(&op, bytes, group.size(), ", beside")
+    });
     let sequence = group.issue(op.clone());
     let (slot, rank) = (link.events.take(), group.rank());
     let held = buffers.clone().map(Held::new);
@@ -185,6 +191,7 @@ fn begin_piece(
         times.map_or(Ok(()), |[_, end]| stamp(end))?;
         call.record(slot)
     });
+    drop(noted);
     Pending { in_flight: Some(InFlight { link, slot, buffers: held }) }
 }
 

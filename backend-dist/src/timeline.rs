@@ -145,7 +145,7 @@ fn has_ended(event: usize) -> bool {
 }
 
 /// Makes the GPU's context current on this thread.
-fn enter(gpu: usize) {
+pub(crate) fn enter(gpu: usize) {
     // SAFETY: it is the primary context, which CubeCL retains for the life of the process.
     ok(unsafe { driver::primary_ctx::retain(gpu as i32).and_then(|context| driver::ctx::set_current(context)) });
 }

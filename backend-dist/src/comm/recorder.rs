@@ -53,6 +53,11 @@ impl DeviceOp {
         Self { kind, dtype, rank: shape.len().min(DIMS), shape: kept }
     }
 
+    #[cfg(feature = "cuda")]
+    pub(crate) fn kind(&self) -> &DeviceOpKind {
+        &self.kind
+    }
+
     /// Whether member `me` may issue this where member `peer` issues `theirs`.
     fn agrees(&self, me: usize, theirs: &Self, peer: usize) -> bool {
         let same_tensor = (self.dtype, self.rank, self.shape) == (theirs.dtype, theirs.rank, theirs.shape);

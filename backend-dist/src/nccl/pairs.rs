@@ -5,9 +5,10 @@
 //! send either: it would wait for the receiver, which may be waiting for something that comes later on this stream.
 
 use super::library::finished;
-use super::{Communicator, Held, data_type, elements, gpu_of, own_gpus};
+use super::{Communicator, Held, data_type, elements, exchanged, gpu_of, own_gpus};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::cuda::dense;
+use crate::profile;
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
@@ -77,6 +78,7 @@ pub(crate) fn send(x: CubeTensor, pair: &Group, link: &Arc<Communicator>) {
     let x = &source.tensor;
     let (count, data_type) = (elements(x), data_type(x.dtype));
     let op = DeviceOp::new(DeviceOpKind::Message, x.dtype, x.meta.shape());
+    let _noted = profile::operation(x, || exchanged(&op, count * x.dtype.size(), 2, ", sent"));
     let sequence = pair.issue(op.clone());
     let (slot, is_recorded) = (link.events.take(), Arc::new(AtomicBool::new(false)));
     let recorded = is_recorded.clone();
@@ -104,6 +106,7 @@ pub(crate) fn receive(
     let x = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype);
     let (count, data_type) = (elements(&x), data_type(dtype));
     let op = DeviceOp::new(DeviceOpKind::Message, dtype, x.meta.shape());
+    let noted = profile::operation(&x, || exchanged(&op, count * dtype.size(), 2, ", received"));
     let sequence = pair.issue(op.clone());
     link.queue((sequence, op), [&x], move |call, [to]| {
         // What used the buffer's memory before is done when the compute stream comes here, and nothing uses it before the
@@ -114,6 +117,7 @@ pub(crate) fn receive(
         finished(unsafe { nccl::recv(to, count, data_type, 0, comm, stream) })?;
         call.lead()
     });
+    drop(noted);
     x
 }
 

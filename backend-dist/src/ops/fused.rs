@@ -17,6 +17,7 @@ use burn::backend::{
 use burn::tensor::Tensor;
 
 use super::{
+    fp8::{self, Fp8Kept, Fp8Linear, Fp8Weight, Purpose},
     kernels::LocalKernels,
     main_grads::deliver,
     product::{Ends, Entry, Exit, Products, Weight},
@@ -30,6 +31,8 @@ pub struct LinearOptions {
     pub entry: Entry,
     /// Where the product goes.
     pub exit: Exit,
+    /// Products in FP8, where all sizes are multiples of 16.
+    pub fp8: Option<Fp8Linear>,
     /// The input is not kept for the backward pass but computed again there, for attention also its statistics.
     pub recompute: bool,
     /// On GPUs with an NCCL link the exchanges run beside the products, in two pieces where that is quicker.
@@ -76,8 +79,8 @@ pub fn linear_with<const D: usize>(
     if let Some(bias) = &bias {
         assert_eq!(bias.dims(), [out], "linear: the bias does not fit the weight [{out}, {inner}]");
     }
-    let LinearOptions { entry, exit, recompute, overlap } = options;
-    let how = How { step, ends: Ends { entry, exit, overlap }, recompute, bias: bias.is_some() };
+    let LinearOptions { entry, exit, fp8, recompute, overlap } = options;
+    let how = How { step, ends: Ends { entry, exit, overlap }, fp8, recompute, bias: bias.is_some() };
     let (x, w) = (x.into_dispatch(), w.into_dispatch());
     let mut extras = params.into_iter().chain(bias).map(Tensor::into_dispatch);
     Tensor::from_dispatch(match (extras.next(), extras.next(), extras.next()) {
@@ -93,6 +96,7 @@ pub fn linear_with<const D: usize>(
 pub(super) struct How {
     pub step: Step,
     pub ends: Ends,
+    pub fp8: Option<Fp8Linear>,
     pub recompute: bool,
     /// Whether the last of the tensors between input and weight is the bias.
     pub bias: bool,
@@ -125,23 +129,40 @@ pub(super) trait FusedOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// The output, and what the prologue made on the way; `extras` are the prologue's parameters and the bias.
+/// What a forward pass gives.
+struct Output<B: Products> {
+    y: FloatTensor<B>,
+    /// What the prologue made on the way.
+    made: Made<B>,
+    /// Of a product in FP8.
+    fp8: Option<Fp8Kept<B>>,
+}
+
+/// `extras` are the prologue's parameters and the bias; the purpose is that of an FP8 product.
 fn forward<B: Products>(
     x: FloatTensor<B>,
     extras: &[FloatTensor<B>],
     w: FloatTensor<B>,
     how: &How,
-) -> (FloatTensor<B>, Made<B>) {
+    purpose: Purpose,
+) -> Output<B> {
     let made = how.step.forward::<B>(x, extras);
     let bias = extras.last().filter(|_| how.bias).cloned();
-    (B::product(made.out.clone(), w, bias, &how.ends), made)
+    let fp8 = how.fp8.as_ref();
+    let in_fp8 =
+        fp8.and_then(|fp8| fp8::forward::<B>(fp8, made.out.clone(), w.clone(), bias.clone(), &how.ends, purpose));
+    let (y, fp8) = match in_fp8 {
+        Some((y, kept)) => (y, Some(kept)),
+        None => (B::product(made.out.clone(), w, bias, &how.ends), None),
+    };
+    Output { y, made, fp8 }
 }
 
 macro_rules! fused_ops {
     ($backend:ty) => {
         impl FusedOps for $backend {
             fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
-                forward::<Self>(x, &[], w, &how).0
+                forward::<Self>(x, &[], w, &how, Purpose::Evaluate).y
             }
 
             fn op_linear_one(
@@ -150,7 +171,7 @@ macro_rules! fused_ops {
                 w: FloatTensor<Self>,
                 how: How,
             ) -> FloatTensor<Self> {
-                forward::<Self>(x, &[a], w, &how).0
+                forward::<Self>(x, &[a], w, &how, Purpose::Evaluate).y
             }
 
             fn op_linear_two(
@@ -160,7 +181,7 @@ macro_rules! fused_ops {
                 w: FloatTensor<Self>,
                 how: How,
             ) -> FloatTensor<Self> {
-                forward::<Self>(x, &[a, b], w, &how).0
+                forward::<Self>(x, &[a, b], w, &how, Purpose::Evaluate).y
             }
 
             fn op_linear_three(
@@ -171,7 +192,7 @@ macro_rules! fused_ops {
                 w: FloatTensor<Self>,
                 how: How,
             ) -> FloatTensor<Self> {
-                forward::<Self>(x, &[a, b, c], w, &how).0
+                forward::<Self>(x, &[a, b, c], w, &how, Purpose::Evaluate).y
             }
         }
     };
@@ -194,6 +215,8 @@ struct Kept<B: LocalKernels> {
     statistics: Option<[FloatTensor<B>; 2]>,
     /// If something in front of the product wants a gradient.
     w: Option<FloatTensor<B>>,
+    /// Of a product in FP8, which keeps its own form of `out`.
+    fp8: Option<Fp8Kept<B>>,
 }
 
 /// Parents: the input, the prologue's parameters, the bias if there is one, the weight.
@@ -205,7 +228,8 @@ impl<B: Products, const N: usize> Backward<B, N> for Linear {
 
     fn backward(self, ops: Ops<Kept<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let Kept { how: How { step, ends, recompute, bias }, x, params, out, mut statistics, w } = ops.state;
+        let Kept { how, x, params, out, mut statistics, w, fp8 } = ops.state;
+        let How { step, ends, fp8: layer, recompute, bias } = how;
         let (weight, others) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
         let (inputs, biases) = others.split_at(others.len() - usize::from(bias));
         if let [Some(node)] = biases {
@@ -217,9 +241,18 @@ impl<B: Products, const N: usize> Backward<B, N> for Linear {
             let made = step.forward::<B>(x.clone(), &params);
             (out, statistics) = (Some(made.out), made.statistics);
         }
-        let weight = weight.as_ref().zip(out);
-        let weight = weight.map(|(node, input)| Weight { id: node.id, is_leaf: node.order == 0, input });
-        if let Some(grad) = B::product_grads(grad, w, weight, &ends, grads) {
+        let weight = weight.as_ref().map(|node| (node.id, node.order == 0));
+        let grad = match layer.zip(fp8) {
+            Some((layer, kept)) => {
+                let weight = weight.map(|(id, is_leaf)| Fp8Weight { id, is_leaf, input: out });
+                fp8::backward::<B>(&layer, kept, grad, w, weight, &ends, grads)
+            }
+            None => {
+                let weight = weight.zip(out).map(|((id, is_leaf), input)| Weight { id, is_leaf, input });
+                B::product_grads(grad, w, weight, &ends, grads)
+            }
+        };
+        if let Some(grad) = grad {
             let needed: [bool; N] = std::array::from_fn(|i| inputs.get(i).is_some_and(Option::is_some));
             let x = x.unwrap_or_else(|| grad.clone());
             for (node, grad) in inputs.iter().zip(step.grads::<B, N>(x, &params, statistics, grad, needed)) {
@@ -250,22 +283,24 @@ fn record<B: Products, C: CheckpointStrategy, const N: usize>(
     // Compute-bound: a checkpointing strategy must never repeat an exchange.
     match Linear.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
-            let (y, made) = forward::<B>(x.clone(), &tensors, w.clone(), &how);
+            let (plain, again) = (matches!(how.step, Step::None), how.recompute);
+            let attention = matches!(how.step, Step::Attention(..));
+            let keep = weight && !attention && (plain || !again);
+            let Output { y, made, fp8 } = forward::<B>(x.clone(), &tensors, w.clone(), &how, Purpose::Train { keep });
             // The bias is not needed again.
             tensors.truncate(inputs_end - 1);
-            let (plain, again) = (matches!(how.step, Step::None), how.recompute);
-            let attention = made.statistics.is_some();
             let kept = Kept {
                 x: (!plain && (others || again)).then_some(x),
                 params: tensors,
-                out: (weight && !attention && (plain || !again)).then_some(made.out),
+                out: (keep && fp8.is_none()).then_some(made.out),
                 statistics: made.statistics.filter(|_| !again),
                 w: others.then_some(w),
+                fp8,
                 how: How { recompute: again && !plain, ..how },
             };
             prep.finish(kept, y)
         }
-        OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, &tensors, w, &how).0),
+        OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, &tensors, w, &how, Purpose::Evaluate).y),
     }
 }
 

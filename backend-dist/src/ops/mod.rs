@@ -19,6 +19,7 @@ mod cross_entropy;
 mod cuda;
 mod drop_key;
 mod flex;
+pub mod fp8;
 mod fused;
 mod kernels;
 mod local;

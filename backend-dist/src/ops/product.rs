@@ -6,7 +6,7 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 
-use super::{kernels::LocalKernels, main_grads::place, plain, weight_grads::run_or_defer};
+use super::{fp8::Fp8Kernels, kernels::LocalKernels, main_grads::place, plain, weight_grads::run_or_defer};
 use crate::comm::{Group, ReduceOp};
 use crate::exchange::{Exchange, ExchangeOps};
 
@@ -87,7 +87,7 @@ impl Exit {
     }
 
     /// Whether the product is complete without other ranks.
-    fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         match self {
             Self::Own => true,
             Self::Reduced(group) | Self::Scattered(group) => group.size() == 1,
@@ -100,7 +100,7 @@ fn exchange<B: ExchangeOps>(x: FloatTensor<B>, exchange: Exchange, group: &Group
 }
 
 /// Products with their exchanges, one after the other unless a backend knows better.
-pub(super) trait Products: LocalKernels + ExchangeOps {
+pub(super) trait Products: Fp8Kernels {
     /// `x · wᵀ` with the exchanges of `ends` around it; the bias is added once the product is complete.
     fn product(
         x: FloatTensor<Self>,

@@ -64,7 +64,7 @@ pub(crate) fn scatter(staged: &CubeTensor, part: &CubeTensor, cut: Cut, piece: u
     let [from_start, to_start] = [cut.staged(piece) * bytes, cut.start(piece) * bytes];
     let buffers = [staged.clone(), part.clone()];
     let lengths = buffers.each_ref().map(elements);
-    let shape = [cut.rows(piece), columns];
+    let shape = [cut.parts * cut.rows(piece), columns];
     begin_piece(DeviceOpKind::ReduceScatter(0), &shape, buffers, lengths, group, move |[from, to], comm, stream| {
         // SAFETY: a piece has `count` elements for each member and lies within the staged ones, `count` within the part.
         unsafe {

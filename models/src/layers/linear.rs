@@ -7,6 +7,7 @@ use backend_dist::ops::conjugate::{
     Partial, copy_to_tensor_parallel, gather_from_sequence_parallel, reduce_from_tensor_parallel,
     reduce_scatter_to_sequence_parallel,
 };
+use backend_dist::ops::fp8::Fp8Linear;
 use backend_dist::ops::{Entry, Exit, LinearOptions, Prologue, linear_with};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
@@ -46,6 +47,8 @@ pub struct ColumnParallelLinear {
     parallel: TensorParallel,
     #[module(skip)]
     recompute_norm: bool,
+    #[module(skip)]
+    fp8: Option<Fp8Linear>,
 }
 
 impl ColumnParallelLinear {
@@ -71,15 +74,16 @@ impl ColumnParallelLinear {
         });
         let bias = if config.bias { Some(params.sections(biases.collect())?) } else { None };
         let recompute_norm = params.recompute().selects(recompute::Module::Norms);
-        Ok(Self { weight, bias, parallel: params.parallel().clone(), recompute_norm })
+        let fp8 = outputs.first().and_then(|output| params.fp8_linear(output.name));
+        Ok(Self { weight, bias, parallel: params.parallel().clone(), recompute_norm, fp8 })
     }
 
     /// The rank's outputs for the whole sequence of `norm(x)`.
     pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
         let (x, prologue) = norm.in_front_of_linear(x);
         let (entry, bias) = (entry(&self.parallel), self.bias.as_ref().map(Param::val));
-        let (recompute, overlap) = (self.recompute_norm, self.parallel.overlap);
-        let options = LinearOptions { entry, recompute, overlap, ..Default::default() };
+        let (recompute, overlap, fp8) = (self.recompute_norm, self.parallel.overlap, self.fp8.clone());
+        let options = LinearOptions { entry, recompute, overlap, fp8, ..Default::default() };
         linear_with(x, prologue, self.weight.val(), bias, options)
     }
 }
@@ -92,6 +96,8 @@ pub struct RowParallelLinear {
     bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     parallel: TensorParallel,
+    #[module(skip)]
+    fp8: Option<Fp8Linear>,
 }
 
 impl RowParallelLinear {
@@ -113,14 +119,15 @@ impl RowParallelLinear {
             true => Some(params.on_sequence(&format!("{name}.bias"), [outputs], Init::ZEROS)?),
             false => None,
         };
-        Ok(Self { weight, bias, parallel: params.parallel().clone() })
+        Ok(Self { weight, bias, parallel: params.parallel().clone(), fp8: params.fp8_linear(name) })
     }
 
     /// The sum over the ranks, whole or this rank's part of the sequence, for the input that `prologue` makes of `x`;
     /// with `recompute` it makes it again in the backward pass.
     pub fn forward<const D: usize>(&self, x: Tensor<D>, prologue: Prologue, recompute: bool) -> Tensor<3> {
         let (exit, bias) = (exit(&self.parallel), self.bias.as_ref().map(Param::val));
-        let options = LinearOptions { exit, recompute, overlap: self.parallel.overlap, ..Default::default() };
+        let (overlap, fp8) = (self.parallel.overlap, self.fp8.clone());
+        let options = LinearOptions { exit, recompute, overlap, fp8, ..Default::default() };
         linear_with(x, prologue, self.weight.val(), bias, options)
     }
 }
