@@ -12,7 +12,7 @@ use burn::tensor::DType;
 use cubecl_common::device::DeviceId;
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::result as driver;
-use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use cudarc::driver::sys::{self as driver_sys, CUdeviceptr, CUstream};
 use kernels_cubecl::fp8::Format;
 
 use super::watch::planning;
@@ -249,6 +249,11 @@ impl Plan {
         plan.first = layout(&problem.first, kinds.b, problem.batches)?;
         plan.second = layout(&problem.second, kinds.a, problem.batches)?;
         plan.out = layout(&problem.out, kinds.out, problem.batches)?;
+        if problem.left > 0 {
+            let target = processors()?.saturating_sub(problem.left as i32).max(1);
+            // SAFETY: the attribute is a 32-bit integer.
+            unsafe { plan.describe(Attribute::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, target) }?;
+        }
         plan.algorithms = plan.heuristic(handle, alignments)?;
         Ok(plan)
     }
@@ -416,6 +421,18 @@ fn layout(stored: &Stored, kind: sys::cudaDataType, batches: usize) -> Result<sy
             })
     };
     batch.map(|()| layout).map_err(failed)
+}
+
+/// Multiprocessors of the current context's device.
+fn processors() -> Result<i32, String> {
+    let attribute = driver_sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    let mut device = 0;
+    // SAFETY: the device is written before it is read.
+    let count = unsafe {
+        let found = driver_sys::cuCtxGetDevice(&mut device).result();
+        found.and_then(|()| driver::device::get_attribute(device, attribute))
+    };
+    count.map_err(|error| format!("the number of multiprocessors: {error}"))
 }
 
 fn bytes<T>(value: &T) -> *const c_void {

@@ -26,6 +26,8 @@ mod kernels;
 mod local;
 pub mod main_grads;
 mod options;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) mod pieces;
 mod plain;
 mod product;
 mod prologue;

@@ -147,6 +147,8 @@ pub const KEYS: &[Key] = {
         key("training.clip", Number, "1.0", "Largest norm of the gradient; larger ones are scaled down")
             .or(&["clip-grad"])
             .optional(),
+        key("training.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products")
+            .or(&["tp-comm-overlap"]),
         key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "e4m3 everywhere, or with e5m2 for gradients of outputs")
             .or(&["fp8-format"])
             .optional(),

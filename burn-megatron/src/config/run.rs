@@ -74,6 +74,8 @@ pub struct TrainingSection {
     pub loss: LossMean,
     /// Largest gradient norm.
     pub clip: Option<f64>,
+    /// On GPUs exchanges of tensor parallelism run beside the matrix products.
+    pub tp_comm_overlap: bool,
 }
 
 /// What a run is computed in.
