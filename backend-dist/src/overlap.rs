@@ -7,7 +7,6 @@ use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda;
 use crate::in_place::is_in_place_or_apart;
 use crate::nccl::{Communicator, Held, Outcome, connect, data_type, elements, finished, gpu_of, reduction};
-use crate::timeline;
 use burn::backend::Cube;
 use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -148,7 +147,6 @@ fn begin(
     }
     let link = connect(group, gpu_of(&source.device))
         .unwrap_or_else(|| panic!("{group:?} has members that share a GPU or have none: ask `has_device_link` first"));
-    let times = timeline::exchange(matches!(kind, DeviceOpKind::AllGather(_)));
     let op = DeviceOp::new(kind, source.dtype, source.meta.shape());
     let sequence = group.issue(op.clone());
     let (slot, rank) = (link.events.take(), group.rank());
@@ -160,13 +158,7 @@ fn begin(
         }
         call.follow()?;
         let (comm, stream) = call.target();
-        let stamp = |event: usize| {
-            // SAFETY: who reads the events destroys them after that, and the stream lives as long as the communicator.
-            unsafe { driver::event::record(event as _, stream as _) }.map_err(|error| error.to_string())
-        };
-        times.map_or(Ok(()), |[start, _]| stamp(start))?;
         finished(operation(pointers, comm, stream))?;
-        times.map_or(Ok(()), |[_, end]| stamp(end))?;
         call.record(slot)
     });
     Pending { in_flight: Some(InFlight { link, slot, buffers: held }) }

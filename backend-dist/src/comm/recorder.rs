@@ -41,6 +41,11 @@ pub(crate) enum DeviceOpKind {
 }
 
 impl DeviceOp {
+    #[cfg(feature = "cuda")]
+    pub(crate) fn kind(&self) -> &DeviceOpKind {
+        &self.kind
+    }
+
     /// `kind` on a tensor of `shape`; the rows of an all-to-all may differ between members and are left out.
     pub(crate) fn new(kind: DeviceOpKind, dtype: DType, shape: &[usize]) -> Self {
         let mut kept = [1; DIMS];

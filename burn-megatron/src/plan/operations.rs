@@ -77,7 +77,8 @@ pub struct Unit {
     pub dropped: Vec<Module>,
 }
 
-/// The units of a stage; with `again` all are computed again, so that ZeRO 3 can free their weights between the passes.
+/// The units of a stage; with `again` all are computed again, so that ZeRO 3 can free their weights between the passes,
+/// which on GPUs come back to where they were.
 pub fn units(
     decoder: &Decoder,
     layout: &ParallelLayout,

@@ -44,7 +44,8 @@ impl<M: CausalLm> RankEngine<M> {
             let stage = &division.stages()[placement.stage(stages.rank(), chunk)];
             let part = Part { layers: stage.layers.clone(), embedding: stage.embedding, head: stage.loss };
             let model = build(part).map_err(|error| EngineError::Model(error.to_string().into()))?;
-            chunks.push(Chunk::new(model, dims.layers, &config.recompute, zero, &mut buckets));
+            let in_place = dtype_of(&model).is_some_and(|dtype| Buffer::fits(&rank.device, dtype));
+            chunks.push(Chunk::new(model, dims.layers, &config.recompute, (zero, in_place), &mut buckets));
         }
         // A stage without parameters learns the type from the others.
         let own = chunks.iter().find_map(|chunk: &Chunk<M>| dtype_of(chunk.model()));
@@ -65,6 +66,7 @@ impl<M: CausalLm> RankEngine<M> {
         Ok(Self {
             chunks,
             optimizer,
+            actions: pipeline.posted().ranks.swap_remove(stages.rank()),
             pipeline,
             lr,
             scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),

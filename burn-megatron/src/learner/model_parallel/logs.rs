@@ -11,7 +11,7 @@ use backend_dist::launch::{Rank, place};
 use backend_dist::mesh::{Axis, Mesh};
 
 use crate::metrics::{FlopsPerToken, LogFiles};
-use crate::trace::{Lane, Recorder, Span, idle_share, write_chrome};
+use crate::trace::{Lane, Recorder, Span, idle_share, summaries, summary_file, write_chrome};
 
 /// What is logged, and where.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,7 +21,7 @@ pub struct LogOptions {
     /// Folder for TensorBoard's event files, if they are wanted.
     pub tensorboard: Option<PathBuf>,
     /// File for the timeline of all ranks in the third to the fifth step, if it is wanted. <https://ui.perfetto.dev>
-    /// opens it.
+    /// opens it. A text file beside it says of each rank how much of its exchanges ran while it computed.
     pub trace: Option<PathBuf>,
     /// What a token costs, for teraflops and MFU.
     pub flops: Option<FlopsPerToken>,
@@ -65,7 +65,8 @@ impl Tracing {
             }
             let mut out = BufWriter::new(File::create(&self.file)?);
             write_chrome(&mut out, lanes)?;
-            out.flush()
+            out.flush()?;
+            std::fs::write(summary_file(&self.file), summaries(lanes))
         };
         write().map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", self.file.display())))
     }
