@@ -21,6 +21,7 @@ use crate::config::RunConfig;
 use crate::data::TokenDataset;
 use crate::plan::gpus::Gpu;
 use crate::plan::ladder;
+use crate::trace::summary_file;
 use crate::train::RunData;
 
 /// Arguments of `bench`.
@@ -87,6 +88,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     print(&format!("\n{}", text(&record)))?;
     let file = save(&record, args.out)?;
     println!("{:<22}{}", "written to", file.display());
+    if let Some(trace) = &config.log.trace {
+        let overlap = fs::read_to_string(summary_file(trace)).unwrap_or_default();
+        print(&format!("{:<22}{}\n{overlap}", "timeline", trace.display()))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

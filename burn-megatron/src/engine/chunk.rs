@@ -23,10 +23,12 @@ pub(super) struct Chunk<M> {
     /// What is cut over the replicas: from 2 on gradients are reduced after every micro-batch, with 3 parameters are
     /// gathered for each use.
     zero: u8,
+    /// Parameters leave the model between the passes.
+    leaves: bool,
     /// By micro-batch, one entry per segment.
     live: HashMap<usize, Vec<Kept>>,
     /// By micro-batch: weight gradients that are still to be computed.
-    late: HashMap<usize, Vec<Late>>,
+    late: HashMap<usize, Vec<Late<M>>>,
     /// Gradients have been seen to belong where they come from; that does not change from step to step.
     checked: bool,
 }
@@ -48,10 +50,12 @@ struct Kept {
     tape: Option<Tape>,
 }
 
-struct Late {
+struct Late<M> {
     step: usize,
     rest: Gradients,
     deferred: weight_grads::Deferred,
+    /// With the parameters that the gradients are of, where those are gone from the stage's model by now.
+    model: Option<M>,
 }
 
 /// What a pass of one micro-batch works with.
@@ -129,7 +133,7 @@ impl<M: CausalLm> Chunk<M> {
             uses.iter().for_each(|bucket| buckets[*bucket].at_once = uses.len());
         }
         let (live, late) = Default::default();
-        Self { model: Some(model), steps, buckets: own, zero, live, late, checked: false }
+        Self { model: Some(model), steps, buckets: own, zero, leaves: again, live, late, checked: false }
     }
 
     /// The model; under ZeRO 3 without its weights, on GPUs with whatever is in their place.
@@ -242,8 +246,11 @@ impl<M: CausalLm> Chunk<M> {
                 dy = Some(grad.unwrap_or_else(|| leaf.inner().zeros_like()));
             }
             match deferred {
-                Some(deferred) => late.push(Late { step: index, rest: grads, deferred }),
-                None => self.add(index, pass, [grads]),
+                Some(deferred) => {
+                    let model = self.leaves.then(|| self.model().clone());
+                    late.push(Late { step: index, rest: grads, deferred, model });
+                }
+                None => self.add(index, pass, self.model(), [grads]),
             }
             self.release(index, pass);
         }
@@ -256,9 +263,10 @@ impl<M: CausalLm> Chunk<M> {
 
     /// The weight gradients that [`Chunk::backward`] has left.
     pub fn weight_gradients(&mut self, pass: &mut Pass) {
-        for Late { step, rest, deferred } in self.late.remove(&pass.place.1).expect("the backward pass comes before") {
+        for late in self.late.remove(&pass.place.1).expect("the backward pass comes before") {
+            let Late { step, rest, deferred, model } = late;
             self.open(step, pass);
-            self.add(step, pass, [rest, deferred.run()]);
+            self.add(step, pass, model.as_ref().unwrap_or(self.model()), [rest, deferred.run()]);
         }
         self.checked = true;
     }
@@ -268,15 +276,15 @@ impl<M: CausalLm> Chunk<M> {
         self.steps[step].uses.iter().for_each(|bucket| pass.optimizer.open(*bucket, self.model()));
     }
 
-    /// Adds gradients of a segment's parameters to the main gradients.
-    fn add<const N: usize>(&self, step: usize, pass: &mut Pass, grads: [Gradients; N]) {
+    /// Adds gradients of a segment's parameters, which `model` holds, to the main gradients.
+    fn add<const N: usize>(&self, step: usize, pass: &mut Pass, model: &M, grads: [Gradients; N]) {
         let Step { uses, completes, .. } = &self.steps[step];
         for mut grads in grads {
             for bucket in uses {
-                pass.optimizer.accumulate(*bucket, self.model(), &mut grads);
+                pass.optimizer.accumulate(*bucket, model, &mut grads);
             }
             if !self.checked {
-                self.refuse_strangers(&self.steps[step].segment.link, &grads);
+                self.refuse_strangers(&self.steps[step].segment.link, model, &grads);
             }
         }
         pass.optimizer.close();
@@ -293,7 +301,7 @@ impl<M: CausalLm> Chunk<M> {
     }
 
     /// A gradient that is left over belongs to a parameter of another unit: it would be lost.
-    fn refuse_strangers(&self, link: &Link, grads: &Gradients) {
+    fn refuse_strangers(&self, link: &Link, model: &M, grads: &Gradients) {
         struct Left<'a>(&'a Gradients, Option<u64>);
 
         impl ModuleVisitor for Left<'_> {
@@ -304,7 +312,7 @@ impl<M: CausalLm> Chunk<M> {
             }
         }
         let mut left = Left(grads, None);
-        self.model().visit(&mut left);
+        model.visit(&mut left);
         if let Some(spec) = left.1.and_then(|id| self.model().registry().get(id)) {
             panic!(
                 "parameter `{}` belongs to {:?} but is used in {link:?} too: create it in the unit that uses it (`ParamBuilder::begin`), or as `Unit::Tied` if embedding and head share it",

@@ -34,6 +34,7 @@ use burn::tensor::Device;
 use burn::train::{LearnerModel, TrainingStrategy};
 
 use data_parallel::DataParallel;
+pub(crate) use model_parallel::{Tracer, Tracing};
 pub use model_parallel::{
     BatchStream, CheckpointOptions, Description, GlobalBatch, LogOptions, Megatron, Pretraining, Resume,
     global_weights, loss_over,

@@ -1,8 +1,8 @@
 //! Memory for whole weights that buckets take turns in, under ZeRO 3 on GPUs: whose weights are where. Pure.
 //!
 //! A bucket always has the same slot, so that what a graph has kept of its weights, a view of that memory, holds them again
-//! once they are gathered again. Buckets of one size have two slots more than a pass uses at once, less where there are not so
-//! many: one is filled while another is used.
+//! once they are gathered again. Buckets of one size have twice as many slots as a pass uses at once, or as many as there are of
+//! them: some are filled while others are used.
 
 /// Who has which slot.
 #[derive(Debug, Default)]

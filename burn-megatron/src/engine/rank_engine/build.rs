@@ -1,7 +1,6 @@
 //! Puts a rank's engine together.
 
 use super::super::chunk::{Chunk, dtype_of};
-use super::super::layout::together;
 use super::RankEngine;
 use crate::engine::{EngineConfig, EngineError};
 use crate::optim::{LossScaler, Optimizer};
@@ -32,7 +31,6 @@ impl<M: CausalLm> RankEngine<M> {
         let plan = config.plan(layout.dp)?;
         let lr = config.lr.schedule(config.global_batch)?;
         let (spec, division) = config.pipeline.resolve(layout, dims.layers, plan.accumulation)?;
-        together(layout, spec.kind)?;
         let pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
         let (stages, replicas) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
         let placement = pipeline.placement();

@@ -36,7 +36,7 @@ impl LogOptions {
 }
 
 /// Which steps are traced, the same on all ranks.
-pub(super) struct Tracing {
+pub(crate) struct Tracing {
     file: PathBuf,
     origin: Instant,
     /// The same moment as all processes call it: nanoseconds since 1970.
@@ -73,7 +73,7 @@ impl Tracing {
 }
 
 /// A rank's part in the tracing.
-pub(super) struct Tracer<'a> {
+pub(crate) struct Tracer<'a> {
     tracing: Option<&'a Tracing>,
     /// The timelines of all ranks, on rank 0.
     lanes: Vec<Lane>,
