@@ -151,6 +151,7 @@ fn job(config: &LlamaConfig, task: &Task) -> Result<Job> {
         seq: task.seq_length,
         element: 2,
         moments: Moments { matrices: 2, others: 2 },
+        fp8: 0..0,
         recompute: Recompute::default(),
         gpu: true,
     })

@@ -9,6 +9,8 @@ mod library;
 mod nvml;
 mod out_of_memory;
 
+#[cfg(feature = "cuda")]
+pub(crate) use library::folders as library_folders;
 pub use library::{Library, libdevice};
 #[cfg(feature = "cuda")]
 pub(crate) use out_of_memory::out_of_memory_on;

@@ -5,12 +5,14 @@ use crate::gpu;
 use crate::memory;
 use crate::mesh::{Axis, Coords, Mesh, ParallelLayout};
 use crate::process::Processes;
+use crate::startup;
 use burn::tensor::Device;
 use std::any::Any;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// Any error a rank may return.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -100,7 +102,9 @@ pub(crate) fn launch_in<T: Send>(
     #[cfg(feature = "cuda")]
     if devices.iter().any(|device| *device != Device::flex()) {
         crate::cuda::allocator::choose();
+        crate::cuda::watch::begin();
     }
+    let (launched, program) = (Instant::now(), startup::program_seconds());
     let _hook = RankPanics::keep();
     let mesh = Arc::new(mesh.clone());
     let run = |rank: usize| {
@@ -112,6 +116,7 @@ pub(crate) fn launch_in<T: Send>(
         let context = Rank { rank, coords: mesh.coords(rank), mesh: mesh.clone(), device, world: world.clone() };
         IS_RANK.with_borrow_mut(|last| *last = Some(String::new()));
         memory::set_rank(Some(rank));
+        startup::begin(launched, program);
         let result = catch_unwind(AssertUnwindSafe(|| f(context)));
         match result {
             Ok(Ok(value)) => {
@@ -145,7 +150,11 @@ pub(crate) fn launch_in<T: Send>(
     });
     let failure = world.end();
     #[cfg(feature = "cuda")]
-    world.links.close(failure.is_some());
+    {
+        // Where no rank has ended its clock.
+        crate::cuda::watch::kernels();
+        world.links.close(failure.is_some());
+    }
     match failure {
         Some(failure) => Err(failure),
         None => Ok(results.into_iter().map(|value| value.expect("no failure means a value from every rank")).collect()),

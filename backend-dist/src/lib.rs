@@ -1,6 +1,7 @@
 //! Device meshes, ranks, collectives and sharded-tensor operations with autodiff for Burn.
 
 pub mod buffer;
+pub mod cache;
 pub mod collective;
 #[cfg(any(test, feature = "cuda"))]
 mod column_major;
@@ -22,8 +23,11 @@ pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod overlap;
 pub mod process;
+pub mod profile;
+pub mod random;
 pub mod shard;
 #[cfg(any(feature = "cuda", test))]
 mod slots;
+pub mod startup;
 #[cfg(feature = "cuda")]
 pub mod timeline;

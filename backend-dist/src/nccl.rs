@@ -11,15 +11,18 @@ mod join;
 mod library;
 mod links;
 pub(crate) mod pairs;
+mod work;
 
 pub(crate) use communicator::Communicator;
 pub(crate) use held::Held;
 pub(crate) use library::finished;
 pub(crate) use links::Links;
+pub(crate) use work::exchanged;
 
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda::dense;
 use crate::exchange::Exchange;
+use crate::profile;
 use burn::backend::Cube;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape};
@@ -176,6 +179,7 @@ fn run(
     let x = dense(x);
     let out = empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), shape, x.dtype);
     // CubeCL reuses memory in the order of the compute stream, which has queued its wait when the buffers are let go.
+    let noted = profile::operation(&x, || exchanged(&op, elements(&x) * x.dtype.size(), group.size(), ""));
     let sequence = group.issue(op.clone());
     link.queue((sequence, op), [&x, &out], move |call, [from, to]| {
         call.follow()?;
@@ -183,6 +187,7 @@ fn run(
         finished(operation(from, to, comm, stream))?;
         call.lead()
     });
+    drop(noted);
     out
 }
 

@@ -6,7 +6,8 @@
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda;
 use crate::in_place::is_in_place_or_apart;
-use crate::nccl::{Communicator, Held, Outcome, connect, data_type, elements, finished, gpu_of, reduction};
+use crate::nccl::{Communicator, Held, Outcome, connect, data_type, elements, exchanged, finished, gpu_of, reduction};
+use crate::profile::{self, Operation};
 use burn::backend::Cube;
 use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -47,6 +48,7 @@ impl Drop for Pending {
             return std::mem::forget(buffers);
         }
         let [source, target] = buffers.each_ref().map(|buffer| buffer.tensor.clone());
+        let _noted = profile::operation(&source, || Operation::exchange("wait for what runs beside", 0));
         link.clone().submit([&source, &target], move |call, _| {
             call.wait(slot)?;
             link.events.give(slot);
@@ -148,6 +150,7 @@ fn begin(
     let link = connect(group, gpu_of(&source.device))
         .unwrap_or_else(|| panic!("{group:?} has members that share a GPU or have none: ask `has_device_link` first"));
     let op = DeviceOp::new(kind, source.dtype, source.meta.shape());
+    let noted = profile::operation(source, || exchanged(&op, bytes[0], group.size(), ", beside"));
     let sequence = group.issue(op.clone());
     let (slot, rank) = (link.events.take(), group.rank());
     let held = buffers.clone().map(Held::new);
@@ -161,6 +164,7 @@ fn begin(
         finished(operation(pointers, comm, stream))?;
         call.record(slot)
     });
+    drop(noted);
     Pending { in_flight: Some(InFlight { link, slot, buffers: held }) }
 }
 

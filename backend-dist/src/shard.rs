@@ -6,7 +6,6 @@
 //! comparisons between layouts) works on sections.
 
 mod init;
-mod philox;
 mod registry;
 mod section;
 mod spec;
@@ -14,7 +13,6 @@ mod spec;
 mod tests;
 
 pub use init::Init;
-pub use philox::philox4x32;
 pub use registry::{Registry, RegistryError};
 pub use section::{Place, Section, Split};
 pub use spec::{GradientSum, ParamSpec, Unit};

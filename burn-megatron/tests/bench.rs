@@ -33,10 +33,30 @@ fn a_recipe_on_cpu_ranks_gives_a_table_a_record_and_a_row() {
 }
 
 #[test]
+fn several_layouts_are_one_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = "tiny --layouts=DP2+ZeRO1,TP2+SP --steps 2 --warmup 1 --runs 1 --out results/tiny.json";
+    let output = bench(folder.path(), arguments);
+    let (table, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{table}{told}");
+    let last: Vec<&str> = table.trim_end().lines().rev().take(3).collect();
+    assert!(last[2].starts_with("layout") && last[2].contains("tokens/s/rank"), "{table}");
+    assert!(last[1].starts_with("DP2 ZeRO1") && last[0].starts_with("TP2 SP"), "{table}");
+    for (file, tokens) in [("tiny-dp2-zero1", 128), ("tiny-tp2-sp", 128)] {
+        let record = std::fs::read(folder.path().join(format!("results/{file}.json"))).unwrap();
+        let record: Value = serde_json::from_slice(&record).unwrap();
+        assert_eq!(record["setup"]["tokens_per_rank"], tokens, "{file}");
+    }
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, said) in [
         ("llama4", "recipes: llama3-8b, llama3-1b, tiny"),
+        ("tiny --profile", "--profile is of GPUs"),
+        ("tiny --layouts=DP2,TP3+XP1", "--layouts \"TP3+XP1\""),
+        ("tiny --layouts DP2 --zero 1", "leave the layout flags out"),
         ("tiny --runs 0", "--runs 0 measures nothing"),
         ("tiny --gpus 3 --tensor-parallel 2", "3 ranks cannot be divided into replicas of 2"),
         ("tiny --gpus 2 --tensor-parallel 2 --model.num-key-value-heads 1 --model.num-attention-heads 3", "heads"),

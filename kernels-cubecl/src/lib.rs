@@ -5,10 +5,13 @@
 #![allow(clippy::manual_div_ceil, clippy::manual_is_multiple_of)]
 #![cfg_attr(feature = "cuda", allow(missing_docs, clippy::assign_op_pattern, clippy::collapsible_if))]
 
+pub mod random;
 pub mod tiling;
 
 #[cfg(feature = "cuda")]
 pub mod attention;
+#[cfg(feature = "cuda")]
+pub mod fp8;
 #[cfg(feature = "cuda")]
 pub mod hopper;
 #[cfg(feature = "cuda")]

@@ -4,6 +4,7 @@
 pub mod causal_lm;
 pub mod config;
 pub mod family;
+pub mod fp8;
 pub mod gpt;
 pub mod hf;
 pub mod layers;
@@ -18,6 +19,7 @@ pub mod recompute;
 pub use causal_lm::{CausalLm, ModelConfig};
 pub use config::ConfigError;
 pub use family::{FamilyConfig, WithModel};
+pub use fp8::Fp8Config;
 pub use gpt::{Gpt, GptConfig};
 pub use layers::KvCache;
 pub use llama::{Llama, LlamaConfig, LlamaVariant};

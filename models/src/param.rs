@@ -7,13 +7,15 @@ use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
+use backend_dist::ops::fp8::{Fp8Linear, Fp8Recipe};
+use backend_dist::random;
 use backend_dist::shard::{HostTensor, Init, ParamSpec, Place, Registry, RegistryError, Section, Unit};
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use half::{bf16, f16};
 use thiserror::Error;
 
 use crate::config::ConfigError;
+use crate::fp8::Fp8Config;
 use crate::layout::ModelLayoutError;
 use crate::part::Part;
 use crate::recompute::Recompute;
@@ -104,6 +106,8 @@ pub struct ParamBuilder<'a> {
     part: Option<Part>,
     unit: Unit,
     recompute: Recompute,
+    /// The recipe, and the layers that have it.
+    fp8: Option<(Fp8Recipe, Range<usize>)>,
     replicas: Option<Group>,
     registry: Registry,
 }
@@ -125,6 +129,7 @@ impl<'a> ParamBuilder<'a> {
             part: None,
             unit: Unit::default(),
             recompute: Recompute::default(),
+            fp8: None,
             replicas: None,
             registry: Registry::default(),
         }
@@ -190,6 +195,19 @@ impl<'a> ParamBuilder<'a> {
     /// What [`ParamBuilder::with_recompute`] asked for; nothing without it.
     pub fn recompute(&self) -> &Recompute {
         &self.recompute
+    }
+
+    /// Linear layers of the blocks multiply in FP8, in a model of `layers` blocks.
+    pub fn with_fp8(mut self, fp8: &Fp8Config, layers: usize) -> Self {
+        self.fp8 = fp8.recipe().map(|recipe| (recipe, fp8.layers(layers)));
+        self
+    }
+
+    /// The FP8 side of the linear layer `name` of what [`ParamBuilder::begin`] began.
+    pub fn fp8_linear(&self, name: &str) -> Option<Fp8Linear> {
+        let (recipe, layers) = self.fp8.as_ref()?;
+        let inside = matches!(self.unit, Unit::Layer(layer) if layers.contains(&layer));
+        inside.then(|| Fp8Linear::new(name, *recipe, self.parallel.group.clone()))
     }
 
     /// The tensor parallel group that layers are built for.
@@ -293,10 +311,14 @@ impl<'a> ParamBuilder<'a> {
         Ok(self.upload(TensorData::new(section.pad(&values), [section.local_len()])))
     }
 
-    /// Random values; each replica draws a part of a large slice.
+    /// Random values: a GPU draws its own; on the host each replica draws a part of a large slice.
     fn drawn(&self, section: &Section, init: Init) -> Tensor<1> {
         let (len, random) = (section.local_len(), !matches!(init, Init::Constant(_)));
-        let draw = |part: Range<usize>| self.upload(drawn(section, init, self.seed, part, self.dtype));
+        let (device, dtype) = (self.device.clone().without_autodiff(), DType::from(self.dtype));
+        if let Some(values) = random::on_device(section, init, self.seed, &device, dtype) {
+            return values;
+        }
+        let draw = |part: Range<usize>| self.upload(random::on_host(section, init, self.seed, part, dtype));
         match &self.replicas {
             Some(replicas) if random && len >= SHARED && len.is_multiple_of(replicas.size()) => {
                 let part = len / replicas.size();
@@ -308,18 +330,5 @@ impl<'a> ParamBuilder<'a> {
 
     fn upload(&self, data: TensorData) -> Tensor<1> {
         Tensor::from_data(data, (&self.device.clone().without_autodiff(), DType::from(self.dtype)))
-    }
-}
-
-/// Random values of a slice in the type of the parameters.
-fn drawn(section: &Section, init: Init, seed: u64, part: Range<usize>, dtype: FloatDType) -> TensorData {
-    let len = [part.len()];
-    match dtype {
-        FloatDType::F64 => TensorData::new(section.initial_part(init, seed, part, |value| value), len),
-        FloatDType::F32 | FloatDType::Flex32 => {
-            TensorData::new(section.initial_part(init, seed, part, |value| value as f32), len)
-        }
-        FloatDType::F16 => TensorData::new(section.initial_part(init, seed, part, f16::from_f64), len),
-        FloatDType::BF16 => TensorData::new(section.initial_part(init, seed, part, bf16::from_f64), len),
     }
 }

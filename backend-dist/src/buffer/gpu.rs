@@ -1,19 +1,22 @@
 //! Buffers on CubeCL's memory.
 
-use super::{AdamWBuffers, AdamWStep, chunks};
+mod updates;
+
+use super::chunks;
 use crate::collective;
 use crate::comm::{Group, ReduceOp};
 use crate::cuda::{self, dense};
 use crate::overlap::{self, Pending};
+use crate::profile::{Operation, operation};
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::server::Handle;
-use kernels_cubecl::pointwise::adamw::{self as kernel, AdamWBucket};
-use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, FloatType, Run};
+use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
 use std::fmt;
 use std::ops::Range;
+pub use updates::{adamw, momentum, muon_mix, muon_step};
 
 /// A flat array in GPU memory of type `f32`, `bf16` or `f16`, or a part of one.
 #[derive(Clone)]
@@ -92,6 +95,8 @@ impl Buffer {
         let values = if float_type(values.dtype()).is_some() { values } else { values.cast(DType::F32) };
         let values = Self(dense(primitive(values)));
         let len = values.len();
+        let bytes = || values.0.dtype.size() + self.0.dtype.size() * (1 + usize::from(adds));
+        let _noted = operation(&self.0, || Operation::memory("write to a flat buffer", len * bytes()));
         flat::write(&self.0.client, values.run(0..len), self.run(at..at + len), adds)
             .unwrap_or_else(|error| panic!("writing {values:?} to {self:?} at {at}: {error}"));
     }
@@ -188,35 +193,6 @@ impl TensorTable {
     }
 }
 
-/// One step of AdamW in one launch.
-///
-/// # Panics
-/// If a buffer is shorter than the masters, or their number is no multiple of four.
-pub fn adamw(buffers: AdamWBuffers, k: &AdamWStep) {
-    let AdamWBuffers { master, first, second, grad, weight, tensors } = buffers;
-    let bucket = AdamWBucket {
-        master: &master.0.handle,
-        first: &first.0.handle,
-        second: &second.0.handle,
-        gradient: &grad.0.handle,
-        weight: weight.map(|weight| (&weight.0.handle, weight.run(0..0).float)),
-        ends: &tensors.ends,
-        decays: &tensors.decays,
-        tensors: tensors.tensors,
-        len: master.len(),
-    };
-    let step = kernel::AdamWStep {
-        beta1: k.beta1 as f32,
-        beta2: k.beta2 as f32,
-        eps: k.eps as f32,
-        step_size: k.step_size as f32,
-        root_scale: k.root_scale as f32,
-        keep: k.keep as f32,
-        gradient_scale: k.grad_scale as f32,
-    };
-    kernel::step(&master.0.client, bucket, &step).unwrap_or_else(|error| panic!("AdamW on {master:?}: {error}"));
-}
-
 /// Ranges of a buffer, cut into chunks, in GPU memory.
 pub struct ChunkTable {
     starts: Handle,
@@ -224,6 +200,7 @@ pub struct ChunkTable {
     /// Chunks of each range.
     counts: Vec<usize>,
     end: usize,
+    elements: usize,
 }
 
 impl fmt::Debug for ChunkTable {
@@ -241,11 +218,82 @@ impl ChunkTable {
         let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
         assert!(end <= buffer.len(), "elements up to {end} of {buffer:?}");
         let (starts, lens, counts) = chunks(ranges, CHUNK);
-        Self { starts: table(&buffer.0, &starts), lens: table(&buffer.0, &lens), counts, end }
+        let elements = ranges.iter().map(Range::len).sum();
+        Self { starts: table(&buffer.0, &starts), lens: table(&buffer.0, &lens), counts, end, elements }
     }
 
     fn len(&self) -> usize {
         self.counts.iter().sum()
+    }
+}
+
+/// Ranges of a buffer that are collected in another one, one behind the other.
+pub struct PieceTable {
+    apart: Handle,
+    close: Handle,
+    lens: Handle,
+    chunks: usize,
+    /// One past the last element in the buffer, and the number of elements.
+    ends: [usize; 2],
+}
+
+impl fmt::Debug for PieceTable {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "PieceTable({} elements)", self.len())
+    }
+}
+
+impl PieceTable {
+    /// For `buffer`.
+    ///
+    /// # Panics
+    /// If a range ends behind the buffer.
+    pub fn new(buffer: &Buffer, ranges: &[Range<usize>]) -> Self {
+        let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
+        assert!(end <= buffer.len(), "elements up to {end} of {buffer:?}");
+        let (apart, lens, _) = chunks(ranges, CHUNK);
+        let mut len = 0;
+        let place = |count: &u32| {
+            len += count;
+            len - count
+        };
+        let close: Vec<u32> = lens.iter().map(place).collect();
+        let [apart, close, lens] = [apart, close, lens].map(|values| (table(&buffer.0, &values), values.len()));
+        let (ends, chunks) = ([end, len as usize], lens.1);
+        Self { apart: apart.0, close: close.0, lens: lens.0, chunks, ends }
+    }
+
+    /// Elements of all ranges.
+    pub fn len(&self) -> usize {
+        self.ends[1]
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the ranges of `buffer` to the beginning of `packed`.
+    ///
+    /// # Panics
+    /// If a buffer is not `f32` or too short.
+    pub fn collect(&self, buffer: &Buffer, packed: &Buffer) {
+        self.copy(buffer, packed, [&self.apart, &self.close], self.ends);
+    }
+
+    /// Copies the beginning of `packed` to the ranges of `buffer`.
+    ///
+    /// # Panics
+    /// As [`PieceTable::collect`].
+    pub fn distribute(&self, packed: &Buffer, buffer: &Buffer) {
+        self.copy(packed, buffer, [&self.close, &self.apart], [self.ends[1], self.ends[0]]);
+    }
+
+    fn copy(&self, source: &Buffer, target: &Buffer, [from, to]: [&Handle; 2], ends: [usize; 2]) {
+        assert!([source, target].iter().all(|of| of.0.dtype == DType::F32), "pieces are f32");
+        let copies = Copies { from, to, lens: &self.lens, count: self.chunks, ends };
+        flat::copy(&source.0.client, &source.0.handle, &target.0.handle, copies)
+            .unwrap_or_else(|error| panic!("copying {self:?} from {source:?} to {target:?}: {error}"));
     }
 }
 
@@ -265,6 +313,7 @@ pub fn squares(buffers: &[(&Buffer, &ChunkTable)], ready: impl Fn(usize)) -> Vec
         ready(index);
         let count = table.len();
         first -= count;
+        let _noted = operation(&buffer.0, || Operation::optimizer("sum of squares", 4 * table.elements));
         let chunks = Chunks { starts: &table.starts, lens: &table.lens, count, end: table.end };
         flat::squares(client, &buffer.0.handle, chunks, &sums, first)
             .unwrap_or_else(|error| panic!("squares of {buffer:?}: {error}"));

@@ -10,9 +10,9 @@ mod gpu;
 mod none;
 
 #[cfg(feature = "cuda")]
-pub use gpu::{Buffer, ChunkTable, TensorTable, Wait, adamw, squares};
+pub use gpu::{Buffer, ChunkTable, PieceTable, TensorTable, Wait, adamw, momentum, muon_mix, muon_step, squares};
 #[cfg(not(feature = "cuda"))]
-pub use none::{Buffer, ChunkTable, TensorTable, Wait, adamw, squares};
+pub use none::{Buffer, ChunkTable, PieceTable, TensorTable, Wait, adamw, momentum, muon_mix, muon_step, squares};
 
 use std::ops::Range;
 
@@ -48,6 +48,58 @@ pub struct AdamWBuffers<'a> {
     pub first: &'a Buffer,
     /// Second moment in `f32`.
     pub second: &'a Buffer,
+    /// Gradient sums in `f32`.
+    pub grad: &'a Buffer,
+    /// The parameters in the model's type, where that is `bf16` or `f16`.
+    pub weight: Option<&'a Buffer>,
+    /// Where tensors end, and which decay.
+    pub tensors: &'a TensorTable,
+}
+
+/// What the momentum is, and the step that follows from it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MomentumRule {
+    /// SGD without momentum: `step = g`.
+    Plain,
+    /// SGD: `m ← momentum m + g`, `step = m`.
+    Sum {
+        /// Share of the sum that is kept.
+        momentum: f64,
+    },
+    /// SGD: `m ← momentum m + g`, `step = g + momentum m` with the new `m`.
+    Nesterov {
+        /// Share of the sum that is kept.
+        momentum: f64,
+    },
+    /// Lion: `step = sign(beta1 m + (1 − beta1) g)`, then `m ← beta2 m + (1 − beta2) g`.
+    Lion {
+        /// Share of the momentum in the sign.
+        beta1: f64,
+        /// Decay of the momentum.
+        beta2: f64,
+    },
+}
+
+/// `p ← keep p − lr step`, where `keep` is 1 for tensors that do not decay.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MomentumStep {
+    /// The rule.
+    pub rule: MomentumRule,
+    /// Learning rate.
+    pub lr: f64,
+    /// `1 − lr · weight_decay`, for the tensors that decay.
+    pub keep: f64,
+    /// Multiplies every gradient: averaging and clipping.
+    pub grad_scale: f64,
+}
+
+/// The equally long buffers of one [`momentum`] step.
+#[derive(Clone, Copy, Debug)]
+pub struct MomentumBuffers<'a> {
+    /// Parameters in `f32`.
+    pub master: &'a Buffer,
+    /// Momentum in `f32`, unless the rule is [`MomentumRule::Plain`].
+    pub momentum: Option<&'a Buffer>,
     /// Gradient sums in `f32`.
     pub grad: &'a Buffer,
     /// The parameters in the model's type, where that is `bf16` or `f16`.

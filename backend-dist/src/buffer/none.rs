@@ -1,6 +1,6 @@
 //! Buffers of a build without GPUs: there are none.
 
-use super::{AdamWBuffers, AdamWStep};
+use super::{AdamWBuffers, AdamWStep, MomentumBuffers, MomentumStep};
 use crate::comm::Group;
 use burn::tensor::{DType, Device, Tensor};
 use std::ops::Range;
@@ -18,6 +18,10 @@ pub struct TensorTable(());
 /// Ranges of a buffer.
 #[derive(Debug)]
 pub struct ChunkTable(());
+
+/// Ranges of a buffer that are collected in another one.
+#[derive(Debug)]
+pub struct PieceTable(());
 
 /// A collective that runs.
 #[derive(Debug)]
@@ -81,12 +85,50 @@ impl ChunkTable {
 }
 
 #[allow(missing_docs, reason = "documented on the buffers of GPUs")]
+impl PieceTable {
+    pub fn new(_: &Buffer, _: &[Range<usize>]) -> Self {
+        none()
+    }
+
+    pub fn len(&self) -> usize {
+        none()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        none()
+    }
+
+    pub fn collect(&self, _: &Buffer, _: &Buffer) {
+        none()
+    }
+
+    pub fn distribute(&self, _: &Buffer, _: &Buffer) {
+        none()
+    }
+}
+
+#[allow(missing_docs, reason = "documented on the buffers of GPUs")]
 impl Wait {
     pub fn wait(self) {}
 }
 
 /// One step of AdamW.
 pub fn adamw(_: AdamWBuffers, _: &AdamWStep) {
+    none()
+}
+
+/// One step of SGD or Lion.
+pub fn momentum(_: MomentumBuffers, _: &MomentumStep) {
+    none()
+}
+
+/// Muon's momentum.
+pub fn muon_mix(_: &Buffer, _: &Buffer, _: &Buffer, _: f64, _: f64, _: bool) {
+    none()
+}
+
+/// Muon's step.
+pub fn muon_step(_: Tensor<1>, _: &Buffer, _: f64, _: f64) {
     none()
 }
 

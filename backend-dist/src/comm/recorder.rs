@@ -41,11 +41,6 @@ pub(crate) enum DeviceOpKind {
 }
 
 impl DeviceOp {
-    #[cfg(feature = "cuda")]
-    pub(crate) fn kind(&self) -> &DeviceOpKind {
-        &self.kind
-    }
-
     /// `kind` on a tensor of `shape`; the rows of an all-to-all may differ between members and are left out.
     pub(crate) fn new(kind: DeviceOpKind, dtype: DType, shape: &[usize]) -> Self {
         let mut kept = [1; DIMS];
@@ -56,6 +51,11 @@ impl DeviceOp {
             kept[0] = 0;
         }
         Self { kind, dtype, rank: shape.len().min(DIMS), shape: kept }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn kind(&self) -> &DeviceOpKind {
+        &self.kind
     }
 
     /// Whether member `me` may issue this where member `peer` issues `theirs`.

@@ -9,9 +9,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cudarc::cublaslt::sys;
 
 pub(crate) use super::lt_plan::Onto;
-use super::lt_plan::{self, Key};
+use super::lt_plan::{self, Extras, Key};
 use super::{clear, dense, failed, submit};
 use crate::column_major::{Matrices, Problem};
+use crate::profile::{self, Kind, Operation, Precision};
 
 /// A tensor as a batch of matrices where it lies, or a copy of it where the library could not read that.
 pub(crate) struct Operand {
@@ -129,12 +130,13 @@ fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, ont
         return;
     }
     loaded();
+    let _noted = profile::operation(out, || what.operation());
     let device = out.client.service_id().device;
-    let run = move |pointers, bias, stream| {
-        let key = Key::new(problem, kinds, onto, bias, pointers);
+    let run = move |pointers, bias: Option<_>, stream| {
+        let key = Key::new(problem, kinds, onto, bias.is_some(), None, pointers);
         // SAFETY: the operands' spans, the bias and the result were checked against their buffers, which are held until
         // the work is queued; CubeCL reuses memory in the order of this stream.
-        let done = unsafe { lt_plan::run(device, stream, key, pointers, bias) };
+        let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: None }) };
         done.map_err(|error| format!("{what}: {error}"))
     };
     let failed = move |message| failed::note(device, message);
@@ -168,9 +170,34 @@ impl fmt::Display for Named {
     }
 }
 
+impl Named {
+    /// For a profile; products of the same sizes and types have one name.
+    fn operation(&self) -> Operation {
+        let Self { a: (a, dtype), b: (b, _), bias, out, onto } = self;
+        let [batches, m, n, k] = [a.batches, a.rows, b.columns, a.columns];
+        let adds = *onto == Onto::Add;
+        let precision = match dtype.size() {
+            8 => Precision::Double,
+            4 => Precision::Single,
+            _ => Precision::Half,
+        };
+        let many = if batches > 1 { format!("{batches} x ") } else { String::new() };
+        let ends = [(*bias, " + bias"), (adds, " +=")].map(|(has, text)| if has { text } else { "" }).concat();
+        let types = if out == dtype { format!("{dtype:?}") } else { format!("{dtype:?} to {out:?}") };
+        let read = (m * k + k * n) * dtype.size() + m * n * out.size() * usize::from(adds);
+        Operation {
+            name: format!("product {many}[{m}, {k}] · [{k}, {n}] {types}{ends}").into(),
+            kind: Kind::Product,
+            precision,
+            flops: 2.0 * (batches * m) as f64 * (n * k) as f64,
+            bytes: (batches * (read + m * n * out.size())) as f64,
+        }
+    }
+}
+
 /// # Panics
 /// If cuBLASLt cannot be loaded.
-fn loaded() {
+pub(super) fn loaded() {
     static LOADED: OnceLock<bool> = OnceLock::new();
     // SAFETY: loading a library runs its initialisers; cuBLASLt's have no preconditions.
     let loaded = *LOADED.get_or_init(|| unsafe { sys::is_culib_present() });

@@ -2,6 +2,8 @@
 //!
 //! Everything here runs on CubeCL's thread of the device.
 
+mod tune;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -11,8 +13,11 @@ use cubecl_common::device::DeviceId;
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use kernels_cubecl::fp8::Format;
 
+use super::watch::planning;
 use crate::column_major::{Problem, Stored, alignment};
+pub(crate) use tune::tune_products;
 
 /// Bytes of scratch memory that an algorithm may use. NVIDIA recommends at least 32 MiB on Hopper.
 const WORKSPACE: usize = 64 << 20;
@@ -33,8 +38,20 @@ pub(crate) enum Onto {
 /// Element types of a product, as the library names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Kinds {
-    input: sys::cudaDataType,
+    a: sys::cudaDataType,
+    b: sys::cudaDataType,
     out: sys::cudaDataType,
+}
+
+impl Kinds {
+    /// Bytes of an element of the result.
+    fn out_bytes(self) -> usize {
+        match self.out {
+            sys::cudaDataType::CUDA_R_64F => 8,
+            sys::cudaDataType::CUDA_R_32F => 4,
+            _ => 2,
+        }
+    }
 }
 
 /// The types of `a · b`, if they are among those that the crate uses.
@@ -49,7 +66,42 @@ pub(super) fn kinds(a: DType, b: DType, out: DType) -> Option<Kinds> {
     let (input, out) = (kind(a)?, kind(out)?);
     let half = matches!(a, DType::BF16 | DType::F16);
     let widened = half && out == sys::cudaDataType::CUDA_R_32F;
-    (kind(b)? == input && (out == input || widened)).then_some(Kinds { input, out })
+    (kind(b)? == input && (out == input || widened)).then_some(Kinds { a: input, b: input, out })
+}
+
+/// The types of a product of FP8 operands with a result of type `out`, if the library has it: not both e5m2, and a result
+/// of 16 or 32 bits.
+pub(super) fn fp8_kinds(a: Format, b: Format, out: DType) -> Option<Kinds> {
+    let kind = |format| match format {
+        Format::E4m3 => sys::cudaDataType::CUDA_R_8F_E4M3,
+        Format::E5m2 => sys::cudaDataType::CUDA_R_8F_E5M2,
+    };
+    let out = match out {
+        DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
+        DType::F16 => sys::cudaDataType::CUDA_R_16F,
+        DType::F32 => sys::cudaDataType::CUDA_R_32F,
+        _ => return None,
+    };
+    let both = a == Format::E5m2 && b == Format::E5m2;
+    (!both).then_some(Kinds { a: kind(a), b: kind(b), out })
+}
+
+/// How an FP8 product is summed up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Sums {
+    /// In the tensor core's own accumulator, which has fewer bits than f32.
+    Fast,
+    /// In f32, to which the tensor core's sums are added every few steps.
+    Exact,
+}
+
+/// Pointers that stand in the descriptor.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Extras {
+    /// Added to every row of the result: an element of its type for each column.
+    pub bias: Option<*mut c_void>,
+    /// Of an FP8 product: f32 factors of `a` and of `b`.
+    pub scales: Option<[*mut c_void; 2]>,
 }
 
 /// What decides which algorithms can be used.
@@ -60,6 +112,8 @@ pub(super) struct Key {
     onto: Onto,
     /// Whether a bias is added.
     bias: bool,
+    /// Of FP8 operands, which have scales.
+    sums: Option<Sums>,
     /// Of `a`, `b` and the result, in bytes.
     alignments: [u32; 3],
 }
@@ -69,11 +123,12 @@ impl Key {
         problem: Problem,
         kinds: Kinds,
         onto: Onto,
-        bias: Option<*mut c_void>,
+        bias: bool,
+        sums: Option<Sums>,
         pointers: [*mut c_void; 3],
     ) -> Self {
         let alignments = pointers.map(|pointer| alignment(pointer as usize));
-        Self { problem, kinds, onto, bias: bias.is_some(), alignments }
+        Self { problem, kinds, onto, bias, sums, alignments }
     }
 }
 
@@ -89,18 +144,18 @@ thread_local! {
     static STREAMS: RefCell<HashMap<(DeviceId, usize), Stream>> = RefCell::new(HashMap::new());
 }
 
-/// Queues the product of `pointers` `[a, b, result]`, with `bias` added, on `stream`.
+/// Queues the product of `pointers` `[a, b, result]`, with a bias added, on `stream`.
 ///
 /// # Safety
 ///
-/// The pointers must hold the operands of the key's problem, `bias`, given if the key says so, as many elements of the
-/// result's type as the result has columns, and `stream` must be one of the device whose context is current.
+/// The pointers must hold the operands of the key's problem, the extras, given if the key says so, what [`Extras`] says,
+/// and `stream` must be one of the device whose context is current.
 pub(super) unsafe fn run(
     device: DeviceId,
     stream: CUstream,
     key: Key,
     pointers: [*mut c_void; 3],
-    bias: Option<*mut c_void>,
+    extras: Extras,
 ) -> Result<(), String> {
     STREAMS.with_borrow_mut(|streams| {
         let state = match streams.entry((device, stream as usize)) {
@@ -112,11 +167,18 @@ pub(super) unsafe fn run(
         }
         let plan = match state.plans.entry(key) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Plan::new(state.handle, &key, bias)?),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                let (handle, workspace) = (state.handle, state.workspace);
+                let planned = || -> Result<Plan, String> {
+                    let mut plan = Plan::new(handle, &key, extras)?;
+                    // SAFETY: as promised by the caller; what this leaves in a result is replaced by the launch.
+                    unsafe { tune::tune(&mut plan, &key, (handle, workspace), pointers, stream) };
+                    Ok(plan)
+                };
+                entry.insert(planning(planned)?)
+            }
         };
-        if let Some(bias) = bias {
-            plan.set_bias(bias)?;
-        }
+        plan.set(extras)?;
         // SAFETY: as promised by the caller; the workspace belongs to this stream alone.
         unsafe { plan.launch(state.handle, state.workspace, pointers, stream) }
     })
@@ -144,9 +206,9 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(handle: sys::cublasLtHandle_t, key: &Key, bias: Option<*mut c_void>) -> Result<Self, String> {
-        let Key { problem, kinds, onto, bias: _, alignments } = *key;
-        let double = kinds.input == sys::cudaDataType::CUDA_R_64F;
+    fn new(handle: sys::cublasLtHandle_t, key: &Key, extras: Extras) -> Result<Self, String> {
+        let Key { problem, kinds, onto, bias, sums, alignments } = *key;
+        let double = kinds.a == sys::cudaDataType::CUDA_R_64F;
         let (compute, scale) = if double {
             (sys::cublasComputeType_t::CUBLAS_COMPUTE_64F, sys::cudaDataType::CUDA_R_64F)
         } else {
@@ -162,37 +224,59 @@ impl Plan {
             onto,
             double,
         };
-        use sys::cublasLtMatmulDescAttributes_t::{CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB};
-        for (attribute, operand) in
-            [(CUBLASLT_MATMUL_DESC_TRANSA, &problem.first), (CUBLASLT_MATMUL_DESC_TRANSB, &problem.second)]
-        {
-            let transposition = i32::from(operand.transposed);
-            // SAFETY: the descriptor is alive, and both attributes are 32-bit integers (`cublasOperation_t`).
-            unsafe { result::set_matmul_desc_attribute(plan.operation, attribute, bytes(&transposition), 4) }
-                .map_err(failed("cublasLtMatmulDescSetAttribute"))?;
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        for (attribute, operand) in [
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &problem.first),
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &problem.second),
+        ] {
+            // SAFETY: both attributes are 32-bit integers (`cublasOperation_t`).
+            unsafe { plan.describe(attribute, i32::from(operand.transposed)) }?;
         }
-        if let Some(bias) = bias {
+        if bias {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
-            let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE;
-            // SAFETY: the descriptor is alive, and the attribute is a 32-bit integer.
-            unsafe { result::set_matmul_desc_attribute(plan.operation, attribute, bytes(&epilogue), 4) }
-                .map_err(failed("cublasLtMatmulDescSetAttribute (epilogue)"))?;
-            plan.set_bias(bias)?;
+            // SAFETY: both attributes are 32-bit integers.
+            unsafe {
+                plan.describe(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
+                plan.describe(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, kinds.out as i32)?;
+            }
         }
-        plan.first = layout(&problem.first, kinds.input, problem.batches)?;
-        plan.second = layout(&problem.second, kinds.input, problem.batches)?;
+        if let Some(sums) = sums {
+            // SAFETY: the attribute is an 8-bit integer.
+            unsafe { plan.describe(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, i8::from(sums == Sums::Fast)) }?;
+        }
+        plan.set(extras)?;
+        plan.first = layout(&problem.first, kinds.b, problem.batches)?;
+        plan.second = layout(&problem.second, kinds.a, problem.batches)?;
         plan.out = layout(&problem.out, kinds.out, problem.batches)?;
         plan.algorithms = plan.heuristic(handle, alignments)?;
         Ok(plan)
     }
 
-    /// The bias of the next launch, one element for each row of the column-major result, in the result's type. The
-    /// descriptor is read when a product is queued, so plans serve many biases.
-    fn set_bias(&self, bias: *mut c_void) -> Result<(), String> {
-        let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-        // SAFETY: the descriptor is alive, and the attribute is a pointer.
-        unsafe { result::set_matmul_desc_attribute(self.operation, attribute, bytes(&bias), size_of_val(&bias)) }
-            .map_err(|error| format!("cublasLtMatmulDescSetAttribute (bias): {}", name(error)))
+    /// The pointers of the next launch. The descriptor is read when a product is queued, so plans serve many biases and
+    /// scales.
+    fn set(&self, extras: Extras) -> Result<(), String> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let scales = extras.scales.map(|[a, b]| {
+            // As `Problem` says, `b` is the library's first operand.
+            [(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b), (Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a)]
+        });
+        let bias = extras.bias.map(|bias| (Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
+        for (attribute, pointer) in scales.into_iter().flatten().chain(bias) {
+            // SAFETY: the attributes are pointers.
+            unsafe { self.describe(attribute, pointer) }?;
+        }
+        Ok(())
+    }
+
+    /// Sets an attribute of the descriptor.
+    ///
+    /// # Safety
+    ///
+    /// The attribute must have the type of `value`.
+    unsafe fn describe<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: T) -> Result<(), String> {
+        // SAFETY: the descriptor is alive; the caller vouches for the size.
+        unsafe { result::set_matmul_desc_attribute(self.operation, attribute, bytes(&value), size_of::<T>()) }
+            .map_err(|error| format!("cublasLtMatmulDescSetAttribute ({attribute:?}): {}", name(error)))
     }
 
     /// The library's suggestions for pointers aligned to `[a, b, result]` bytes.

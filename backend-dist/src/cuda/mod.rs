@@ -3,10 +3,15 @@
 pub(crate) mod allocator;
 mod failed;
 pub(crate) mod lt;
+pub(crate) mod lt_fp8;
 mod lt_plan;
+pub(crate) mod watch;
+
+pub(crate) use lt_plan::tune_products;
 
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
+use cubecl_common::device::DeviceId;
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_environment::backtrace::BackTrace;
 use cubecl_environment::stream::StreamId;
@@ -48,6 +53,15 @@ pub(crate) fn submit<const N: usize>(
             server.write_streams().taint(error, bindings.iter());
             failed(message);
         }
+    });
+}
+
+/// Runs `work(compute stream)` on CubeCL's thread, after all that this thread has issued before and before what it issues
+/// next; does not wait. There is no stream if the thread has issued nothing yet.
+pub(crate) fn mark(device: DeviceId, work: impl FnOnce(Option<CUstream>) + Send + 'static) {
+    let stream_id = StreamId::current();
+    DeviceHandle::<CudaServer>::new(device).submit(move |server: &mut CudaServer| {
+        work(server.write_streams().try_stream_mut(&stream_id).map(|stream| stream.sys));
     });
 }
 

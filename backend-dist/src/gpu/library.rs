@@ -98,7 +98,7 @@ fn file_of(folder: &Path, stem: &str) -> Option<PathBuf> {
 
 /// Folders where packages and wheels put CUDA's libraries.
 #[cfg(feature = "cuda")]
-pub(super) fn folders() -> Vec<PathBuf> {
+pub(crate) fn folders() -> Vec<PathBuf> {
     let listed = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> =
         std::env::split_paths(&listed).filter(|path| !path.as_os_str().is_empty()).collect();

@@ -12,6 +12,7 @@ use super::join;
 use super::library::text;
 use crate::comm::{DeviceOp, Group, Member, PATIENCE};
 use crate::cuda;
+use crate::startup::{Phase, phase};
 use crate::timeline::{self, ExchangeKind};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::{result as driver, sys as cuda_sys};
@@ -84,6 +85,10 @@ impl Communicator {
     /// # Errors
     /// Without NCCL, with different versions of it, and whatever NCCL says.
     pub(crate) fn join(group: &Group, device: usize, blocks: Option<i32>) -> Result<Arc<Self>, String> {
+        phase(Phase::Connect, || Self::joined(group, device, blocks))
+    }
+
+    fn joined(group: &Group, device: usize, blocks: Option<i32>) -> Result<Arc<Self>, String> {
         let id = join::agree(group)?;
         // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process.
         let context = unsafe {

@@ -8,9 +8,10 @@
 //! Whichever end comes first spins on the GPU until the other has come, so the kernels are small.
 
 use super::library::finished;
-use super::{Communicator, Held, data_type, elements, gpu_of, own_gpus};
+use super::{Communicator, Held, data_type, elements, exchanged, gpu_of, own_gpus};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::cuda::dense;
+use crate::profile;
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
@@ -84,6 +85,7 @@ pub(crate) fn send(x: CubeTensor, pair: &Group, link: &Arc<Communicator>) {
     let x = &source.tensor;
     let (count, data_type) = (elements(x), data_type(x.dtype));
     let op = DeviceOp::new(DeviceOpKind::Message, x.dtype, x.meta.shape());
+    let _noted = profile::operation(x, || exchanged(&op, count * x.dtype.size(), 2, ", sent"));
     let sequence = pair.issue(op.clone());
     let (slot, is_recorded) = (link.events.take(), Arc::new(AtomicBool::new(false)));
     let recorded = is_recorded.clone();
@@ -149,6 +151,7 @@ pub(crate) fn receive(
     let x = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype);
     let (count, data_type) = (elements(&x), data_type(dtype));
     let op = DeviceOp::new(DeviceOpKind::Message, dtype, x.meta.shape());
+    let noted = profile::operation(&x, || exchanged(&op, count * dtype.size(), 2, ", received"));
     let (sequence, slot) = (pair.issue(op.clone()), link.events.take());
     let buffer = Held::new(x.clone());
     link.queue((sequence, op), [&x], move |call, [to]| {
@@ -160,6 +163,7 @@ pub(crate) fn receive(
         finished(unsafe { nccl::recv(to, count, data_type, 0, comm, stream) })?;
         call.record(slot)
     });
+    drop(noted);
     Arriving { in_flight: Some((link.clone(), slot, buffer)) }
 }
 

@@ -33,8 +33,8 @@ struct Part {
 /// `[s, b]` is the same on all ranks, in f64 for f64 logits, else f32. A label outside the vocabulary gives the
 /// log-sum-exp: mask such positions.
 ///
-/// The maxima are all-reduced first, then the sums of exponentials together with the labels' logits; the backward pass
-/// needs no exchange.
+/// Over several ranks the maxima are all-reduced first, then the sums of exponentials together with the labels' logits; the
+/// backward pass needs no exchange.
 ///
 /// # Panics
 ///
@@ -70,10 +70,14 @@ fn forward<B: LocalKernels + ExchangeOps>(
     part: Part,
     group: Group,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let max = B::vocab_maximum(logits.clone(), part.valid);
-    let max = B::exchange(max, Exchange::AllReduce(ReduceOp::Max), None, group.clone());
-    let sums = B::vocab_sums(logits, max.clone(), labels, part.first_row, part.valid);
-    let sums = B::exchange(sums, Exchange::AllReduce(ReduceOp::Sum), None, group);
+    let [max, sums] = if group.size() == 1 {
+        B::vocab_statistics(logits, labels, part.first_row, part.valid)
+    } else {
+        let max = B::vocab_maximum(logits.clone(), part.valid);
+        let max = B::exchange(max, Exchange::AllReduce(ReduceOp::Max), None, group.clone());
+        let sums = B::vocab_sums(logits, max.clone(), labels, part.first_row, part.valid);
+        [max, B::exchange(sums, Exchange::AllReduce(ReduceOp::Sum), None, group)]
+    };
     let shape = max.shape();
     let row = |i: usize| {
         let slices = [Slice::from(i..i + 1), Slice::from(0..shape[0]), Slice::from(0..shape[1])];

@@ -17,38 +17,30 @@ use burn::backend::{
 use burn::tensor::Tensor;
 
 use super::{
+    fp8::{self, Fp8Kept, Fp8Linear, Fp8Weight, Purpose},
     kernels::LocalKernels,
-    main_grads::{deliver, place},
+    main_grads::deliver,
+    product::{Ends, Entry, Exit, Products, Weight},
     prologue::{Made, Prologue, Step, side_by_side},
-    weight_grads::run_or_defer,
 };
-use crate::comm::{Group, ReduceOp};
-use crate::exchange::{Exchange, ExchangeOps};
-
-/// How the input of a linear layer comes to a rank that computes some of the outputs, or from some of the inputs.
-#[derive(Clone, Debug, Default)]
-pub enum Entry {
-    /// The rank's input is its own.
-    #[default]
-    Own,
-    /// All ranks have the same input; its gradient is the sum of theirs.
-    Copied(Group),
-    /// Each rank has its part of the sequence, dimension 0, and needs all of it; the sum of the gradients is cut again.
-    Gathered(Group),
-}
 
 /// How a linear layer is computed.
 #[derive(Clone, Debug, Default)]
 pub struct LinearOptions {
     /// Where the input comes from.
     pub entry: Entry,
+    /// Where the product goes.
+    pub exit: Exit,
+    /// Products in FP8, where all sizes are multiples of 16.
+    pub fp8: Option<Fp8Linear>,
     /// The input is not kept for the backward pass but computed again there, for attention also its statistics.
     pub recompute: bool,
 }
 
 /// `prologue(x) · wᵀ + bias` for `w [out, in]` and `bias [out]`: the same as the prologue's operation, the exchange of
-/// its entry, [`linear`](super::linear) and [`add_bias`](super::add_bias) one after the other, bit for bit, and so are its
-/// gradients. Only on CUDA the product adds the bias itself, before it is rounded.
+/// its entry, [`linear`](super::linear), the exchange of its exit and [`add_bias`](super::add_bias) one after the other, bit
+/// for bit, and so are its gradients. Only on CUDA a product that is not exchanged adds the bias itself, before it is
+/// rounded.
 ///
 /// The weight's gradient can be [deferred](super::weight_grads::deferred).
 ///
@@ -85,8 +77,8 @@ pub fn linear_with<const D: usize>(
     if let Some(bias) = &bias {
         assert_eq!(bias.dims(), [out], "linear: the bias does not fit the weight [{out}, {inner}]");
     }
-    let LinearOptions { entry, recompute } = options;
-    let how = How { step, entry, recompute, bias: bias.is_some() };
+    let LinearOptions { entry, exit, fp8, recompute } = options;
+    let how = How { step, ends: Ends { entry, exit }, fp8, recompute, bias: bias.is_some() };
     let (x, w) = (x.into_dispatch(), w.into_dispatch());
     let mut extras = params.into_iter().chain(bias).map(Tensor::into_dispatch);
     Tensor::from_dispatch(match (extras.next(), extras.next(), extras.next()) {
@@ -101,7 +93,8 @@ pub fn linear_with<const D: usize>(
 #[derive(Clone, Debug)]
 pub(super) struct How {
     pub step: Step,
-    pub entry: Entry,
+    pub ends: Ends,
+    pub fp8: Option<Fp8Linear>,
     pub recompute: bool,
     /// Whether the last of the tensors between input and weight is the bias.
     pub bias: bool,
@@ -134,45 +127,40 @@ pub(super) trait FusedOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-impl Entry {
-    fn forward<B: ExchangeOps>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
-        match self {
-            Self::Gathered(group) if group.size() > 1 => B::exchange(x, Exchange::AllGather(0), None, group.clone()),
-            _ => x,
-        }
-    }
-
-    fn backward<B: ExchangeOps>(&self, grad: FloatTensor<B>) -> FloatTensor<B> {
-        let (exchange, group) = match self {
-            Self::Own => return grad,
-            Self::Copied(group) => (Exchange::AllReduce(ReduceOp::Sum), group),
-            Self::Gathered(group) => (Exchange::ReduceScatter(0), group),
-        };
-        if group.size() == 1 { grad } else { B::exchange(grad, exchange, None, group.clone()) }
-    }
+/// What a forward pass gives.
+struct Output<B: Products> {
+    y: FloatTensor<B>,
+    /// What the prologue made on the way.
+    made: Made<B>,
+    /// Of a product in FP8.
+    fp8: Option<Fp8Kept<B>>,
 }
 
-/// The output, and what the prologue made on the way; `extras` are the prologue's parameters and the bias.
-fn forward<B: LocalKernels + ExchangeOps>(
+/// `extras` are the prologue's parameters and the bias; the purpose is that of an FP8 product.
+fn forward<B: Products>(
     x: FloatTensor<B>,
     extras: &[FloatTensor<B>],
     w: FloatTensor<B>,
     how: &How,
-) -> (FloatTensor<B>, Made<B>) {
+    purpose: Purpose,
+) -> Output<B> {
     let made = how.step.forward::<B>(x, extras);
-    let input = how.entry.forward::<B>(made.out.clone());
-    let y = match extras.last() {
-        Some(bias) if how.bias => B::linear_bias_forward(input, w, bias.clone()),
-        _ => B::linear_forward(input, w),
+    let bias = extras.last().filter(|_| how.bias).cloned();
+    let fp8 = how.fp8.as_ref();
+    let in_fp8 =
+        fp8.and_then(|fp8| fp8::forward::<B>(fp8, made.out.clone(), w.clone(), bias.clone(), &how.ends, purpose));
+    let (y, fp8) = match in_fp8 {
+        Some((y, kept)) => (y, Some(kept)),
+        None => (B::product(made.out.clone(), w, bias, &how.ends), None),
     };
-    (y, made)
+    Output { y, made, fp8 }
 }
 
 macro_rules! fused_ops {
     ($backend:ty) => {
         impl FusedOps for $backend {
             fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
-                forward::<Self>(x, &[], w, &how).0
+                forward::<Self>(x, &[], w, &how, Purpose::Evaluate).y
             }
 
             fn op_linear_one(
@@ -181,7 +169,7 @@ macro_rules! fused_ops {
                 w: FloatTensor<Self>,
                 how: How,
             ) -> FloatTensor<Self> {
-                forward::<Self>(x, &[a], w, &how).0
+                forward::<Self>(x, &[a], w, &how, Purpose::Evaluate).y
             }
 
             fn op_linear_two(
@@ -191,7 +179,7 @@ macro_rules! fused_ops {
                 w: FloatTensor<Self>,
                 how: How,
             ) -> FloatTensor<Self> {
-                forward::<Self>(x, &[a, b], w, &how).0
+                forward::<Self>(x, &[a, b], w, &how, Purpose::Evaluate).y
             }
 
             fn op_linear_three(
@@ -202,7 +190,7 @@ macro_rules! fused_ops {
                 w: FloatTensor<Self>,
                 how: How,
             ) -> FloatTensor<Self> {
-                forward::<Self>(x, &[a, b, c], w, &how).0
+                forward::<Self>(x, &[a, b, c], w, &how, Purpose::Evaluate).y
             }
         }
     };
@@ -225,18 +213,21 @@ struct Kept<B: LocalKernels> {
     statistics: Option<[FloatTensor<B>; 2]>,
     /// If something in front of the product wants a gradient.
     w: Option<FloatTensor<B>>,
+    /// Of a product in FP8, which keeps its own form of `out`.
+    fp8: Option<Fp8Kept<B>>,
 }
 
 /// Parents: the input, the prologue's parameters, the bias if there is one, the weight.
 #[derive(Debug)]
 struct Linear;
 
-impl<B: LocalKernels + ExchangeOps, const N: usize> Backward<B, N> for Linear {
+impl<B: Products, const N: usize> Backward<B, N> for Linear {
     type State = Kept<B>;
 
     fn backward(self, ops: Ops<Kept<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let Kept { how: How { step, entry, recompute, bias }, x, params, out, mut statistics, w } = ops.state;
+        let Kept { how, x, params, out, mut statistics, w, fp8 } = ops.state;
+        let How { step, ends, fp8: layer, recompute, bias } = how;
         let (weight, others) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
         let (inputs, biases) = others.split_at(others.len() - usize::from(bias));
         if let [Some(node)] = biases {
@@ -248,20 +239,18 @@ impl<B: LocalKernels + ExchangeOps, const N: usize> Backward<B, N> for Linear {
             let made = step.forward::<B>(x.clone(), &params);
             (out, statistics) = (Some(made.out), made.statistics);
         }
-        if let (Some(node), Some(out)) = (weight, out) {
-            let (id, grad, entry) = (node.id, grad.clone(), entry.clone());
-            let job = move |grads: &mut Gradients| {
-                let out = entry.forward::<B>(out);
-                match place::<B>(id) {
-                    Some((sum, add)) => B::linear_accumulate_weight_grad(grad, out, &sum, add),
-                    None => grads.register::<B>(id, B::linear_weight_grad(grad, out)),
-                }
-            };
-            // A gradient that other nodes wait for cannot be late.
-            if node.order == 0 { run_or_defer(grads, job) } else { job(grads) }
-        }
-        if let Some(w) = w {
-            let grad = entry.backward::<B>(B::linear_input_grad(grad, w));
+        let weight = weight.as_ref().map(|node| (node.id, node.order == 0));
+        let grad = match layer.zip(fp8) {
+            Some((layer, kept)) => {
+                let weight = weight.map(|(id, is_leaf)| Fp8Weight { id, is_leaf, input: out });
+                fp8::backward::<B>(&layer, kept, grad, w, weight, &ends, grads)
+            }
+            None => {
+                let weight = weight.zip(out).map(|((id, is_leaf), input)| Weight { id, is_leaf, input });
+                B::product_grads(grad, w, weight, &ends, grads)
+            }
+        };
+        if let Some(grad) = grad {
             let needed: [bool; N] = std::array::from_fn(|i| inputs.get(i).is_some_and(Option::is_some));
             let x = x.unwrap_or_else(|| grad.clone());
             for (node, grad) in inputs.iter().zip(step.grads::<B, N>(x, &params, statistics, grad, needed)) {
@@ -274,7 +263,7 @@ impl<B: LocalKernels + ExchangeOps, const N: usize> Backward<B, N> for Linear {
 }
 
 /// `inputs` are those of [`Linear`].
-fn record<B: LocalKernels + ExchangeOps, C: CheckpointStrategy, const N: usize>(
+fn record<B: Products, C: CheckpointStrategy, const N: usize>(
     inputs: [FloatTensor<Autodiff<B, C>>; N],
     how: How,
 ) -> FloatTensor<Autodiff<B, C>> {
@@ -292,26 +281,28 @@ fn record<B: LocalKernels + ExchangeOps, C: CheckpointStrategy, const N: usize>(
     // Compute-bound: a checkpointing strategy must never repeat an exchange.
     match Linear.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
-            let (y, made) = forward::<B>(x.clone(), &tensors, w.clone(), &how);
+            let (plain, again) = (matches!(how.step, Step::None), how.recompute);
+            let attention = matches!(how.step, Step::Attention(..));
+            let keep = weight && !attention && (plain || !again);
+            let Output { y, made, fp8 } = forward::<B>(x.clone(), &tensors, w.clone(), &how, Purpose::Train { keep });
             // The bias is not needed again.
             tensors.truncate(inputs_end - 1);
-            let (plain, again) = (matches!(how.step, Step::None), how.recompute);
-            let attention = made.statistics.is_some();
             let kept = Kept {
                 x: (!plain && (others || again)).then_some(x),
                 params: tensors,
-                out: (weight && !attention && (plain || !again)).then_some(made.out),
+                out: (keep && fp8.is_none()).then_some(made.out),
                 statistics: made.statistics.filter(|_| !again),
                 w: others.then_some(w),
+                fp8,
                 how: How { recompute: again && !plain, ..how },
             };
             prep.finish(kept, y)
         }
-        OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, &tensors, w, &how).0),
+        OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, &tensors, w, &how, Purpose::Evaluate).y),
     }
 }
 
-impl<B: LocalKernels + ExchangeOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
+impl<B: Products, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
     fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
         record::<B, C, 2>([x, w], how)
     }

@@ -19,12 +19,14 @@ mod cross_entropy;
 mod cuda;
 mod drop_key;
 mod flex;
+pub mod fp8;
 mod fused;
 mod kernels;
 mod local;
 pub mod main_grads;
 mod options;
 mod plain;
+mod product;
 mod prologue;
 mod tape;
 #[cfg(test)]
@@ -37,8 +39,9 @@ pub use api::{
 };
 pub use cross_entropy::vocab_parallel_cross_entropy;
 pub use drop_key::DropKey;
-pub use fused::{Entry, LinearOptions, linear_with};
+pub use fused::{LinearOptions, linear_with};
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use options::{AttentionOptions, GeluKind, PackedHeads, Rotation};
+pub use product::{Entry, Exit};
 pub use prologue::Prologue;
 pub use tape::{Tape, pull_back};

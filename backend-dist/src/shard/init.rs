@@ -1,9 +1,8 @@
 //! Initial values that every layout agrees on: element `i` of a global tensor depends on nothing but the seed, the
 //! tensor's name and `i`.
 
-use std::f64::consts::TAU;
+use kernels_cubecl::random::{standard_normal, words};
 
-use super::philox::uniform_pair;
 use super::stable_hash;
 
 /// The distribution a global tensor starts from.
@@ -36,8 +35,8 @@ impl Init {
 
     /// The value at flat position `index` of the global tensor `name`, computed in `f64`.
     ///
-    /// Normal values come from one Box-Muller pair per element, of which only the cosine is used, so no element
-    /// depends on a neighbour that may live on another rank.
+    /// No element depends on a neighbour that may live on another rank, and none on the machine: see
+    /// [`kernels_cubecl::random`].
     pub fn value(self, seed: u64, name: &str, index: u64) -> f64 {
         self.at(seed, stable_hash(name), index)
     }
@@ -45,13 +44,16 @@ impl Init {
     pub(super) fn at(self, seed: u64, stream: u64, index: u64) -> f64 {
         match self {
             Init::Constant(value) => value,
-            Init::Uniform { low, high } => low + (high - low) * uniform_pair(seed, stream, index).0,
-            Init::Normal { std } => {
-                let (radius, angle) = uniform_pair(seed, stream, index);
-                std * (-2.0 * radius.ln()).sqrt() * (TAU * angle).cos()
-            }
+            Init::Uniform { low, high } => low + (high - low) * uniform(words(seed, stream, index)),
+            Init::Normal { std } => std * standard_normal(words(seed, stream, index)),
         }
     }
+}
+
+/// A number in the open interval (0, 1) from the first two words.
+fn uniform(words: [u32; 4]) -> f64 {
+    let bits = ((u64::from(words[0]) << 32) | u64::from(words[1])) >> 12;
+    (bits as f64 + 0.5) / (1u64 << 52) as f64
 }
 
 #[cfg(test)]

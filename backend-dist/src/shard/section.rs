@@ -33,6 +33,18 @@ pub struct Split {
     pub padded: usize,
 }
 
+/// A slice as rows of one length: local element `row * width + column` is global element `first + row * stride + column` if
+/// `column < used`, else padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub first: usize,
+    pub stride: usize,
+    pub width: usize,
+    pub used: usize,
+    /// Number of rows.
+    pub count: usize,
+}
+
 /// The slice of a global tensor that a rank holds, and how many ranks of its tensor parallel group hold the same one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Section {
@@ -119,19 +131,24 @@ impl Section {
         ranges
     }
 
-    /// The runs of elements that are contiguous both globally and locally: `(global start, local start, length)`.
-    fn runs(&self) -> Vec<(usize, usize, usize)> {
+    /// Where the slice lies in the flat global tensor.
+    pub(crate) fn rows(&self) -> Rows {
+        let whole = self.global_shape.first().copied().unwrap_or(1);
         let (dim, range, local_dim) = match &self.split {
-            None => {
-                (0, 0..self.global_shape.first().copied().unwrap_or(1), self.global_shape.first().copied().unwrap_or(1))
-            }
+            None => (0, 0..whole, whole),
             Some(split) => (split.dim, self.ranges()[split.dim].clone(), split.padded / split.parts),
         };
         let global_dim = self.global_shape.get(dim).copied().unwrap_or(1);
-        let outer: usize = self.global_shape[..dim].iter().product();
+        let count = self.global_shape[..dim].iter().product();
         let inner: usize = self.global_shape.get(dim + 1..).unwrap_or_default().iter().product();
-        let length = range.len() * inner;
-        let starts = (0..outer).map(|row| ((row * global_dim + range.start) * inner, row * local_dim * inner, length));
+        let (first, stride) = (range.start * inner, global_dim * inner);
+        Rows { first, stride, width: local_dim * inner, used: range.len() * inner, count }
+    }
+
+    /// The runs of elements that are contiguous both globally and locally: `(global start, local start, length)`.
+    fn runs(&self) -> Vec<(usize, usize, usize)> {
+        let Rows { first, stride, width, used, count } = self.rows();
+        let starts = (0..count).map(|row| (first + row * stride, row * width, used));
         starts.filter(|(_, _, length)| *length > 0).collect()
     }
 

@@ -3,7 +3,7 @@
 use crate::compare::{leaf, numbers, run, values};
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-use backend_dist::ops::{Entry, LinearOptions, Prologue, add_bias, linear_with, pull_back, weight_grads};
+use backend_dist::ops::{Entry, Exit, LinearOptions, Prologue, add_bias, linear_with, pull_back, weight_grads};
 use burn::tensor::{DType, Device, Tensor};
 
 const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
@@ -21,15 +21,15 @@ fn prologue(params: usize, a: &Tensor<1>, b: &Tensor<1>) -> Prologue {
 }
 
 /// Output and gradients of a linear layer behind a norm of `params` parameters, for every choice of tracked inputs.
-fn linear_layers(params: usize, entry: &Entry, together: bool, dtype: DType) -> Vec<Vec<Vec<f64>>> {
+fn linear_layers(params: usize, options: &LinearOptions, together: bool, dtype: DType) -> Vec<Vec<Vec<f64>>> {
     let sizes = [SEQ * BATCH * IN, IN, IN, OUT * IN, OUT];
     let inputs: Vec<Vec<f64>> = sizes.iter().enumerate().map(|(i, &n)| numbers(n, i)).collect();
     let layer = |x: Vec<Tensor<1>>| -> Tensor<1> {
         let (input, w) = (x[0].clone().reshape([SEQ, BATCH, IN]), x[3].clone().reshape([OUT, IN]));
-        let (prologue, bias, entry) = (prologue(params, &x[1], &x[2]), x[4].clone(), entry.clone());
+        let (prologue, bias, options) = (prologue(params, &x[1], &x[2]), x[4].clone(), options.clone());
         let y = match together {
-            true => linear_with(input, prologue, w, Some(bias), LinearOptions { entry, recompute: true }),
-            false => linear_with(input, prologue, w, None, LinearOptions { entry, recompute: true }) + bias.unsqueeze(),
+            true => linear_with(input, prologue, w, Some(bias), options),
+            false => linear_with(input, prologue, w, None, options) + bias.unsqueeze(),
         };
         y.flatten(0, 2)
     };
@@ -52,10 +52,19 @@ fn a_linear_layer_adds_its_bias() {
     let mesh = Mesh::new(ParallelLayout { tp: 2, ..Default::default() }).unwrap();
     launch(&mesh, &[Device::flex()], |r| {
         let group = r.group(Axis::Tp);
-        for entry in [Entry::Own, Entry::Copied(group.clone()), Entry::Gathered(group)] {
+        let entered = |entry| LinearOptions { entry, recompute: true, ..Default::default() };
+        let left = |exit| LinearOptions { exit, recompute: true, ..Default::default() };
+        let all = [
+            entered(Entry::Own),
+            entered(Entry::Copied(group.clone())),
+            entered(Entry::Gathered(group.clone())),
+            left(Exit::Reduced(group.clone())),
+            left(Exit::Scattered(group)),
+        ];
+        for options in all {
             for (params, dtype) in (0..3).flat_map(|params| DTYPES.map(|dtype| (params, dtype))) {
-                let [together, apart] = [true, false].map(|way| linear_layers(params, &entry, way, dtype));
-                assert!(together == apart, "{params} parameters, {entry:?}, {dtype:?}: {together:?} but {apart:?}");
+                let [together, apart] = [true, false].map(|way| linear_layers(params, &options, way, dtype));
+                assert!(together == apart, "{params} parameters, {options:?}, {dtype:?}: {together:?} but {apart:?}");
             }
         }
         Ok(())

@@ -4,9 +4,12 @@ use crate::compare::{leaf, numbers, values};
 use backend_dist::comm::Group;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-use backend_dist::ops::conjugate::{copy_to_tensor_parallel, gather_from_sequence_parallel};
+use backend_dist::ops::conjugate::{
+    Partial, copy_to_tensor_parallel, gather_from_sequence_parallel, reduce_from_tensor_parallel,
+    reduce_scatter_to_sequence_parallel,
+};
 use backend_dist::ops::{
-    AttentionOptions, Entry, GeluKind, LinearOptions, PackedHeads, Prologue, attention_packed, gelu, layer_norm,
+    AttentionOptions, Entry, Exit, GeluKind, LinearOptions, PackedHeads, Prologue, attention_packed, gelu, layer_norm,
     linear, linear_with, pull_back, rms_norm, swiglu, weight_grads,
 };
 use burn::tensor::{DType, Device, Tensor};
@@ -51,7 +54,7 @@ impl Kind {
         }
     }
 
-    fn together(self, x: Tensor<3>, [a, b]: [Tensor<1>; 2], w: Tensor<2>, entry: Entry, again: bool) -> Tensor<3> {
+    fn together(self, x: Tensor<3>, [a, b]: [Tensor<1>; 2], w: Tensor<2>, options: LinearOptions) -> Tensor<3> {
         let prologue = match self {
             Self::None => Prologue::None,
             Self::Rms => Prologue::RmsNorm { weight: a, eps: 0.1 },
@@ -59,17 +62,11 @@ impl Kind {
             Self::SwiGlu => Prologue::SwiGlu,
             Self::Gelu => Prologue::Gelu(GeluKind::Tanh),
             Self::Attention => {
-                let prologue = Prologue::Attention(HEADS, OPTIONS);
-                return linear_with(
-                    x.reshape([SEQ, BATCH, 8, 3]),
-                    prologue,
-                    w,
-                    None,
-                    LinearOptions { entry, recompute: again },
-                );
+                let x: Tensor<4> = x.reshape([SEQ, BATCH, 8, 3]);
+                return linear_with(x, Prologue::Attention(HEADS, OPTIONS), w, None, options);
             }
         };
-        linear_with(x, prologue, w, None, LinearOptions { entry, recompute: again })
+        linear_with(x, prologue, w, None, options)
     }
 }
 
@@ -84,7 +81,7 @@ enum Way {
 type Found = (Vec<f64>, Vec<Option<Vec<f64>>>);
 
 /// Output and the gradients of x, both parameters and the weight.
-fn run(kind: Kind, way: Way, entry: &Entry, tracked: [bool; 4], rank: usize, dtype: DType) -> Found {
+fn run(kind: Kind, way: Way, (entry, exit): &(Entry, Exit), tracked: [bool; 4], rank: usize, dtype: DType) -> Found {
     let (per_position, inner) = kind.sizes();
     let width = if matches!(kind, Kind::Rms | Kind::Layer) { inner } else { 1 };
     // A copied input is the same on all ranks, and so are the parameters.
@@ -109,9 +106,22 @@ fn run(kind: Kind, way: Way, entry: &Entry, tracked: [bool; 4], rank: usize, dty
                 Entry::Copied(group) => copy_to_tensor_parallel(x, group),
                 Entry::Gathered(group) => gather_from_sequence_parallel(x, group),
             };
-            linear(x, w)
+            let y = linear(x, w);
+            match exit {
+                Exit::Own => y,
+                Exit::Reduced(group) => reduce_from_tensor_parallel(Partial::new(y), group),
+                Exit::Scattered(group) => reduce_scatter_to_sequence_parallel(Partial::new(y), group),
+            }
         }
-        _ => kind.together(x, [a, b], w, entry.clone(), way != Way::Together),
+        _ => {
+            let recompute = way != Way::Together;
+            kind.together(
+                x,
+                [a, b],
+                w,
+                LinearOptions { entry: entry.clone(), exit: exit.clone(), recompute, ..Default::default() },
+            )
+        }
     };
     let out = values(y.clone());
     if !y.is_tracked() {
@@ -141,18 +151,16 @@ fn leaf_free(values: &[f64], dtype: DType) -> Tensor<1> {
     leaf(values, dtype, false)
 }
 
-fn all_kinds(entry: &Entry, rank: usize) {
+fn all_kinds(entry: Entry, exit: Exit, rank: usize) {
+    let ends = (entry, exit);
     for kind in [Kind::None, Kind::Rms, Kind::Layer, Kind::SwiGlu, Kind::Gelu, Kind::Attention] {
         for choice in 0..16 {
             let tracked: [bool; 4] = std::array::from_fn(|i| choice >> i & 1 == 1);
             for dtype in [DType::F64, DType::F32, DType::BF16] {
-                let apart = run(kind, Way::Apart, entry, tracked, rank, dtype);
+                let apart = run(kind, Way::Apart, &ends, tracked, rank, dtype);
                 for way in [Way::Together, Way::Again, Way::AgainDeferred] {
-                    let found = run(kind, way, entry, tracked, rank, dtype);
-                    assert!(
-                        found == apart,
-                        "{kind:?} {way:?} {entry:?} {tracked:?} {dtype:?}: {found:?} but {apart:?}"
-                    );
+                    let found = run(kind, way, &ends, tracked, rank, dtype);
+                    assert!(found == apart, "{kind:?} {way:?} {ends:?} {tracked:?} {dtype:?}: {found:?} but {apart:?}");
                 }
             }
         }
@@ -161,9 +169,9 @@ fn all_kinds(entry: &Entry, rank: usize) {
 
 #[test]
 fn on_one_rank() {
-    all_kinds(&Entry::Own, 0);
-    all_kinds(&Entry::Copied(Group::single()), 0);
-    all_kinds(&Entry::Gathered(Group::single()), 0);
+    all_kinds(Entry::Own, Exit::Own, 0);
+    all_kinds(Entry::Copied(Group::single()), Exit::Reduced(Group::single()), 0);
+    all_kinds(Entry::Gathered(Group::single()), Exit::Scattered(Group::single()), 0);
 }
 
 #[test]
@@ -171,8 +179,10 @@ fn over_two_ranks() {
     let mesh = Mesh::new(ParallelLayout { tp: 2, ..Default::default() }).unwrap();
     launch(&mesh, &[Device::flex()], |r| {
         let group = r.group(Axis::Tp);
-        all_kinds(&Entry::Copied(group.clone()), r.rank);
-        all_kinds(&Entry::Gathered(group), r.rank);
+        all_kinds(Entry::Copied(group.clone()), Exit::Own, r.rank);
+        all_kinds(Entry::Gathered(group.clone()), Exit::Own, r.rank);
+        all_kinds(Entry::Own, Exit::Reduced(group.clone()), r.rank);
+        all_kinds(Entry::Own, Exit::Scattered(group), r.rank);
         Ok(())
     })
     .unwrap();

@@ -5,6 +5,7 @@ mod bias;
 mod compare;
 mod cross_entropy;
 mod finite;
+mod fp8;
 mod fused;
 mod half;
 mod pointwise;

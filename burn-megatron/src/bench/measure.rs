@@ -3,8 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use backend_dist::cache;
+use backend_dist::gpu::release_memory;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::profile::{Profile, Session};
+use backend_dist::startup::{self, Phase, Startup, phase};
 use burn::data::dataloader::DataLoader;
 use burn::tensor::Device;
 use models::{CausalLm, ModelConfig, WithModel};
@@ -26,12 +30,15 @@ pub struct Timing {
     pub steps: usize,
     /// Runs, one after the other in the same process.
     pub runs: usize,
+    /// Steps that are profiled behind the last run, after one that is not; 0: none.
+    #[serde(default)]
+    pub profile: usize,
 }
 
 impl Timing {
     /// Steps of all.
     pub fn total(&self) -> usize {
-        self.warmup + self.runs * self.steps
+        self.warmup + self.runs * self.steps + if self.profile > 0 { 1 + self.profile } else { 0 }
     }
 }
 
@@ -48,6 +55,10 @@ pub struct Measured {
     pub ranks: Vec<RankReading>,
     /// Seconds from the launch of the ranks to the end of the first step.
     pub first_step: f64,
+    /// How rank 0 started.
+    pub startup: Startup,
+    /// What the GPUs did in the steps behind the last run.
+    pub profile: Option<Profile>,
 }
 
 /// Trains `timing` steps of `config` on `data`, rank `r` on `devices[r % devices.len()]`. `told` hears of every step on rank
@@ -82,6 +93,7 @@ impl WithModel for Bench<'_> {
         let dims = sizes.dims();
         let tracing = self.config.log.trace.as_ref().map(|file| Tracing::new(file, 0, self.timing.warmup as u64));
         let tracing = tracing.transpose()?;
+        cache::tune_products(self.config.performance.tune_products);
         let start = Instant::now();
         let seen = launch(&mesh, &self.devices, |rank| {
             let engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), self.config.engine())?;
@@ -114,15 +126,16 @@ impl Bench<'_> {
             let begin = Instant::now();
             // `train` asks rank 0 before every step whether to go on.
             let go_on = world.broadcast_host((rank.rank == 0).then_some(true), 0);
-            let batch = batches.next().filter(|_| go_on).ok_or("there are fewer batches than steps")??;
             let plan = engine.plan();
-            let rows: Vec<_> =
-                (0..plan.accumulation).map(|micro| batch.read(plan.rows(micro, rank.coords.dp))).collect();
+            let rows = phase(Phase::Batch, || -> Result<Vec<_>, BoxError> {
+                let batch = batches.next().filter(|_| go_on).ok_or("there are fewer batches than steps")??;
+                Ok((0..plan.accumulation).map(|micro| batch.read(plan.rows(micro, rank.coords.dp))).collect())
+            })?;
             let number = engine.steps() + 1;
             let recorder = tracer.recorder(number);
             let is_traced = recorder.is_on();
             engine.set_recorder(recorder);
-            let report = engine.train_micro_batches(&rows)?;
+            let report = phase(Phase::Step, || engine.train_micro_batches(&rows))?;
             let seconds = begin.elapsed().as_secs_f64();
             if is_traced {
                 tracer.note(rank, &world, number, [engine.take_spans(), Vec::new()])?;
@@ -142,6 +155,7 @@ impl Bench<'_> {
             step(&mut seen)?;
             if index == 0 {
                 seen.first_step = start.elapsed().as_secs_f64();
+                seen.startup = startup::end().unwrap_or_default();
             }
         }
         let mut most = RankReading::default();
@@ -154,6 +168,25 @@ impl Bench<'_> {
             most = gauge.read().with_most(most);
         }
         seen.ranks = world.all_gather_host(most);
+        if timing.profile > 0 {
+            // The ranks of a process are recorded together; the first step under a recorder is slow.
+            together()?;
+            let mut session = if rank.rank == 0 { Some(Session::start()?) } else { None };
+            world.barrier();
+            step(&mut seen)?;
+            together()?;
+            session.as_mut().map_or(Ok(()), Session::begin)?;
+            world.barrier();
+            for _ in 0..timing.profile {
+                step(&mut seen)?;
+            }
+            together()?;
+            seen.profile = session.map(Session::end).transpose()?;
+            world.barrier();
+        }
+        // The next layout of this process needs the memory.
+        drop((engine, gauge));
+        release_memory(&rank.device);
         Ok(seen)
     }
 }

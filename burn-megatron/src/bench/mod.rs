@@ -6,6 +6,7 @@
 
 mod measure;
 mod origin;
+pub mod profile;
 pub mod recipe;
 mod record;
 mod synthetic;
@@ -17,4 +18,4 @@ pub use measure::{Measured, Timing, measure};
 pub use origin::Origin;
 pub use record::{Device, Distribution, Memory, Record, Run, Setup};
 pub use synthetic::SyntheticTokens;
-pub use table::{markdown, text};
+pub use table::{markdown, text, together};

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 
 use crate::config::RunConfig;
-use crate::plan::ladder;
+use crate::plan::{Job, ladder};
 
 /// A run that is measured often enough to have a name.
 #[derive(Clone, Copy, Debug)]
@@ -14,14 +14,17 @@ pub struct Recipe {
     pub about: &'static str,
     /// Its keys, as a configuration file.
     pub toml: &'static str,
+    /// Rows of a step for each rank, where there is no pipeline.
+    pub rows: usize,
 }
 
 /// Llama's optimizer; a learning rate that does not decay within the measurement; no held-out loss, no checkpoints.
 macro_rules! recipe {
-    ($name:literal, $about:literal, $model:literal) => {
+    ($name:literal, $rows:literal, $about:literal, $model:literal) => {
         Recipe {
             name: $name,
             about: $about,
+            rows: $rows,
             toml: concat!(
                 $model,
                 "[lr]\nmax = 3e-5\nmin = 3e-5\nform = \"constant\"\n",
@@ -36,16 +39,19 @@ macro_rules! recipe {
 pub const RECIPES: [Recipe; 3] = [
     recipe!(
         "llama3-8b",
-        "Llama 3 8B in bf16, rows of 8192 tokens, one a micro-batch",
-        "[model]\npreset = \"llama3-8b\"\n[training]\nseq-length = 8192\nmicro-batch = 1\ndtype = \"bf16\"\nclip = 1.0\n"
+        2,
+        "Llama 3 8B in bf16, rows of 8192 tokens, two a GPU and step",
+        "[model]\npreset = \"llama3-8b\"\n[training]\nseq-length = 8192\nmicro-batch = 2\ndtype = \"bf16\"\nclip = 1.0\n"
     ),
     recipe!(
         "llama3-1b",
-        "Llama 3.2 1B in bf16, rows of 4096 tokens, four a micro-batch",
+        4,
+        "Llama 3.2 1B in bf16, rows of 4096 tokens, four a GPU and step",
         "[model]\npreset = \"llama3-1b\"\n[training]\nseq-length = 4096\nmicro-batch = 4\ndtype = \"bf16\"\nclip = 1.0\n"
     ),
     recipe!(
         "tiny",
+        2,
         "a Llama of 0.1 million parameters in fp32, for CPU ranks",
         "[model]\npreset = \"tiny\"\n[training]\nseq-length = 64\nmicro-batch = 2\ndtype = \"f32\"\nclip = 1.0\n"
     ),
@@ -70,8 +76,9 @@ fn given(overrides: &Overrides, path: &str) -> bool {
 }
 
 /// The recipe on `ranks` ranks for `steps` steps, with `overrides` on top. Where they do not say otherwise, the ranks that
-/// tensor and pipeline parallelism leave are replicas; a replica takes one micro-batch per step, four per stage in a
-/// pipeline; and ZeRO and recomputation are the first of the [`ladder`] that fits into `memory` bytes.
+/// tensor and pipeline parallelism leave are replicas; a step takes the recipe's rows for each rank, in a pipeline four
+/// micro-batches for each stage. Micro-batch, ZeRO and recomputation are the first on the [`ladder`] that fits into `memory`
+/// bytes: the recipe's micro-batch if it costs no recomputation that half of it would spare, and so on.
 ///
 /// # Errors
 /// Keys that contradict each other, or a model that does not fit however it is cut.
@@ -85,32 +92,49 @@ pub fn resolve(
     let mut keys = vec![("training.steps".to_string(), steps.to_string())];
     let load = |keys: &[(String, String)]| RunConfig::parse(recipe.name, recipe.toml, &[keys, overrides].concat());
     let first = load(&keys)?;
-    let layout = &first.parallel;
     if !given(overrides, "parallel.data-parallel") {
-        let model = layout.tp * layout.pp * layout.cp;
+        let model = first.parallel.tp * first.parallel.pp * first.parallel.cp;
         if !ranks.is_multiple_of(model.max(1)) {
             bail!("{ranks} ranks cannot be divided into replicas of {model}: change --gpus or the layout");
         }
         keys.push(("parallel.data-parallel".into(), (ranks / model.max(1)).to_string()));
     }
-    if !given(overrides, "training.global-batch") {
-        let layout = load(&keys)?.parallel;
-        let micro_batches = if layout.pp > 1 { 4 * layout.pp } else { 1 };
-        let rows = first.training.micro_batch * layout.dp * micro_batches;
-        keys.push(("training.global-batch".into(), rows.to_string()));
+    let layout = load(&keys)?.parallel;
+    let with = |micro: usize| -> Result<RunConfig> {
+        let parts = (micro * layout.dp).max(1);
+        let count = if layout.pp > 1 { 4 * layout.pp } else { (recipe.rows * layout.world_size()).div_ceil(parts) };
+        let set = |key: &str, value: usize| (key.to_string(), value.to_string());
+        let batch = [set("training.micro-batch", micro), set("training.global-batch", count * parts)];
+        Ok(load(&[keys.clone(), batch.to_vec()].concat())?)
+    };
+    let largest = first.training.micro_batch;
+    let mut configs = vec![with(largest)?];
+    if !given(overrides, "training.micro-batch") {
+        let halves = std::iter::successors(Some(largest / 2), |half| Some(half / 2)).take_while(|half| *half > 0);
+        configs.extend(halves.map(with).collect::<Result<Vec<_>>>()?);
+        // A batch that was given may divide into small micro-batches only.
+        let whole = configs.iter().position(|config| {
+            config.training.global_batch.is_multiple_of(config.training.micro_batch * config.parallel.dp)
+        });
+        configs.drain(..whole.unwrap_or_default());
     }
-    let chosen = |(key, _): &(String, String)| key == "parallel.zero" || key.starts_with("recompute.");
-    let (false, Some(memory)) = (overrides.iter().any(chosen), memory) else { return Ok(load(&keys)?) };
-    let config = load(&keys)?;
-    let job = ladder::first_that_fits(&config.job()?.on_gpus(), None, memory).with_context(|| {
+    let Some(memory) = memory else { return Ok(configs.swap_remove(0)) };
+    let jobs = configs.iter().map(|config| Ok(config.job()?.on_gpus())).collect::<Result<Vec<Job>>>()?;
+    if overrides.iter().any(|(key, _)| key == "parallel.zero" || key.starts_with("recompute.")) {
+        let fits = jobs.iter().position(|job| ladder::fits(job, memory));
+        return Ok(configs.swap_remove(fits.unwrap_or(jobs.len() - 1)));
+    }
+    let (index, job) = ladder::first_of(&jobs, None, memory).with_context(|| {
         format!(
             "{} does not fit into {:.1} GiB on {} ranks, whatever is cut and computed again: take more GPUs or a \
              smaller --training.micro-batch or --training.seq-length",
             recipe.name,
             memory as f64 / (1u64 << 30) as f64,
-            config.parallel.world_size()
+            layout.world_size()
         )
     })?;
-    keys.push(("parallel.zero".into(), job.layout.zero.to_string()));
-    Ok(RunConfig { recompute: job.recompute, ..load(&keys)? })
+    let mut config = configs.swap_remove(index);
+    config.parallel.zero = job.layout.zero;
+    config.recompute = job.recompute;
+    Ok(config)
 }

@@ -1,7 +1,9 @@
 //! What is kept of a measurement, and the numbers that follow from it.
 
+use backend_dist::startup::Startup;
 use serde::{Deserialize, Serialize};
 
+use super::profile::{Ceilings, ProfileReport};
 use super::{Measured, Origin, Timing};
 use crate::config::RunConfig;
 use crate::flops::AttentionCount;
@@ -28,6 +30,9 @@ pub struct Setup {
     pub micro_batch: usize,
     /// Rows of a step.
     pub global_batch: usize,
+    /// Tokens of a step, divided by the ranks.
+    #[serde(default)]
+    pub tokens_per_rank: usize,
     /// What was computed in.
     pub dtype: String,
     /// Where the tokens came from.
@@ -49,6 +54,7 @@ impl Setup {
             seq_length: training.seq_length,
             micro_batch: training.micro_batch,
             global_batch: training.global_batch,
+            tokens_per_rank: config.tokens_per_step() / config.parallel.world_size().max(1),
             dtype: serde_json::to_value(training.dtype)
                 .ok()
                 .and_then(|v| v.as_str().map(String::from))
@@ -175,10 +181,16 @@ pub struct Record {
     pub last_loss: f64,
     /// Seconds from the launch of the ranks to the end of the first step.
     pub first_step: f64,
+    /// How rank 0 started, from the start of the program.
+    #[serde(default)]
+    pub startup: Startup,
     /// Every run.
     pub runs: Vec<Run>,
     /// What every rank's device said.
     pub ranks: Vec<RankReading>,
+    /// Where the time of a step goes, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<ProfileReport>,
 }
 
 impl Record {
@@ -203,8 +215,11 @@ impl Record {
         let rate = Distribution::of(runs.iter().map(|run| run.tokens_per_second_per_rank)).p50;
         let steps = || runs.iter().flat_map(|run| run.steps.iter().copied());
         let most = |of: fn(&RankReading) -> Option<u64>| seen.ranks.iter().filter_map(of).max();
+        let clock = mean(&seen.ranks, |rank| rank.clock);
+        let report = |profile| ProfileReport::new(profile, timing.profile, Ceilings::of(&device.name), clock);
         Self {
             origin: Origin::here(),
+            profile: seen.profile.as_ref().map(report),
             tokens_per_second_per_rank: rate,
             steps_tokens_per_second_per_rank: Distribution::of(steps().map(|seconds| tokens / seconds / ranks)),
             step_seconds: Distribution::of(steps()),
@@ -215,12 +230,13 @@ impl Record {
             mfu: device.peak.map(|peak| rate * causal / peak),
             mfu_full_attention: device.peak.map(|peak| rate * full / peak),
             idle: mean(&seen.ranks, |rank| rank.idle),
-            clock: mean(&seen.ranks, |rank| rank.clock),
+            clock,
             power: mean(&seen.ranks, |rank| rank.power),
             memory: Memory { planned, used: most(|rank| rank.memory), reserved: most(|rank| rank.reserved) },
             first_loss: seen.losses.first().copied().unwrap_or(f64::NAN),
             last_loss: seen.losses.last().copied().unwrap_or(f64::NAN),
             first_step: seen.first_step,
+            startup: seen.startup,
             runs,
             ranks: seen.ranks,
             setup,

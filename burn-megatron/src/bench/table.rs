@@ -41,8 +41,8 @@ pub fn text(record: &Record) -> String {
     line(
         "step",
         format!(
-            "{} rows of {} tokens ({}), micro-batch {}",
-            setup.global_batch, setup.seq_length, setup.data, setup.micro_batch
+            "{} tokens a {each}: {} rows of {} ({}), {} a micro-batch",
+            setup.tokens_per_rank, setup.global_batch, setup.seq_length, setup.data, setup.micro_batch
         ),
     );
     line(&format!("tokens/s/{each}"), {
@@ -78,7 +78,7 @@ pub fn text(record: &Record) -> String {
         format!("{}{reserved}; planned {}", size(record.memory.used), size(record.memory.planned))
     });
     line("loss", format!("{:.4} in the first step, {:.4} in the last", record.first_loss, record.last_loss));
-    line("first step after", format!("{:.1} s", record.first_step));
+    line("start of rank 0", format!("{}; {:.1} s of them from the launch", record.startup, record.first_step));
     line("measured", format!("{} runs of {} steps after {} that warm up", timing.runs, timing.steps, timing.warmup));
     for (name, version) in &device.versions {
         line(name, version.clone());
@@ -98,6 +98,7 @@ pub fn markdown(record: &Record, heading: bool) -> String {
         ("machine", format!("{} x {}", setup.ranks, device.name)),
         ("recipe", setup.recipe.clone()),
         ("layout", setup.layout.clone()),
+        ("tokens/GPU/step", setup.tokens_per_rank.to_string()),
         ("tokens/s/GPU", number(record.tokens_per_second_per_rank)),
         ("step p50 (p10-p90), s", {
             let Distribution { p10, p50, p90, .. } = record.step_seconds;
@@ -120,4 +121,34 @@ pub fn markdown(record: &Record, heading: bool) -> String {
         out += &row(vec!["---"; columns.len()]);
     }
     out + &row(columns.iter().map(|(_, cell)| cell.as_str()).collect())
+}
+
+/// A line per record, to compare them.
+pub fn together(records: &[Record]) -> String {
+    let columns = |record: &Record| {
+        let Distribution { p10, p50, p90, .. } = record.step_seconds;
+        [
+            record.setup.layout.clone(),
+            record.setup.ranks.to_string(),
+            record.setup.tokens_per_rank.to_string(),
+            number(record.tokens_per_second_per_rank),
+            format!("{} ({}-{})", number(p50), number(p10), number(p90)),
+            number(record.teraflops_per_rank),
+            percent(record.mfu),
+            percent(record.idle),
+            size(record.memory.used),
+            format!("{:.4}", record.last_loss),
+        ]
+    };
+    let names =
+        ["layout", "ranks", "tokens/rank", "tokens/s/rank", "step s", "TFLOP/s", "MFU", "idle", "memory", "loss"];
+    let lines: Vec<[String; 10]> =
+        std::iter::once(names.map(String::from)).chain(records.iter().map(columns)).collect();
+    let widths: [usize; 10] =
+        std::array::from_fn(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or_default());
+    let line = |cells: &[String; 10]| {
+        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_string()
+    };
+    lines.iter().map(line).collect::<Vec<_>>().join("\n")
 }

@@ -3,9 +3,10 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::data::TokenDataset;
 use crate::plan::ladder;
+use backend_dist::startup::Phase;
 use models::recompute::Granularity;
 
-const TIMING: Timing = Timing { warmup: 1, steps: 3, runs: 2 };
+const TIMING: Timing = Timing { warmup: 1, steps: 3, runs: 2, profile: 0 };
 
 fn resolve(name: &str, overrides: &[(&str, &str)], ranks: usize, gib: u64) -> anyhow::Result<crate::config::RunConfig> {
     let overrides: Vec<_> = overrides.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
@@ -27,8 +28,19 @@ fn the_spread_is_numpys() {
 #[test]
 fn recipes_use_all_ranks_and_give_up_only_what_they_must() {
     let roomy = resolve("llama3-8b", &[], 8, 139).unwrap();
-    assert_eq!((roomy.parallel.to_string().as_str(), roomy.training.global_batch), ("DP8 ZeRO1", 8));
+    assert_eq!((roomy.parallel.to_string().as_str(), roomy.training.global_batch), ("DP8 ZeRO1", 16));
     assert_eq!(roomy.recompute.granularity, Granularity::None);
+    let batch = |keys, ranks, gib| {
+        let training = resolve("llama3-8b", keys, ranks, gib).unwrap().training;
+        (training.micro_batch, training.global_batch)
+    };
+    // Two rows for each GPU and step, in one micro-batch where that needs no recomputation that two would spare.
+    assert_eq!([batch(&[], 8, 1000), batch(&[], 8, 139), batch(&[], 2, 139)], [(2, 16), (2, 16), (1, 4)]);
+    let tensor: &[_] = &[("parallel.tensor-parallel", "2"), ("parallel.sequence-parallel", "true")];
+    assert_eq!(batch(tensor, 2, 139), (2, 4));
+    assert_eq!(batch(&[("parallel.zero", "2")], 2, 139), (1, 4));
+    assert_eq!(batch(&[("training.micro-batch", "1")], 8, 1000), (1, 16));
+    assert_eq!(batch(&[("training.global-batch", "8")], 8, 1000), (1, 8));
     let tight = resolve("llama3-8b", &[], 8, 60).unwrap();
     assert!(ladder::peak(&tight.job().unwrap().on_gpus()).unwrap() <= 60 << 30);
     assert_ne!((tight.parallel.zero, tight.recompute.granularity), (1, Granularity::None));
@@ -91,6 +103,7 @@ fn a_measurement_is_of_the_engine_and_keeps_what_repeats_it() {
     assert_eq!(again.parallel, config.parallel);
     let (table, row) = (text(&record), markdown(&record, true));
     assert!(table.contains("TP2 DP2") && table.contains("in the last"), "{table}");
+    assert!(table.contains("started in ") && record.startup.phases.contains_key(&Phase::Step), "{table}");
     let columns = |line: &str| line.matches(" | ").count();
     let lines: Vec<&str> = row.lines().collect();
     assert_eq!((lines.len(), columns(lines[0])), (3, columns(lines[2])), "{row}");

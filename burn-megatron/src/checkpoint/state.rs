@@ -33,6 +33,9 @@ pub struct RunState {
     /// Loss scale of an `f16` run; null for other types.
     #[serde(default)]
     pub loss_scale: Value,
+    /// Histories of delayed FP8 scaling; null for other runs.
+    #[serde(default)]
+    pub fp8: Value,
 }
 
 impl RunState {
@@ -50,6 +53,7 @@ impl RunState {
             ("schedule", self.schedule == other.schedule),
             ("rng", self.rng == other.rng),
             ("loss_scale", self.loss_scale == other.loss_scale),
+            ("fp8", self.fp8 == other.fp8),
         ];
         fields.into_iter().find(|(_, equal)| !equal).map(|(field, _)| field)
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::gpu::{self, GpuInfo};
+use backend_dist::mesh::ParallelLayout;
 use models::ModelConfig;
 
 use super::device::Place;
@@ -16,9 +17,12 @@ use super::overrides::Overrides;
 use super::preprocess::Display;
 use super::print;
 use super::processes::alone;
-use crate::bench::{Device, Record, Setup, SyntheticTokens, Timing, markdown, measure, recipe, text};
+use crate::bench::{
+    Device, Record, Setup, SyntheticTokens, Timing, markdown, measure, profile, recipe, text, together,
+};
 use crate::config::RunConfig;
 use crate::data::TokenDataset;
+use crate::engine::runnable;
 use crate::plan::gpus::Gpu;
 use crate::plan::ladder;
 use crate::trace::summary_file;
@@ -37,8 +41,12 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "cpu")]
     device: Place,
     /// Ranks of a recipe; by default all GPUs, or two CPU ranks
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "layouts")]
     gpus: Option<usize>,
+    /// Several layouts, one after the other, a line of the table for each: a list such as "DP2 ZeRO1,TP2 SP". Without ZeRO a
+    /// recipe takes the first stage that fits, as it does without flags
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    layouts: Vec<String>,
     /// Steps of a run
     #[arg(long, value_name = "N", default_value_t = 20)]
     steps: usize,
@@ -48,7 +56,11 @@ pub struct Args {
     /// Runs, one after the other
     #[arg(long, value_name = "N", default_value_t = 3)]
     runs: usize,
-    /// File for the JSON record, beside which a Markdown row is written; by default in runs/bench
+    /// After the runs, profile N steps on all GPUs: every operation and kernel, its rate and what the card could do
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "2")]
+    profile: Option<usize>,
+    /// File for the JSON record, beside which a Markdown row and a profile's rows are written; by default in runs/bench. Of
+    /// several layouts each has its own, named after it
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -60,18 +72,52 @@ pub struct Args {
 /// Runs `bench`.
 ///
 /// # Errors
-/// If the run is not one, does not fit, or fails.
+/// If a run is not one, does not fit, or fails; the layouts before it have been measured and written.
 pub fn run(args: Args) -> Result<ExitCode> {
     alone("bench")?;
-    let timing = Timing { warmup: args.warmup, steps: args.steps, runs: args.runs };
+    let timing =
+        Timing { warmup: args.warmup, steps: args.steps, runs: args.runs, profile: args.profile.unwrap_or_default() };
     for (flag, value) in [("warmup", timing.warmup), ("steps", timing.steps), ("runs", timing.runs)] {
         if value == 0 {
             bail!("--{flag} 0 measures nothing; nearest legal: 1");
         }
     }
-    let overrides = args.overrides.clone().with_layout(&args.layout).0;
+    if args.profile.is_some() && args.device == Place::Cpu {
+        bail!("--profile is of GPUs: add --device cuda, or leave it out");
+    }
     let gpus = if args.device == Place::Cpu { Vec::new() } else { gpu::gpus()? };
-    let config = config(&args, &overrides, timing, &gpus)?;
+    let overrides = args.overrides.clone().with_layout(&args.layout).0;
+    if args.gpus.is_some() && Path::new(&args.what).is_file() {
+        bail!("--gpus is for recipes; the layout of {} says how many ranks there are", args.what);
+    }
+    if args.layouts.is_empty() {
+        let (ranks, out) = (args.gpus.or_else(|| layout_ranks(&args.layout)), args.out.clone());
+        one(&args, config(&args.what, &overrides, ranks, timing, &gpus)?, timing, &gpus, out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.layout != LayoutArgs::default() {
+        bail!("--layouts says all about the layouts: leave the layout flags out");
+    }
+    // All are looked at before the first is run.
+    let resolve = |text: &String| -> Result<RunConfig> {
+        let (layout, keys) = listed(text)?;
+        let keys = [overrides.clone(), keys].concat();
+        config(&args.what, &keys, Some(layout.world_size()), timing, &gpus)
+            .with_context(|| format!("--layouts \"{text}\""))
+    };
+    let configs = args.layouts.iter().map(resolve).collect::<Result<Vec<_>>>()?;
+    let mut records = Vec::new();
+    for (index, config) in configs.into_iter().enumerate() {
+        let out = args.out.as_ref().map(|out| of_layout(out, &config.parallel.to_string()));
+        let record = one(&args, config, timing, &gpus, out);
+        records.push(record.with_context(|| format!("--layouts \"{}\"", args.layouts[index]))?);
+        print(&format!("\n{}\n", together(&records)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Measures a run, prints and writes what was found.
+fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Option<PathBuf>) -> Result<Record> {
     let (data, described) = data(&config, timing)?;
     let setup = Setup::of(&args.what, &config, described);
     let job = config.job()?;
@@ -86,28 +132,60 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let device = device(gpus.first(), &config);
     let record = Record::new(&config, setup, device, timing, planned, seen);
     print(&format!("\n{}", text(&record)))?;
-    let file = save(&record, args.out)?;
+    let file = save(&record, out)?;
     println!("{:<22}{}", "written to", file.display());
     if let Some(trace) = &config.log.trace {
         let overlap = fs::read_to_string(summary_file(trace)).unwrap_or_default();
         print(&format!("{:<22}{}\n{overlap}", "timeline", trace.display()))?;
     }
-    Ok(ExitCode::SUCCESS)
+    if let Some(report) = &record.profile {
+        print(&format!("\n{}", profile::text(report)))?;
+        let file = file.with_extension("profile.csv");
+        write(&file, &profile::csv(report))?;
+        println!("{:<22}{}", "written to", file.display());
+    }
+    Ok(record)
+}
+
+/// A layout of the list, and the keys that it means.
+fn listed(text: &str) -> Result<(ParallelLayout, Vec<(String, String)>)> {
+    let layout: ParallelLayout = text.parse().with_context(|| format!("--layouts \"{text}\""))?;
+    runnable(&layout)?;
+    let mut keys = vec![
+        ("tensor-parallel", layout.tp.to_string()),
+        ("sequence-parallel", layout.sp.to_string()),
+        ("pipeline-parallel", layout.pp.to_string()),
+        ("virtual-pipeline", layout.vpp.to_string()),
+        ("data-parallel", layout.dp.to_string()),
+    ];
+    if text.to_ascii_lowercase().contains("zero") {
+        keys.push(("zero", layout.zero.to_string()));
+    }
+    Ok((layout, keys.into_iter().map(|(key, value)| (format!("parallel.{key}"), value)).collect()))
+}
+
+/// `runs/a.json` of a layout: `runs/a-dp2-zero1.json`.
+fn of_layout(out: &Path, layout: &str) -> PathBuf {
+    let stem = out.file_stem().unwrap_or_default().to_string_lossy();
+    let slug = layout.to_ascii_lowercase().replace(' ', "-");
+    out.with_file_name(format!("{stem}-{slug}.json"))
 }
 
 /// A file's run, or a recipe spread over the ranks.
-fn config(args: &Args, overrides: &[(String, String)], timing: Timing, gpus: &[GpuInfo]) -> Result<RunConfig> {
-    let path = Path::new(&args.what);
+fn config(
+    what: &str,
+    overrides: &[(String, String)],
+    ranks: Option<usize>,
+    timing: Timing,
+    gpus: &[GpuInfo],
+) -> Result<RunConfig> {
+    let path = Path::new(what);
     let config = if path.is_file() {
-        if args.gpus.is_some() {
-            bail!("--gpus is for recipes; the layout of {} says how many ranks there are", args.what);
-        }
         RunConfig::load(Some(path), overrides)?
     } else {
         let there = if gpus.is_empty() { 2 } else { gpus.len() };
-        let ranks = args.gpus.or_else(|| layout_ranks(&args.layout)).unwrap_or(there);
         let memory = gpus.iter().map(|gpu| gpu.total).min();
-        recipe::resolve(&recipe::find(&args.what)?, overrides, ranks, timing.total(), memory)?
+        recipe::resolve(&recipe::find(what)?, overrides, ranks.unwrap_or(there), timing.total(), memory)?
     };
     config.job()?;
     Ok(config)
@@ -158,14 +236,34 @@ fn save(record: &Record, out: Option<PathBuf>) -> Result<PathBuf> {
         let recipe = Path::new(&record.setup.recipe).file_stem().unwrap_or_default().to_string_lossy();
         PathBuf::from(format!("runs/bench/{stamp}-{recipe}-{}.json", record.setup.ranks))
     });
-    let write = |path: &Path, text: &str| -> Result<()> {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-        }
-        let written = fs::File::create(path).and_then(|mut file| file.write_all(text.as_bytes()));
-        written.with_context(|| path.display().to_string())
-    };
     write(&file, &(serde_json::to_string_pretty(record)? + "\n"))?;
     write(&file.with_extension("md"), &markdown(record, true))?;
     Ok(file)
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    let written = fs::File::create(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_of_the_list_fixes_the_zero_stage_only_if_it_names_one() {
+        let keys = |text: &str| {
+            let (layout, keys) = listed(text).unwrap();
+            let zero = keys.iter().find(|(key, _)| key == "parallel.zero").map(|(_, stage)| stage.clone());
+            (layout.to_string(), zero)
+        };
+        assert_eq!(keys(" DP2 ZeRO1"), ("DP2 ZeRO1".into(), Some("1".into())));
+        assert_eq!(keys("DP2 zero0"), ("DP2".into(), Some("0".into())));
+        assert_eq!(keys("TP2 SP DP2"), ("TP2 SP DP2".into(), None));
+        assert!(listed("TP2 XP3").is_err() && listed("CP2").is_err());
+        assert_eq!(of_layout(Path::new("runs/a.json"), "TP2 SP"), Path::new("runs/a-tp2-sp.json"));
+    }
 }

@@ -1,4 +1,5 @@
-//! Keys that only some values of another key have: each optimizer's own, those of a kind of recomputation, those of fp16.
+//! Keys that only some values of another key have: each optimizer's own, those of a kind of recomputation, those of fp16 and
+//! of FP8.
 
 use serde_json::Value;
 
@@ -11,6 +12,7 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
         "optimizer" => Some("optimizer.kind"),
         "recompute" => Some("recompute.granularity"),
         "loss-scale" => Some("training.dtype"),
+        "fp8" => Some("fp8.format"),
         _ => None,
     }
     .filter(|decider| *decider != path)
@@ -20,11 +22,12 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
 pub(super) fn belongs(path: &str, decided: &str) -> bool {
     let (section, name) = path.split_once('.').unwrap_or_default();
     match (section, name) {
-        ("optimizer", "kind") | ("recompute", "granularity") => true,
+        ("optimizer", "kind") | ("recompute", "granularity") | ("fp8", "format") => true,
         ("optimizer", name) => defaults(decided).get(name).is_some(),
         ("recompute", "modules") => decided == "selective",
         ("recompute", _) => decided == "full",
         ("loss-scale", _) => decided == "f16",
+        ("fp8", _) => decided != "none",
         _ => true,
     }
 }

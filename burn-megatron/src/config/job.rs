@@ -21,6 +21,7 @@ impl RunConfig {
             .map_err(|error| problem(format!("pipeline: {error}")))?;
         let (matrices, others) = self.optimizer.moments();
         Ok(Job {
+            fp8: self.fp8.layers(decoder.layers),
             decoder,
             layout: layout.clone(),
             schedule,

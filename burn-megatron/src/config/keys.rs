@@ -66,16 +66,21 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 /// The sections and what they are about.
-pub const SECTIONS: [(&str, &str); 13] = [
+pub const SECTIONS: [(&str, &str); 15] = [
     ("model", "What is trained: a Hugging Face folder, a preset, or a family and its sizes; sizes given here win"),
     ("parallel", "How ranks are divided; may change when a run is resumed"),
     ("pipeline", "How a pipeline's stages are cut and take turns; may change when a run is resumed"),
     ("recompute", "What the backward pass computes again instead of keeping it; may change when a run is resumed"),
     ("training", "The steps"),
+    (
+        "fp8",
+        "Linear layers of the blocks in 8-bit floating point; on GPUs with compute capability 8.9 or more, emulated on the CPU",
+    ),
     ("lr", "The learning rate"),
     ("optimizer", "The optimizer; each kind has its own keys"),
     ("loss-scale", "The factor that keeps small fp16 gradients from vanishing; only with training.dtype = f16"),
     ("data", "What is learned: Megatron's .bin/.idx files, or text that is tokenized at the start"),
+    ("performance", "What makes steps quicker at a price; may change when a run is resumed"),
     ("evaluation", "Loss on held-out data"),
     ("checkpoint", "Saving and going on"),
     ("output", "What a run writes"),
@@ -142,6 +147,18 @@ pub const KEYS: &[Key] = {
         key("training.clip", Number, "1.0", "Largest norm of the gradient; larger ones are scaled down")
             .or(&["clip-grad"])
             .optional(),
+        key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "e4m3 everywhere, or with e5m2 for gradients of outputs")
+            .or(&["fp8-format"])
+            .optional(),
+        key("fp8.recipe", Choice(&["tensorwise", "delayed"]), "\"tensorwise\"", "Where a tensor's scale comes from: its own largest magnitude, or those of steps before")
+            .or(&["fp8-recipe"]),
+        key("fp8.margin", UpTo(16), "0", "The largest magnitude becomes the largest number divided by 2^margin").or(&["fp8-margin"]),
+        key("fp8.amax-history-len", Count, "1", "Delayed: steps to look back").or(&["fp8-amax-history-len"]),
+        key("fp8.amax-compute-algo", Choice(&["max", "most_recent"]), "\"most_recent\"", "Delayed: which of their magnitudes counts")
+            .or(&["fp8-amax-compute-algo"]),
+        key("fp8.first-last-layers-bf16", Flag, "false", "The first and last layers stay out"),
+        key("fp8.num-layers-at-start-in-bf16", Whole, "1", "How many at the start"),
+        key("fp8.num-layers-at-end-in-bf16", Whole, "1", "How many at the end"),
         key("lr.max", Number, "3e-4", "Rate at the end of the warm-up").or(&["lr"]),
         key("lr.min", Number, "0.0", "Rate at the end of the decay").or(&["min-lr"]),
         key("lr.init", Number, "0.0", "Rate before the first step of the warm-up").or(&["lr-warmup-init"]),
@@ -183,6 +200,7 @@ pub const KEYS: &[Key] = {
         key("data.eod-id", Whole, "\"none\"", "Id of the end-of-document token; none: the tokenizer's").optional(),
         key("data.keep-partial-validation", Flag, "false", "Keep the last partial validation row, padded"),
         key("data.cache", Path, "\"none\"", "Folder that keeps sample orders between runs").or(&["data-cache-path"]).optional(),
+        key("performance.tune-products", Flag, "false", "On GPUs: time cuBLASLt's algorithms for every matrix product of the first steps and keep the choice in ~/.cache/burn-megatron; runs with other choices differ in rounding"),
         key("evaluation.every", Count, "", "Steps between two evaluations; default: a tenth of training.steps")
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0 does none").or(&["eval-iters"]),

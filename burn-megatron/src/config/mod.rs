@@ -39,5 +39,6 @@ pub use kind::Kind;
 pub use model::{ModelSection, presets, size_names};
 pub use problem::{ConfigErrors, Place, Problem};
 pub use run::{
-    CheckpointSection, DataSection, EvaluationSection, LogSection, OutputSection, Precision, RunConfig, TrainingSection,
+    CheckpointSection, DataSection, EvaluationSection, LogSection, OutputSection, PerformanceSection, Precision,
+    RunConfig, TrainingSection,
 };

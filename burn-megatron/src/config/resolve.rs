@@ -149,7 +149,7 @@ impl Values {
         let given = std::mem::take(&mut self.given);
         for (&path, place) in &given {
             let Some(decider) = decider(path) else { continue };
-            let decided = self.text(decider).unwrap_or_default();
+            let decided = self.text(decider).unwrap_or_else(|| NONE.into());
             if belongs(path, &decided) {
                 continue;
             }

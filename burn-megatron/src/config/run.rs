@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::FloatDType;
 use clap::ValueEnum;
+use models::Fp8Config;
 use models::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,8 @@ pub struct RunConfig {
     pub recompute: Recompute,
     /// The steps.
     pub training: TrainingSection,
+    /// Linear layers in FP8.
+    pub fp8: Fp8Config,
     /// The learning rate.
     pub lr: LrConfig,
     /// The optimizer.
@@ -38,6 +41,9 @@ pub struct RunConfig {
     pub loss_scale: LossScalerConfig,
     /// What is learned.
     pub data: DataSection,
+    /// What makes steps quicker at a price.
+    #[serde(default)]
+    pub performance: PerformanceSection,
     /// Loss on held-out data.
     pub evaluation: EvaluationSection,
     /// Saving and going on.
@@ -136,6 +142,14 @@ pub struct DataSection {
     pub keep_partial_validation: bool,
     /// Folder that keeps sample orders.
     pub cache: Option<PathBuf>,
+}
+
+/// `[performance]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct PerformanceSection {
+    /// Time cuBLASLt's algorithms and keep the quickest.
+    pub tune_products: bool,
 }
 
 /// `[evaluation]`

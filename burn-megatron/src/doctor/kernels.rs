@@ -3,6 +3,8 @@
 //! Both sides get the same numbers, rounded to the type under test, so that an error is the operation's own.
 
 mod cases;
+mod fp8;
+mod initial;
 mod main_grads;
 #[cfg(test)]
 mod tests;
@@ -36,7 +38,7 @@ impl KernelCheck {
 }
 
 /// Checks every operation on `device`, forward and all gradients, in bf16, f16, f32 and f64, and the gradients that are
-/// summed up in place where `device` has them.
+/// summed up in place and the initial weights where `device` makes them.
 ///
 /// An operation that panics is reported as one with an error of NaN; its message goes where panics go.
 pub fn check_kernels(device: &Device) -> Vec<KernelCheck> {
@@ -47,6 +49,7 @@ pub fn check_kernels(device: &Device) -> Vec<KernelCheck> {
             found.extend(check_scale(device, &scale, dtype));
         }
     }
+    found.extend(all.iter().flat_map(|dtype| initial::check(device, *dtype)));
     found
 }
 
@@ -54,6 +57,7 @@ pub fn check_kernels(device: &Device) -> Vec<KernelCheck> {
 fn check_scale(device: &Device, scale: &Scale, dtype: DType) -> Vec<KernelCheck> {
     let mut found: Vec<KernelCheck> = cases(scale).iter().flat_map(|case| check(case, device, dtype)).collect();
     found.extend(main_grads::check(device, scale, dtype));
+    found.extend(fp8::check(device, scale, dtype));
     found
 }
 

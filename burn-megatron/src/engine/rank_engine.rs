@@ -2,6 +2,7 @@
 
 mod build;
 mod evaluate;
+mod fp8;
 mod state;
 
 use super::chunk::{Chunk, Output, Pass};
@@ -18,6 +19,7 @@ use crate::trace::{Recorder, Span, What};
 use backend_dist::comm::Group;
 use backend_dist::gpu::release_memory;
 use backend_dist::launch::Rank;
+use backend_dist::ops::fp8::DelayedScaling;
 use backend_dist::shard::{ParamSpec, Unit, stable_hash};
 use burn::tensor::{DType, Tensor};
 use models::CausalLm;
@@ -31,6 +33,7 @@ pub struct RankEngine<M> {
     /// In the order of the layers.
     chunks: Vec<Chunk<M>>,
     optimizer: Optimizer,
+    fp8: DelayedScaling,
     pipeline: Schedule,
     /// This rank's list, with receives ahead of time.
     actions: Vec<Action>,
@@ -180,6 +183,7 @@ impl<M: CausalLm> RankEngine<M> {
             false => self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor }),
         }
         let loss = self.over_all(losses, micro_batches).mean();
+        self.end_fp8_step();
 
         let step = self.step;
         self.step += 1;

@@ -63,6 +63,7 @@ pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderErro
         schedule: Value::Null,
         rng: Value::Null,
         loss_scale: Value::Null,
+        fp8: Value::Null,
     };
     let options = SaverOptions { tokenizer: folder.tokenizer_path(), ..SaverOptions::default() };
     let saver = Saver::new(root, files.len(), options)?;

@@ -34,11 +34,11 @@ use burn::tensor::Device;
 use burn::train::{LearnerModel, TrainingStrategy};
 
 use data_parallel::DataParallel;
-pub(crate) use model_parallel::{Tracer, Tracing};
 pub use model_parallel::{
     BatchStream, CheckpointOptions, Description, GlobalBatch, LogOptions, Megatron, Pretraining, Resume,
     global_weights, loss_over,
 };
+pub(crate) use model_parallel::{Tracer, Tracing};
 use outcome::Reported;
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.

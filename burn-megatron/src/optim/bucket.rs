@@ -7,6 +7,7 @@ use super::grads::Grads;
 use super::layout::{BucketSpec, Layout, Part, overlap};
 use super::modules::{attach_places, map, visit};
 use super::rule::Rule;
+use backend_dist::buffer::muon_step;
 use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
 use backend_dist::memory::{Kind, OfKind};
@@ -217,16 +218,17 @@ impl Bucket {
 
     /// Updates wide values and weights in one launch; false where that cannot be.
     fn step_at_once(&self, values: &Flat, rule: &Rule) -> bool {
-        let (Some(launches), Rule::AdamW(k)) = (&self.launches, rule) else { return false };
+        let Some(launches) = &self.launches else { return false };
         let flats = [Some(values), self.first.as_ref(), self.second.as_ref(), Some(self.grads.sum())];
-        launches.adamw(k, flats, self.weights.as_ref())
+        launches.step(rule, flats, self.weights.as_ref())
     }
 }
 
-/// Steps of matrices that Muon has orthogonalised: what to subtract, and the share of the matrix to keep; by part.
+/// Steps of matrices that Muon has orthogonalised: what to subtract so many times, and the share of the matrix to keep; by
+/// part.
 #[derive(Default)]
 pub(super) struct MatrixSteps {
-    pub steps: Vec<Option<Tensor<1>>>,
+    pub steps: Vec<Option<(Tensor<1>, f64)>>,
     pub keep: f64,
 }
 
@@ -247,10 +249,14 @@ impl Update<'_> {
     fn part(&mut self, index: usize, values: &mut Flat, at: usize) {
         let part = &self.parts[index];
         let (unit, len) = (&self.layout.units[part.unit], part.range.len());
-        if let Some(step) = self.matrices.steps.get(index).cloned().flatten() {
+        if let Some((step, factor)) = self.matrices.steps.get(index).cloned().flatten() {
+            if let Some(buffer) = values.buffer() {
+                let keep = if unit.decays { self.matrices.keep } else { 1.0 };
+                return muon_step(step, &buffer.part(at..at + len), keep, factor);
+            }
             let old = values.part(at..at + len);
             let kept = if unit.decays { old.mul_scalar(self.matrices.keep) } else { old };
-            values.put(at, kept - step);
+            values.put(at, kept - step.mul_scalar(factor));
             return;
         }
         let here = part.at..part.at + len;

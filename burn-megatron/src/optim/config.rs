@@ -77,6 +77,16 @@ impl OptimizerConfig {
         }
     }
 
+    /// Whether vectors decay too.
+    pub(super) fn decays_vectors(&self) -> bool {
+        match self {
+            Self::AdamW(config) => config.decay_vectors,
+            Self::Sgd(config) => config.decay_vectors,
+            Self::Lion(config) => config.decay_vectors,
+            Self::Muon(config) => config.decay_vectors,
+        }
+    }
+
     /// Muon's constants, if it is Muon.
     pub(super) fn muon(&self) -> Option<&MuonConfig> {
         if let Self::Muon(config) = self { Some(config) } else { None }

@@ -1,15 +1,19 @@
 //! What a bucket has on a GPU only: weights in one buffer, and everything in one launch.
 
-use super::adamw::Coefficients;
 use super::config::OptimizerConfig;
 use super::flat::{Flat, wide};
 use super::layout::{Layout, Part};
 use super::modules::{map, visit};
-use backend_dist::buffer::{AdamWBuffers, AdamWStep, Buffer, ChunkTable, TensorTable, Wait, adamw};
+use super::rule::Rule;
+use backend_dist::buffer::{
+    AdamWBuffers, AdamWStep, Buffer, ChunkTable, MomentumBuffers, MomentumRule, MomentumStep, PieceTable, TensorTable,
+    Wait, adamw, momentum,
+};
 use backend_dist::comm::Group;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The weights of a bucket in the model's type. The module's parameters are views of them and never change identity: a step
@@ -91,7 +95,9 @@ impl Weights {
 pub(super) struct Launches {
     /// The elements of the region that the rank counts in norms, by shard.
     pub counted: ChunkTable,
-    /// The parts, where AdamW updates all of them and there are any.
+    /// By the number of ranks over which gradients are partial: these gradients.
+    pub partial: BTreeMap<usize, PieceTable>,
+    /// The parts, where an element-wise rule updates all of them and there are any.
     tensors: Option<TensorTable>,
 }
 
@@ -105,42 +111,65 @@ impl Launches {
         config: &OptimizerConfig,
     ) -> Self {
         let ranges: Vec<_> = counted.iter().flat_map(|(_, ranges)| ranges.clone()).collect();
-        let tensors = match config {
-            OptimizerConfig::AdamW(config) if !parts.is_empty() => {
-                let decays = |part: &Part| layout.units[part.unit].decays || config.decay_vectors;
-                let decays: Vec<bool> = parts.iter().map(decays).collect();
-                Some(TensorTable::new(sum, &ends(parts, region.len()), &decays))
+        let has_matrices = config.muon().is_some() && parts.iter().any(|part| layout.units[part.unit].matrix);
+        let tensors = (!parts.is_empty() && !has_matrices).then(|| {
+            let decays = |part: &Part| layout.units[part.unit].decays || config.decays_vectors();
+            let decays: Vec<bool> = parts.iter().map(decays).collect();
+            TensorTable::new(sum, &ends(parts, region.len()), &decays)
+        });
+        let mut partial = BTreeMap::<usize, Vec<Range<usize>>>::new();
+        for part in parts {
+            if let Some(size) = layout.units[part.unit].partial {
+                partial.entry(size).or_default().push(part.at..part.at + part.range.len());
             }
-            _ => None,
-        };
-        Self { counted: ChunkTable::new(sum, &ranges), tensors }
+        }
+        let partial = partial.into_iter().map(|(size, ranges)| (size, PieceTable::new(sum, &ranges))).collect();
+        Self { counted: ChunkTable::new(sum, &ranges), partial, tensors }
     }
 
-    /// A step of AdamW over the region, weights included; false where that is not for one launch.
-    pub fn adamw(
+    /// An element-wise step over the region, weights included; false where that is not for one launch.
+    pub fn step(
         &self,
-        k: &Coefficients,
+        rule: &Rule,
         [values, first, second, sum]: [Option<&Flat>; 4],
         weights: Option<&Weights>,
     ) -> bool {
-        let [Some(master), Some(first), Some(second), Some(grad)] =
-            [values, first, second, sum].map(|flat| flat.and_then(Flat::buffer))
-        else {
-            return false;
-        };
-        let Some(tensors) = &self.tensors else { return false };
+        let [master, first, second, grad] = [values, first, second, sum].map(|flat| flat.and_then(Flat::buffer));
+        let (Some(master), Some(grad), Some(tensors)) = (master, grad, &self.tensors) else { return false };
         weights.into_iter().for_each(Weights::wait);
         let weight = weights.filter(|weights| weights.narrow).map(|weights| &weights.own);
-        let step = AdamWStep {
-            beta1: k.config.beta1,
-            beta2: k.config.beta2,
-            eps: k.config.eps,
-            step_size: k.step_size,
-            root_scale: k.root_scale,
-            keep: k.keep,
-            grad_scale: k.grad_scale,
+        let by_momentum = |rule: MomentumRule, lr: f64, weight_decay: f64, grad_scale: f64| {
+            let step = MomentumStep { rule, lr, keep: 1.0 - lr * weight_decay, grad_scale };
+            momentum(MomentumBuffers { master, momentum: first, grad, weight, tensors }, &step);
         };
-        adamw(AdamWBuffers { master, first, second, grad, weight, tensors }, &step);
+        match rule {
+            Rule::AdamW(k) => {
+                let (Some(first), Some(second)) = (first, second) else { return false };
+                let step = AdamWStep {
+                    beta1: k.config.beta1,
+                    beta2: k.config.beta2,
+                    eps: k.config.eps,
+                    step_size: k.step_size,
+                    root_scale: k.root_scale,
+                    keep: k.keep,
+                    grad_scale: k.grad_scale,
+                };
+                adamw(AdamWBuffers { master, first, second, grad, weight, tensors }, &step);
+            }
+            Rule::Sgd(k) => {
+                let momentum = k.config.momentum;
+                let rule = match k.config.nesterov {
+                    _ if momentum == 0.0 => MomentumRule::Plain,
+                    true => MomentumRule::Nesterov { momentum },
+                    false => MomentumRule::Sum { momentum },
+                };
+                by_momentum(rule, k.lr, k.config.weight_decay, k.grad_scale);
+            }
+            Rule::Lion(k) => {
+                let rule = MomentumRule::Lion { beta1: k.config.beta1, beta2: k.config.beta2 };
+                by_momentum(rule, k.lr, k.config.weight_decay, k.grad_scale);
+            }
+        }
         true
     }
 }

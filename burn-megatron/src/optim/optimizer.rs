@@ -224,6 +224,9 @@ impl Optimizer {
     /// several ranks share): one collective for all buckets and each size of a block.
     pub fn sum_partial(&mut self) {
         for (&size, group) in &self.neighbours {
+            if self.sum_partial_at_once(size, group) {
+                continue;
+            }
             let mut places = Vec::new();
             for (index, bucket) in self.buckets.iter().enumerate() {
                 let partial = bucket.parts.iter().filter(|part| bucket.layout.units[part.unit].partial == Some(size));
@@ -241,6 +244,32 @@ impl Optimizer {
                 start += range.len();
             }
         }
+    }
+
+    /// [`sum_partial`](Self::sum_partial) on GPUs, over blocks of one size: two launches a bucket. False elsewhere.
+    fn sum_partial_at_once(&self, size: usize, group: &Group) -> bool {
+        let mut pieces = Vec::new();
+        for bucket in &self.buckets {
+            let (Some(launches), Some(sum)) = (&bucket.launches, bucket.grads.sum().buffer()) else { return false };
+            pieces.extend(launches.partial.get(&size).map(|table| (table, sum)));
+        }
+        let len: usize = pieces.iter().map(|(table, _)| table.len()).sum();
+        if len == 0 || group.size() == 1 {
+            return true;
+        }
+        let Some(packed) = Buffer::zeros(len, &self.device, DType::F32) else { return false };
+        let mut start = 0;
+        for (table, sum) in &pieces {
+            table.collect(sum, &packed.part(start..len));
+            start += table.len();
+        }
+        packed.all_reduce(group).wait();
+        start = 0;
+        for (table, sum) in &pieces {
+            table.distribute(&packed.part(start..len), sum);
+            start += table.len();
+        }
+        true
     }
 
     /// Sums the bucket's gradients over the ranks that hold copies of its weights: first and last stage of a tied

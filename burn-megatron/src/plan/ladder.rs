@@ -39,9 +39,20 @@ const FILLED: f64 = 0.95;
 
 /// The job on the first rung on which every rank fits into a GPU of `bytes`; `zero` if the ZeRO stage is given.
 pub fn first_that_fits(job: &Job, zero: Option<u8>, bytes: u64) -> Option<Job> {
-    let most = (bytes as f64 * FILLED) as u64;
+    first_of(std::slice::from_ref(job), zero, bytes).map(|(_, job)| job)
+}
+
+/// The first rung on which any of the jobs fits: the index of the first one that does, and it on that rung.
+pub fn first_of(jobs: &[Job], zero: Option<u8>, bytes: u64) -> Option<(usize, Job)> {
     let rungs = ladder().into_iter().map(|rung| Rung { zero: zero.unwrap_or(rung.zero), ..rung });
-    rungs.map(|rung| on(job, rung)).find(|job| peak(job).is_some_and(|peak| peak <= most))
+    let mut all =
+        rungs.flat_map(|rung| jobs.iter().enumerate().map(move |(index, job)| (index, on(job, rung.clone()))));
+    all.find(|(_, job)| fits(job, bytes))
+}
+
+/// Whether every rank fits into a GPU of `bytes`.
+pub fn fits(job: &Job, bytes: u64) -> bool {
+    peak(job).is_some_and(|peak| peak <= (bytes as f64 * FILLED) as u64)
 }
 
 /// The job with a rung's settings; without replicas there is nothing to cut.

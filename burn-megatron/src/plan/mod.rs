@@ -14,6 +14,8 @@ mod tests;
 mod time;
 mod traffic;
 
+use std::ops::Range;
+
 use backend_dist::mesh::ParallelLayout;
 use models::recompute::Recompute;
 
@@ -51,6 +53,8 @@ pub struct Job {
     pub moments: Moments,
     /// What is computed again.
     pub recompute: Recompute,
+    /// Layers whose linear layers are in FP8.
+    pub fp8: Range<usize>,
     /// Ranks are GPUs: gradients are summed up and reduced where they lie, and the driver takes memory of its own.
     pub gpu: bool,
 }
@@ -88,7 +92,7 @@ impl Job {
 
     fn units(&self, stage: &Stage) -> Vec<Unit> {
         let (share, again) = (self.share(), self.zero() == 3 && !self.gpu);
-        operations::units(&self.decoder, &self.layout, &share, stage, self.element, &self.recompute, again)
+        operations::units(self, &share, stage, again)
     }
 }
 

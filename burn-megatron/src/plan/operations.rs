@@ -1,9 +1,12 @@
 //! What a rank computes for one micro-batch, operation by operation. This is the only table of what each operation keeps
 //! for its backward pass (backend-dist/src/ops/autodiff.rs), sends, and costs; memory, traffic and time are sums over it.
 
+use std::ops::Range;
+
 use backend_dist::mesh::ParallelLayout;
 use models::recompute::{Granularity, Method, Module, Recompute};
 
+use super::Job;
 use super::decoder::{Decoder, Share};
 use super::traffic::Collective;
 use crate::schedule::stages::Stage;
@@ -52,6 +55,8 @@ pub struct Op {
     pub weight: u64,
     /// A matrix product whose weight gradient a zero-bubble schedule can put off.
     pub linear: bool,
+    /// Of a matrix product in FP8.
+    pub fp8: Option<Fp8Bytes>,
     /// Forward, input gradient, weight gradient.
     pub flops: [f64; 3],
     /// It is attention, which runs at another rate than matrix products.
@@ -60,6 +65,15 @@ pub struct Op {
     pub again: bool,
     /// What it exchanges.
     pub exchange: Option<Exchange>,
+}
+
+/// Bytes of quantised tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fp8Bytes {
+    /// Of the weight, as it lies and transposed, from an update to the next.
+    pub weight: u64,
+    /// Of the input and of the output's gradient, until a weight gradient that is put off.
+    pub deferred: u64,
 }
 
 /// One autodiff graph of the engine: the embedding, a layer (or several under uniform recomputation), the head.
@@ -79,16 +93,11 @@ pub struct Unit {
 
 /// The units of a stage; with `again` all are computed again, so that ZeRO 3 can free their weights between the passes,
 /// which on GPUs come back to where they were.
-pub fn units(
-    decoder: &Decoder,
-    layout: &ParallelLayout,
-    share: &Share,
-    stage: &Stage,
-    element: u64,
-    recompute: &Recompute,
-    again: bool,
-) -> Vec<Unit> {
-    let maker = Maker { decoder, share, layout, element, recompute };
+pub fn units(job: &Job, share: &Share, stage: &Stage, again: bool) -> Vec<Unit> {
+    let Job { decoder, layout, element, recompute, fp8, .. } = job;
+    // The emulation on CPU ranks keeps floats, one for both forms of a weight.
+    let quantised = if job.gpu { [1, 2] } else { [job.wide(); 2] };
+    let maker = Maker { decoder, share, layout, element: *element, recompute, fp8, quantised };
     let mut units = Vec::new();
     if stage.embedding {
         units.push(maker.embedding());
@@ -97,13 +106,14 @@ pub fn units(
     match (recompute.granularity, recompute.method) {
         (Granularity::Full, Method::Uniform) => {
             let each = recompute.num_layers.max(1);
-            let parts = (0..layers).step_by(each).map(|first| each.min(layers - first));
-            units.extend(parts.map(|count| maker.layers(count, true)));
+            let parts = (0..layers).step_by(each).map(|first| first..(first + each).min(layers));
+            units.extend(parts.map(|part| maker.layers(stage, part, true)));
         }
         (Granularity::Full, Method::Block) => {
-            units.extend((0..layers).map(|layer| maker.layers(1, layer < recompute.num_layers)));
+            let again = |layer| layer < recompute.num_layers;
+            units.extend((0..layers).map(|layer| maker.layers(stage, layer..layer + 1, again(layer))));
         }
-        _ => units.extend((0..layers).map(|_| maker.layers(1, false))),
+        _ => units.extend((0..layers).map(|layer| maker.layers(stage, layer..layer + 1, false))),
     }
     if stage.loss {
         units.push(maker.head());
@@ -118,6 +128,10 @@ struct Maker<'a> {
     layout: &'a ParallelLayout,
     element: u64,
     recompute: &'a Recompute,
+    /// Layers of the model that are in FP8.
+    fp8: &'a Range<usize>,
+    /// Bytes of a quantised activation, and of a weight in all forms that are kept.
+    quantised: [u64; 2],
 }
 
 impl Maker<'_> {
@@ -136,13 +150,15 @@ impl Maker<'_> {
         chain.unit(false, false, 0)
     }
 
-    fn layers(&self, count: usize, recomputed: bool) -> Unit {
+    /// Some of a stage's layers.
+    fn layers(&self, stage: &Stage, part: Range<usize>, recomputed: bool) -> Unit {
         let mut chain = Chain::new(self, self.stream(), true);
-        for _ in 0..count {
+        for layer in part.clone() {
+            chain.fp8 = self.fp8.contains(&(stage.layers.start + layer));
             self.attention(&mut chain);
             self.mlp(&mut chain);
         }
-        chain.unit(recomputed, false, count)
+        chain.unit(recomputed, false, part.len())
     }
 
     fn attention(&self, chain: &mut Chain) {
@@ -239,11 +255,14 @@ struct Chain<'a> {
     ops: Vec<Op>,
     at: Activation,
     tensors: usize,
+    /// Matrix products are in FP8.
+    fp8: bool,
 }
 
 impl<'a> Chain<'a> {
     fn new(maker: &'a Maker<'a>, bytes: u64, stream: bool) -> Self {
-        Self { maker, ops: Vec::new(), at: Activation { id: 0, bytes, module: None, stream }, tensors: 1 }
+        let at = Activation { id: 0, bytes, module: None, stream };
+        Self { maker, ops: Vec::new(), at, tensors: 1, fp8: false }
     }
 
     fn tensor(&mut self, bytes: u64, module: Option<Module>) -> Activation {
@@ -264,6 +283,7 @@ impl<'a> Chain<'a> {
             keeps: Vec::new(),
             weight: 0,
             linear: false,
+            fp8: None,
             flops: [0.0; 3],
             attention: false,
             again: false,
@@ -328,14 +348,25 @@ impl<'a> Chain<'a> {
         came
     }
 
-    /// A matrix product; `input` is what it keeps.
+    /// A matrix product; `input` is what it keeps, in FP8 quantised, or not at all if attention keeps it.
     fn linear(&mut self, outputs: u64, inputs: u64, bias: bool, input: Activation) {
-        let tokens = self.maker.share.tokens;
+        let (tokens, element) = (self.maker.share.tokens, self.maker.element);
         let product = 2.0 * tokens as f64 * outputs as f64 * inputs as f64;
-        self.op(tokens * outputs * self.maker.element, |op| {
-            op.keeps = vec![input];
+        let [activation, weight] = self.maker.quantised;
+        let fp8 = self.fp8.then(|| Fp8Bytes {
+            weight: outputs * inputs * weight,
+            deferred: (input.bytes / element + tokens * outputs) * activation,
+        });
+        let keeps = match self.fp8 {
+            false => vec![input],
+            true if input.module == Some(Module::CoreAttention) => vec![],
+            true => vec![self.tensor(input.bytes / element * activation, input.module)],
+        };
+        self.op(tokens * outputs * element, |op| {
+            op.keeps = keeps;
             op.weight = outputs * inputs + if bias { outputs } else { 0 };
             op.linear = true;
+            op.fp8 = fp8;
             op.flops = [product; 3];
         });
     }

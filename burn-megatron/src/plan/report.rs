@@ -58,9 +58,10 @@ fn percent(part: f64, whole: f64) -> f64 {
 
 impl RankMemory {
     /// The kinds by name, in the order in which they are shown.
-    pub fn kinds(&self) -> [(&'static str, u64); 9] {
+    pub fn kinds(&self) -> [(&'static str, u64); 10] {
         [
             ("weights", self.states.weights),
+            ("FP8 weights", self.states.quantised),
             ("gradients", self.states.gradients),
             ("master", self.states.master),
             ("moments", self.states.moments),
@@ -111,6 +112,9 @@ pub fn describe(job: &Job) -> String {
         _ = write!(text, " {}", job.schedule.kind);
     }
     _ = write!(text, ", micro-batch {}", job.micro_batch);
+    if !job.fp8.is_empty() {
+        text += ", fp8";
+    }
     if job.recompute.granularity != Granularity::None {
         _ = write!(text, ", recompute {}", recompute_name(&job.recompute));
     }

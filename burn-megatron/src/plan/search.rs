@@ -153,6 +153,7 @@ fn variants(wish: &Wish, layout: ParallelLayout, rows: usize, found: &mut Vec<Jo
                         micro_batch,
                         recompute: recompute.clone(),
                         decoder: wish.job.decoder.clone(),
+                        fp8: wish.job.fp8.clone(),
                         ..*wish.job
                     });
                 }

@@ -40,6 +40,8 @@ pub struct Bucket {
 pub struct States {
     /// Weights.
     pub weights: u64,
+    /// Weights quantised to FP8.
+    pub quantised: u64,
     /// Main gradients, in fp32 unless weights are wider.
     pub gradients: u64,
     /// The fp32 copy of weights that are narrower.
@@ -51,10 +53,10 @@ pub struct States {
 impl States {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.weights + self.gradients + self.master + self.moments
+        self.weights + self.quantised + self.gradients + self.master + self.moments
     }
 
-    /// What a bucket takes.
+    /// What a bucket takes, without quantised weights.
     pub fn of(bucket: &Bucket, job: &Job) -> Self {
         let (zero, replicas) = (job.zero(), job.replicas());
         let whole = bucket.elements.next_multiple_of(replicas);
@@ -70,6 +72,7 @@ impl States {
                 (3, _) => shard * job.element,
                 _ => bucket.elements * job.element,
             },
+            quantised: 0,
             gradients: from(2, wide),
             master: if narrow { from(1, wide) } else { 0 },
             moments: wide * if zero >= 1 { kept.div_ceil(replicas) } else { kept },
@@ -80,6 +83,7 @@ impl States {
 impl std::ops::AddAssign for States {
     fn add_assign(&mut self, other: Self) {
         self.weights += other.weights;
+        self.quantised += other.quantised;
         self.gradients += other.gradients;
         self.master += other.master;
         self.moments += other.moments;

@@ -63,6 +63,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         element: 2,
         moments: Moments::ADAMW,
         recompute: Recompute::default(),
+        fp8: 0..0,
         gpu: false,
     }
 }
@@ -339,4 +340,20 @@ fn a_report_says_what_fits() {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert_eq!((bytes(1023), bytes(1536), bytes(3 << 30)), ("1023 B".into(), "1.5 KiB".into(), "3.0 GiB".into()));
+}
+
+#[test]
+fn fp8_keeps_inputs_in_bytes_and_two_more_copies_of_weights() {
+    let job = |fp8| Job { fp8, ..single(llama3_8b()) }.on_gpus();
+    let kept = |job: &Job, layer: usize| UnitMemory::new(&job.units(&job.stages.stages()[0])[1 + layer], job).kept;
+    let (plain, some) = (job(0..0), job(1..31));
+    // Two norms and the activation in bytes instead of bf16; attention keeps its own output either way.
+    let tokens = 2 * 1024;
+    assert_eq!(kept(&plain, 1) - kept(&some, 1), tokens * (2 * 4096 + 14_336));
+    assert_eq!([0, 31].map(|layer| kept(&some, layer)), [kept(&plain, 0); 2], "first and last layer in bf16");
+    let matrices = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336;
+    assert_eq!(memory_of(&some)[0].states.quantised, 30 * 2 * matrices);
+    assert_eq!(memory_of(&plain)[0].states.quantised, 0);
+    let sharded = Job { fp8: 0..32, ..self::job(llama3_8b(), "DP4 ZeRO3", ScheduleKind::NoPipeline, 1) }.on_gpus();
+    assert_eq!(memory_of(&sharded)[0].states.quantised, 0, "quantised whenever they are gathered");
 }

@@ -81,7 +81,12 @@ impl Clock<'_> {
 
     /// An operation at the rate of its arithmetic or of its memory traffic, whichever is slower.
     fn roofline(&self, op: &Op, flops: f64, bytes: u64, again: bool) -> PassTime {
-        let rate = if op.attention { self.hardware.attention } else { self.hardware.products };
+        let rate = match (op.attention, op.fp8) {
+            (true, _) => self.hardware.attention,
+            (false, None) => self.hardware.products,
+            // Hopper's tensor cores multiply numbers of half the size at twice the rate.
+            (false, Some(_)) => 2.0 * self.hardware.products,
+        };
         let (arithmetic, moving) = (flops / rate, bytes as f64 / self.hardware.bandwidth);
         let mut time = PassTime { memory: (moving - arithmetic).max(0.0), ..PassTime::default() };
         *(if again { &mut time.recompute } else { &mut time.compute }) = arithmetic;

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use backend_dist::cache;
+use backend_dist::gpu::gpus;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::process::Processes;
@@ -10,12 +12,13 @@ use burn::tensor::{Device, FloatDType};
 use models::{CausalLm, ModelConfig, ParamBuilder, Part, WithModel};
 use serde_json::Value;
 
+use super::fp8::possible;
 use super::{Plan, RunData, TrainError, resume as saving};
 use crate::config::RunConfig;
 use crate::flops::AttentionCount;
 use crate::hf::{HfFolder, keep_companions};
 use crate::learner::{Description, LogOptions, Pretraining, Resume, loss_over};
-use crate::metrics::{FlopsPerToken, TokenLoss, peak};
+use crate::metrics::{FlopsPerToken, TokenLoss, on_gpu, peak};
 use crate::plan::Decoder;
 
 /// How a training ended.
@@ -47,6 +50,7 @@ impl WithModel for Launch<'_> {
         let (training, evaluation) = (&config.training, &config.evaluation);
         let (dims, engine) = (sizes.dims(), config.engine());
         let build = stage_builder::<M>(sizes, config, weights);
+        cache::tune_products(config.performance.tune_products);
         let peak = devices.first().and_then(|device| peak(device, training.dtype.bytes()));
         let mesh = Mesh::new(config.parallel.clone())?;
         let json = |part: Result<Value, serde_json::Error>| part.expect("configurations are plain data");
@@ -94,12 +98,17 @@ pub(crate) fn stage_builder<M: CausalLm>(
 where
     M::Config: 'static,
 {
-    let (sizes, recompute) = (sizes.clone(), config.recompute.clone());
-    let (dtype, seed) = (FloatDType::from(config.training.dtype), config.training.seed);
+    let (sizes, recompute, fp8) = (sizes.clone(), config.recompute.clone(), config.fp8.clone());
+    let layers = sizes.dims().layers;
+    let (precision, seed) = (config.training.dtype, config.training.seed);
     move |rank, part| {
+        let dtype = FloatDType::from(precision);
+        let gpus = if fp8.format.is_some() && on_gpu(&rank.device) { gpus()? } else { vec![] };
+        possible(&fp8, precision, &gpus)?;
         let params = ParamBuilder::new(rank, dtype, seed)
             .with_part(part)
             .with_recompute(&recompute)
+            .with_fp8(&fp8, layers)
             .with_replicas(rank.group(Axis::DpCp));
         let params = match &weights {
             Some(weights) => params.with_source(&**weights),

@@ -3,6 +3,7 @@
 //! [`Plan`] checks a run and tells what it would do; [`train`] opens its data ([`RunData`]) and does it.
 
 mod data;
+mod fp8;
 mod launch;
 mod plan;
 mod resume;

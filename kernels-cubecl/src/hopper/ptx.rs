@@ -1,19 +1,25 @@
 //! PTX instructions CubeCL has no function for, each an operation of its own that the LLVM backend emits as inline
-//! assembly. Other backends do not know them and say so when they compile a kernel.
+//! assembly. The functions of one number have a form for CubeCL's cpu runtime, too; the others fail there.
 #![allow(missing_docs, reason = "the macros write public items without documentation")]
 
 use cubecl::ir::CanMaterialize;
 use cubecl::ir::prelude::*;
 use cubecl::prelude::*;
+use cubecl_llvm::LlvmTarget;
+use cubecl_llvm::shared::intrinsic::call_intrinsic;
 use cubecl_llvm::shared::to_llvm::ToLLVMDialect;
+use cubecl_llvm::target::CtxTarget;
+use pliron::builtin::attributes::FPSingleAttr;
 use pliron::builtin::types::FP32Type;
+use pliron_llvm::attributes::FastmathFlagsAttr;
 use pliron_llvm::llvm_attrs::{LlvmAttrValue, LlvmAttributesAttr};
-use pliron_llvm::ops::InlineAsmOp;
+use pliron_llvm::op_interfaces::FloatBinArithOpWithFastMathFlags;
+use pliron_llvm::ops::{ConstantOp, FDivOp, InlineAsmOp};
 use pliron_llvm::types::VoidType;
 
-/// Defines an operation that is one `f32 -> f32` instruction.
+/// Defines an operation that is one `f32 -> f32` instruction of a GPU, and what it is elsewhere.
 macro_rules! unary {
-    ($(#[$doc:meta])* $op:ident, $name:literal, $instruction:literal) => {
+    ($(#[$doc:meta])* $op:ident, $name:literal, $instruction:literal, $elsewhere:expr) => {
         $(#[$doc])*
         #[cube_op(name = $name)]
         #[result_ty(same_as = input)]
@@ -28,9 +34,13 @@ macro_rules! unary {
             fn rewrite(&self, ctx: &mut Context, rw: &mut DialectConversionRewriter, _: &OperandsInfo) -> Result<()> {
                 let input = self.input(ctx);
                 let ty = FP32Type::get(ctx).into();
-                let asm = InlineAsmOp::new(ctx, ty, vec![input], concat!($instruction, " $0, $1;"), "=f,f", false);
-                rw.insert_op(ctx, &asm);
-                let result = asm.get_result(ctx);
+                let result = if ctx.target() == LlvmTarget::Nvptx {
+                    let asm = InlineAsmOp::new(ctx, ty, vec![input], concat!($instruction, " $0, $1;"), "=f,f", false);
+                    rw.insert_op(ctx, &asm);
+                    asm.get_result(ctx)
+                } else {
+                    $elsewhere(ctx, rw, input)
+                };
                 rw.replace_operation_with_values(ctx, self.get_operation(), vec![result]);
                 Ok(())
             }
@@ -38,18 +48,37 @@ macro_rules! unary {
     };
 }
 
+fn power(ctx: &mut Context, rw: &mut DialectConversionRewriter, x: Value) -> Value {
+    let ty = FP32Type::get(ctx).into();
+    call_intrinsic(ctx, rw, "llvm.exp2.f32", ty, vec![x])
+}
+
+fn logarithm(ctx: &mut Context, rw: &mut DialectConversionRewriter, x: Value) -> Value {
+    let ty = FP32Type::get(ctx).into();
+    call_intrinsic(ctx, rw, "llvm.log2.f32", ty, vec![x])
+}
+
+fn divide_one(ctx: &mut Context, rw: &mut DialectConversionRewriter, x: Value) -> Value {
+    let one = ConstantOp::new(ctx, Box::new(FPSingleAttr::from(1.0)));
+    rw.insert_op(ctx, &one);
+    let one = one.get_result(ctx);
+    let quotient = FDivOp::new_with_fast_math_flags(ctx, one, x, FastmathFlagsAttr::default());
+    rw.insert_op(ctx, &quotient);
+    quotient.get_result(ctx)
+}
+
 unary!(
     /// The base-2 exponential of an `f32`.
-    Exp2Op, "hopper.exp2", "ex2.approx.ftz.f32"
+    Exp2Op, "hopper.exp2", "ex2.approx.ftz.f32", power
 );
 unary!(
     /// The base-2 logarithm of an `f32`.
-    Log2Op, "hopper.log2", "lg2.approx.ftz.f32"
+    Log2Op, "hopper.log2", "lg2.approx.ftz.f32", logarithm
 );
 
 unary!(
     /// The reciprocal of an `f32`.
-    ReciprocalOp, "hopper.reciprocal", "rcp.approx.ftz.f32"
+    ReciprocalOp, "hopper.reciprocal", "rcp.approx.ftz.f32", divide_one
 );
 
 /// `1 / x` in one instruction (1 ulp). A division is a call, and a call in a kernel makes its warpgroup MMAs wait for

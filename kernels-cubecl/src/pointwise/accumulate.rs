@@ -1,5 +1,5 @@
 //! `sum += value`, or `sum = value`, in fp32.
-use super::{PointwiseError, UNITS, buffer, check};
+use super::{CubeShape, MOST, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -10,7 +10,7 @@ fn accumulate_vectors<E: Float, N: Size>(
     vectors: u32,
     #[comptime] add: bool,
 ) {
-    let index = CUBE_POS_X * UNITS + UNIT_POS;
+    let index = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if index < vectors {
         let at = index as usize;
         let mut total = Vector::<f32, N>::cast_from(value[at]);
@@ -32,15 +32,15 @@ pub fn accumulate<E: Float>(
 ) -> Result<(), PointwiseError> {
     let aligned = [value, sum].iter().all(|handle| handle.offset_start.unwrap_or(0).is_multiple_of(16));
     let lanes = if aligned && len.is_multiple_of(4) { 4 } else { 1 };
-    check("len", len, lanes, lanes * (u32::MAX - UNITS) as usize)?;
-    let vectors = len / lanes;
+    check("len", len, lanes, lanes * MOST)?;
+    let (cube, vectors) = (CubeShape::of(client), len / lanes);
     let (value, sum) = (buffer("value", value, len, size_of::<E>())?, buffer("sum", sum, len, 4)?);
     // SAFETY: units past the last vector do nothing.
     unsafe {
         accumulate_vectors::launch_unchecked::<E>(
             client,
-            CubeCount::Static((vectors as u32).div_ceil(UNITS), 1, 1),
-            CubeDim::new_1d(UNITS),
+            cube.line(vectors),
+            cube.dim(),
             lanes,
             value,
             sum,

@@ -1,6 +1,6 @@
 //! AdamW over a flat bucket of many tensors, in one pass.
 use super::flat::FloatType;
-use super::{F32x4, PointwiseError, UNITS, buffer, check};
+use super::{CubeShape, F32x4, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
@@ -47,6 +47,22 @@ pub struct AdamWBucket<'a> {
     pub len: usize,
 }
 
+/// The first tensor that ends behind the element `at`.
+#[cube]
+pub(super) fn tensor_of(ends: &[u32], tensors: u32, at: u32) -> u32 {
+    let mut low = 0u32;
+    let mut high = tensors - 1;
+    while low < high {
+        let middle = (low + high) / 2;
+        if ends[middle as usize] > at {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    low
+}
+
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn adamw_step<W: Float>(
@@ -68,28 +84,19 @@ pub fn adamw_step<W: Float>(
     gradient_scale: f32,
     #[comptime] narrow: bool,
 ) {
-    let at = CUBE_POS_X * UNITS + UNIT_POS;
+    let at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if at < vectors {
         let index = at as usize;
         let (grad, mut param, mut m, mut v) = (gradient[index], master[index], first[index], second[index]);
         // The tensor of the first element; the others may be in the tensors behind it.
-        let mut low = 0u32;
-        let mut high = tensors - 1;
-        while low < high {
-            let middle = (low + high) / 2;
-            if ends[middle as usize] > at * 4 {
-                high = middle;
-            } else {
-                low = middle + 1;
-            }
-        }
+        let mut tensor = tensor_of(ends, tensors, at * 4);
         let mut rounded = Vector::<W, Const<4>>::empty();
         #[unroll]
         for i in 0..4usize {
-            while ends[low as usize] <= at * 4 + comptime![i as u32] {
-                low += 1;
+            while ends[tensor as usize] <= at * 4 + comptime![i as u32] {
+                tensor += 1;
             }
-            let keep = if decays[low as usize] == 1 { keep } else { 1.0f32.runtime() };
+            let keep = if decays[tensor as usize] == 1 { keep } else { 1.0f32.runtime() };
             let grad = grad.extract(i) * gradient_scale;
             let next_m = beta1 * m.extract(i) + (1.0 - beta1) * grad;
             let next_v = beta2 * v.extract(i) + (1.0 - beta2) * grad * grad;
@@ -115,7 +122,7 @@ pub fn adamw_step<W: Float>(
 pub fn step(client: &Client, bucket: AdamWBucket, k: &AdamWStep) -> Result<(), PointwiseError> {
     check("len", bucket.len, 4, u32::MAX as usize - 3)?;
     check("tensors", bucket.tensors, 1, bucket.len)?;
-    let vectors = bucket.len / 4;
+    let (cube, vectors) = (CubeShape::of(client), bucket.len / 4);
     let (master, first) = (buffer("master", bucket.master, vectors, 16)?, buffer("first", bucket.first, vectors, 16)?);
     let second = buffer("second", bucket.second, vectors, 16)?;
     let gradient = buffer("gradient", bucket.gradient, vectors, 16)?;
@@ -130,8 +137,8 @@ pub fn step(client: &Client, bucket: AdamWBucket, k: &AdamWStep) -> Result<(), P
             unsafe {
                 adamw_step::launch_unchecked::<$weight>(
                     client,
-                    CubeCount::Static((vectors as u32).div_ceil(UNITS), 1, 1),
-                    CubeDim::new_1d(UNITS),
+                    cube.line(vectors),
+                    cube.dim(),
                     master,
                     first,
                     second,

@@ -1,6 +1,6 @@
 //! Sums over all rows of a matrix in fp32: the gradient of a bias.
-use super::rms_norm::{PARTS, sum_parts};
-use super::{PointwiseError, UNITS, Vec8, buffer, check};
+use super::parts::{PARTS, sum_parts};
+use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -13,7 +13,7 @@ const MOST: usize = 8 * i32::MAX as usize;
 /// vector's part of the slice's row of `parts`.
 #[cube(launch_unchecked)]
 pub fn sum_slices<E: Float>(x: &[Vec8<E>], parts: &mut [f32], rows: u32, width: u32, slices: u32) {
-    let unit = CUBE_POS_X * UNITS + UNIT_POS;
+    let unit = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if unit < slices * width {
         let (slice, column) = (unit / width, unit % width);
         let mut sum = Array::<f32>::new(8usize);
@@ -73,18 +73,19 @@ pub fn column_sum<E: Float>(
 ) -> Result<(), PointwiseError> {
     check("rows", rows, 1, MOST)?;
     check("columns", columns, 8, MOST / rows)?;
-    let width = columns / 8;
+    let (cube, width) = (CubeShape::of(client), columns / 8);
     let slices = slices(rows, width);
     let units = slices * width;
     let parts = client.empty(4 * slices * columns);
-    let (x, written) = (buffer("x", x, rows * width, 16)?, buffer("parts", &parts, slices * columns, 4)?);
+    let (x, written) =
+        (buffer("x", x, rows * width, 8 * size_of::<E>())?, buffer("parts", &parts, slices * columns, 4)?);
     buffer("total", total, columns, 4)?;
     // SAFETY: units past the last slice do nothing, and the others stay within their rows.
     unsafe {
         sum_slices::launch_unchecked::<E>(
             client,
-            CubeCount::Static((units as u32).div_ceil(UNITS), 1, 1),
-            CubeDim::new_1d(UNITS),
+            cube.line(units),
+            cube.dim(),
             x,
             written,
             rows as u32,

@@ -1,5 +1,6 @@
 //! The local pieces of the cross-entropy over a vocabulary that is split among ranks. Columns from `valid` on are padding.
-use super::{PointwiseError, SCRATCH, UNITS, Vec8, buffer, check, cube_sums};
+use super::cube::{cube_max, cube_sums};
+use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use crate::hopper::ptx;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -51,28 +52,12 @@ impl LogitsShape {
     }
 }
 
-/// The greatest number of all units of the cube, in all of them.
-#[cube]
-fn cube_max(value: f32, scratch: &mut Shared<[f32]>) -> f32 {
-    let greatest = plane_max(value);
-    if UNIT_POS % 32 == 0 {
-        scratch[(UNIT_POS / 32) as usize] = greatest;
-    }
-    sync_cube();
-    let mut top = scratch[0];
-    #[unroll]
-    for i in 1..comptime![UNITS as usize / 32] {
-        top = max(top, scratch[i]);
-    }
-    top
-}
-
 /// This unit's next vectors of the row that begins at `row`, as far as they are in front of `end`.
 #[cube]
 fn read_ahead<E: Float>(from: &[Vec8<E>], to: &mut Array<Vec8<E>>, row: u32, column: u32, end: u32) {
     #[unroll]
     for v in 0..AHEAD {
-        let at = column + comptime![v as u32 * UNITS];
+        let at = column + comptime![v as u32] * CUBE_DIM_X;
         if at < end {
             to[v] = from[(row + at) as usize];
         }
@@ -81,8 +66,14 @@ fn read_ahead<E: Float>(from: &[Vec8<E>], to: &mut Array<Vec8<E>>, row: u32, col
 
 /// A cube takes a row; `greatest` is at least −1e30.
 #[cube(launch_unchecked)]
-pub fn row_maximum<E: Float>(logits: &[Vec8<E>], greatest: &mut [f32], width: u32, valid: u32) {
-    let mut scratch = Shared::<[f32]>::new_slice(SCRATCH);
+pub fn row_maximum<E: Float>(
+    logits: &[Vec8<E>],
+    greatest: &mut [f32],
+    width: u32,
+    valid: u32,
+    #[comptime] cube: CubeShape,
+) {
+    let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
     let mut held = Array::<Vec8<E>>::new(AHEAD);
     let end = (valid + 7) / 8;
     let mut top = f32::new(-1.0e30);
@@ -91,7 +82,7 @@ pub fn row_maximum<E: Float>(logits: &[Vec8<E>], greatest: &mut [f32], width: u3
         read_ahead(logits, &mut held, CUBE_POS_X * width, column, end);
         #[unroll]
         for v in 0..AHEAD {
-            let first = (column + comptime![v as u32 * UNITS]) * 8;
+            let first = (column + comptime![v as u32] * CUBE_DIM_X) * 8;
             let value = held[v];
             #[unroll]
             for i in 0..8usize {
@@ -99,54 +90,107 @@ pub fn row_maximum<E: Float>(logits: &[Vec8<E>], greatest: &mut [f32], width: u3
                 top = max(top, select(seen, f32::cast_from(value.extract(i)), -1.0e30));
             }
         }
-        column += comptime![AHEAD as u32 * UNITS];
+        column += comptime![AHEAD as u32] * CUBE_DIM_X;
     }
-    let top = cube_max(top, &mut scratch);
+    let top = cube_max(top, &mut scratch, cube);
     if UNIT_POS == 0 {
         greatest[CUBE_POS_X as usize] = top;
     }
 }
 
-/// A cube takes a row: `out = [Σ exp(logit − greatest), the label's logit − greatest]`, each for all rows.
+/// A cube takes a row: `out = [Σ exp(logit − top), the label's logit − top]`, each for all rows. `top` is in `greatest`, or
+/// with `find` it is the row's maximum and written there: one pass, in which a unit scales its sum down when its maximum
+/// grows.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn row_sums<E: Float>(
     logits: &[Vec8<E>],
-    greatest: &[f32],
     labels: &[i32],
+    greatest: &mut [f32],
     out: &mut [f32],
     width: u32,
     valid: u32,
     first_row: i32,
+    #[comptime] find: bool,
+    #[comptime] cube: CubeShape,
 ) {
-    let mut scratch = Shared::<[f32]>::new_slice(SCRATCH);
-    let mut held = Array::<Vec8<E>>::new(AHEAD);
+    let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
     let row = CUBE_POS_X as usize;
-    let top = greatest[row];
-    // An id in front of this rank's columns wraps around to a column behind them.
-    let own = (labels[row] - first_row) as u32;
-    let end = (valid + 7) / 8;
+    let first = CUBE_POS_X * width;
+    let mut top = f32::new(-1.0e30);
+    if comptime![!find] {
+        top = greatest[row];
+    }
     let mut total = 0.0f32;
-    let mut predicted = 0.0f32;
     let mut column = UNIT_POS;
-    while column < end {
-        read_ahead(logits, &mut held, CUBE_POS_X * width, column, end);
+    // Whole vectors, several at a time; then those that may hold padding.
+    while column + comptime![AHEAD as u32 - 1] * CUBE_DIM_X < valid / 8 {
+        let mut held = Array::<Vec8<E>>::new(AHEAD);
+        read_ahead(logits, &mut held, first, column, width);
+        if comptime![find] {
+            let mut next = top;
+            #[unroll]
+            for v in 0..AHEAD {
+                let value = held[v];
+                #[unroll]
+                for i in 0..8usize {
+                    next = max(next, f32::cast_from(value.extract(i)));
+                }
+            }
+            total *= ptx::exp2((top - next) * LOG2_E);
+            top = next;
+        }
         #[unroll]
         for v in 0..AHEAD {
-            let first = (column + comptime![v as u32 * UNITS]) * 8;
             let value = held[v];
             #[unroll]
             for i in 0..8usize {
-                let at = first + comptime![i as u32];
-                let shifted = f32::cast_from(value.extract(i)) - top;
-                total += select(at < valid, ptx::exp2(shifted * LOG2_E), 0.0);
-                predicted += select(at < valid && at == own, shifted, 0.0);
+                total += ptx::exp2((f32::cast_from(value.extract(i)) - top) * LOG2_E);
             }
         }
-        column += comptime![AHEAD as u32 * UNITS];
+        column += comptime![AHEAD as u32] * CUBE_DIM_X;
     }
-    let (total, predicted) = cube_sums(total, predicted, &mut scratch, 0u32);
+    while column < (valid + 7) / 8 {
+        let value = logits[(first + column) as usize];
+        if comptime![find] {
+            let mut next = top;
+            #[unroll]
+            for i in 0..8usize {
+                let seen = column * 8 + comptime![i as u32] < valid;
+                next = max(next, select(seen, f32::cast_from(value.extract(i)), -1.0e30));
+            }
+            total *= ptx::exp2((top - next) * LOG2_E);
+            top = next;
+        }
+        #[unroll]
+        for i in 0..8usize {
+            let seen = column * 8 + comptime![i as u32] < valid;
+            total += select(seen, ptx::exp2((f32::cast_from(value.extract(i)) - top) * LOG2_E), 0.0);
+        }
+        column += CUBE_DIM_X;
+    }
+    if comptime![find] {
+        let all = cube_max(top, &mut scratch, cube);
+        total *= ptx::exp2((top - all) * LOG2_E);
+        top = all;
+    }
+    // An id in front of this rank's columns wraps around to a column behind them.
+    let own = (labels[row] - first_row) as u32;
+    let mut predicted = 0.0f32;
+    if UNIT_POS == 0 && own < valid {
+        let value = logits[(first + own / 8) as usize];
+        #[unroll]
+        for i in 0..8usize {
+            let shifted = f32::cast_from(value.extract(i)) - top;
+            predicted += select(own % 8 == comptime![i as u32], shifted, 0.0);
+        }
+    }
+    // The maximum has used the other half.
+    let (total, predicted) = cube_sums(total, predicted, &mut scratch, 1u32, cube);
     if UNIT_POS == 0 {
+        if comptime![find] {
+            greatest[row] = top;
+        }
         out[row] = total;
         out[row + CUBE_COUNT_X as usize] = predicted;
     }
@@ -165,7 +209,7 @@ pub fn gradient<E: Float>(
     valid: u32,
     first_row: i32,
 ) {
-    let column = CUBE_POS_Y * UNITS + UNIT_POS;
+    let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     if column < width {
         let row = CUBE_POS_X as usize;
         let (lse, slope) = (lse[row], slope[row]);
@@ -192,52 +236,47 @@ pub fn maximum<E: Float>(
     shape: LogitsShape,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
-    let logits = buffer("logits", logits, shape.vectors(), 16)?;
+    let logits = buffer("logits", logits, shape.vectors(), 8 * size_of::<E>())?;
     let greatest = buffer("greatest", greatest, shape.rows, 4)?;
+    let cube = CubeShape::of(client);
     let (width, valid) = (shape.width() as u32, shape.valid as u32);
     // SAFETY: every cube stays in its row, and the buffers hold all rows.
     unsafe {
-        row_maximum::launch_unchecked::<E>(
-            client,
-            shape.cubes(),
-            CubeDim::new_1d(UNITS),
-            logits,
-            greatest,
-            width,
-            valid,
-        )
+        row_maximum::launch_unchecked::<E>(client, shape.cubes(), cube.dim(), logits, greatest, width, valid, cube)
     };
     Ok(())
 }
 
 /// `Σ exp(logit − greatest)` over the valid columns and the label's `logit − greatest` (0 if it has another column), fp32
-/// `[2, rows]`; labels are `i32`.
+/// `[2, rows]`; labels are `i32`. With `find` the rows' maxima are found in the same pass, else they are in `greatest`.
 pub fn sums<E: Float>(
     client: &Client,
     logits: &Handle,
-    greatest: &Handle,
     labels: &Handle,
-    out: &Handle,
+    (greatest, out): (&Handle, &Handle),
     shape: LogitsShape,
+    find: bool,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
-    let logits = buffer("logits", logits, shape.vectors(), 16)?;
+    let logits = buffer("logits", logits, shape.vectors(), 8 * size_of::<E>())?;
     let greatest = buffer("greatest", greatest, shape.rows, 4)?;
     let (labels, out) = (buffer("labels", labels, shape.rows, 4)?, buffer("out", out, 2 * shape.rows, 4)?);
-    let (width, valid) = (shape.width() as u32, shape.valid as u32);
+    let cube = CubeShape::of(client);
     // SAFETY: every cube stays in its row, and the buffers hold all rows.
     unsafe {
         row_sums::launch_unchecked::<E>(
             client,
             shape.cubes(),
-            CubeDim::new_1d(UNITS),
+            cube.dim(),
             logits,
-            greatest,
             labels,
+            greatest,
             out,
-            width,
-            valid,
+            shape.width() as u32,
+            shape.valid as u32,
             shape.first_row as i32,
+            find,
+            cube,
         )
     };
     Ok(())
@@ -256,20 +295,20 @@ pub fn logits_gradient<E: Float>(
     shape.check()?;
     let vectors = shape.vectors();
     let out = match out {
-        Some(out) => buffer("out", out, vectors, 16)?,
+        Some(out) => buffer("out", out, vectors, 8 * size_of::<E>())?,
         None => BufferArg::alias(0, vectors),
     };
-    let logits = buffer("logits", logits, vectors, 16)?;
+    let logits = buffer("logits", logits, vectors, 8 * size_of::<E>())?;
     let (lse, slope) = (buffer("lse", lse, shape.rows, 4)?, buffer("slope", slope, shape.rows, 4)?);
     let labels = buffer("labels", labels, shape.rows, 4)?;
+    let cube = CubeShape::of(client);
     let (width, valid) = (shape.width() as u32, shape.valid as u32);
-    let grid = CubeCount::Static(shape.rows as u32, width.div_ceil(UNITS), 1);
     // SAFETY: every unit stays in its row and reads what it overwrites before, and the buffers hold all rows.
     unsafe {
         gradient::launch_unchecked::<E>(
             client,
-            grid,
-            CubeDim::new_1d(UNITS),
+            cube.rows(shape.rows, shape.width()),
+            cube.dim(),
             logits,
             lse,
             labels,

@@ -1,5 +1,5 @@
 //! Dropout by a hash of an element's place.
-use super::{PointwiseError, UNITS, Vec8, buffer, check};
+use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -26,7 +26,7 @@ pub fn drop_out<E: Float>(
     limit: u32,
     scale: f32,
 ) {
-    let column = CUBE_POS_Y * UNITS + UNIT_POS;
+    let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     if column < width {
         let key = (CUBE_POS_X * 2) as usize;
         let (a, b) = (keys[key], keys[key + 1]);
@@ -76,15 +76,16 @@ pub fn apply<E: Float>(
     how: Drop,
 ) -> Result<(), PointwiseError> {
     check_shape(rows, columns)?;
-    let width = columns / 8;
-    let (x, out) = (buffer("x", x, rows * width, 16)?, buffer("out", out, rows * width, 16)?);
+    let (cube, width) = (CubeShape::of(client), columns / 8);
+    let (x, out) =
+        (buffer("x", x, rows * width, 8 * size_of::<E>())?, buffer("out", out, rows * width, size_of::<Vec8<E>>())?);
     let keys = buffer("keys", keys, 2 * rows, 4)?;
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
         drop_out::launch_unchecked::<E>(
             client,
-            CubeCount::Static(rows as u32, (width as u32).div_ceil(UNITS), 1),
-            CubeDim::new_1d(UNITS),
+            cube.rows(rows, width),
+            cube.dim(),
             x,
             keys,
             out,

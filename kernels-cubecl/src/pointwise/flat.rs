@@ -1,5 +1,6 @@
 //! Flat arrays in place: copies and sums between types, sums of squares.
-use super::{PointwiseError, SCRATCH, UNITS, buffer, cube_sums};
+use super::cube::cube_sums;
+use super::{CubeShape, MOST, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
@@ -62,7 +63,7 @@ pub fn write_run<S: Float, T: Float, N: Size>(
     vectors: u32,
     #[comptime] adds: bool,
 ) {
-    let at = CUBE_POS_X * UNITS + UNIT_POS;
+    let at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if at < vectors {
         let index = at as usize;
         let value = Vector::<T, N>::cast_from(source[index]);
@@ -74,34 +75,53 @@ pub fn write_run<S: Float, T: Float, N: Size>(
     }
 }
 
-/// A cube for each chunk; every unit sums every `UNITS`th of the chunk's elements.
+/// A cube for each chunk; every unit sums every so manyth of the chunk's elements.
 #[cube(launch_unchecked)]
-pub fn chunk_squares(values: &[f32], starts: &[u32], lens: &[u32], sums: &mut [f32], first: u32) {
-    let mut scratch = Shared::<[f32]>::new_slice(SCRATCH);
+pub fn chunk_squares(
+    values: &[f32],
+    starts: &[u32],
+    lens: &[u32],
+    sums: &mut [f32],
+    first: u32,
+    #[comptime] cube: CubeShape,
+) {
+    let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
     let chunk = CUBE_POS_X as usize;
     let end = starts[chunk] + lens[chunk];
     let mut at = starts[chunk] + UNIT_POS;
     let mut a = 0.0f32;
     let mut b = 0.0f32;
     // Four loads are on their way at a time.
-    while at + comptime![3 * UNITS] < end {
+    while at + 3 * CUBE_DIM_X < end {
         let index = at as usize;
         let x = values[index];
-        let y = values[index + comptime![UNITS as usize]];
-        let z = values[index + comptime![2 * UNITS as usize]];
-        let w = values[index + comptime![3 * UNITS as usize]];
+        let y = values[index + CUBE_DIM_X as usize];
+        let z = values[index + 2 * CUBE_DIM_X as usize];
+        let w = values[index + 3 * CUBE_DIM_X as usize];
         a += x * x + y * y;
         b += z * z + w * w;
-        at += comptime![4 * UNITS];
+        at += 4 * CUBE_DIM_X;
     }
     while at < end {
         let x = values[at as usize];
         a += x * x;
-        at += UNITS;
+        at += CUBE_DIM_X;
     }
-    let (a, b) = cube_sums(a, b, &mut scratch, 0u32);
+    let (a, b) = cube_sums(a, b, &mut scratch, 0u32, cube);
     if UNIT_POS == 0 {
         sums[first as usize + chunk] = a + b;
+    }
+}
+
+/// A cube for each chunk.
+#[cube(launch_unchecked)]
+pub fn copy_chunks(source: &[f32], target: &mut [f32], from: &[u32], to: &[u32], lens: &[u32]) {
+    let chunk = CUBE_POS_X as usize;
+    let (from, to, len) = (from[chunk], to[chunk], lens[chunk]);
+    let mut at = UNIT_POS;
+    while at < len {
+        target[(to + at) as usize] = source[(from + at) as usize];
+        at += CUBE_DIM_X;
     }
 }
 
@@ -121,10 +141,11 @@ pub fn write(client: &Client, source: Run, target: Run, adds: bool) -> Result<()
     let aligned = |run: &Run| run.address().is_multiple_of(4 * run.float.size()) && run.len.is_multiple_of(4);
     let width = if aligned(&source) && aligned(&target) { 4 } else { 1 };
     let vectors = target.len / width;
-    let count = units("target", vectors)?;
+    check("target", vectors, 1, MOST)?;
     let from = buffer("source", &source.handle("source")?, vectors, width * source.float.size())?;
     let to = buffer("target", &target.handle("target")?, vectors, width * target.float.size())?;
-    let (dim, vectors) = (CubeDim::new_1d(UNITS), vectors as u32);
+    let cube = CubeShape::of(client);
+    let (dim, count, vectors) = (cube.dim(), cube.line(vectors), vectors as u32);
     macro_rules! launch {
         ($source:ty, $target:ty) => {
             // SAFETY: both buffers hold `vectors` vectors of `width` elements; other units do nothing.
@@ -176,24 +197,50 @@ pub fn squares(
     if chunks.count == 0 {
         return Ok(());
     }
-    units("values", chunks.end)?;
+    check("values", chunks.end, 1, MOST)?;
     let values = buffer("values", values, chunks.end, 4)?;
     let starts = buffer("starts", chunks.starts, chunks.count, 4)?;
     let lens = buffer("lens", chunks.lens, chunks.count, 4)?;
     let sums = buffer("sums", sums, first + chunks.count, 4)?;
-    let count = CubeCount::Static(chunks.count as u32, 1, 1);
+    let (cube, count) = (CubeShape::of(client), CubeCount::Static(chunks.count as u32, 1, 1));
     // SAFETY: chunks end within `values` as the caller says, and each cube writes the one sum that is its own.
     unsafe {
-        chunk_squares::launch_unchecked(client, count, CubeDim::new_1d(UNITS), values, starts, lens, sums, first as u32)
+        chunk_squares::launch_unchecked(client, count, cube.dim(), values, starts, lens, sums, first as u32, cube)
     }
     Ok(())
 }
 
-/// Cubes for one unit per item; positions are 32 bits.
-fn units(what: &'static str, items: usize) -> Result<CubeCount, PointwiseError> {
-    let most = u32::MAX as usize - 4 * UNITS as usize;
-    match items > most {
-        true => Err(PointwiseError::Length { what, found: items, multiple: 1, most }),
-        false => Ok(CubeCount::Static((items as u32).div_ceil(UNITS), 1, 1)),
+/// Chunks of fp32 elements to copy, best of at most [`CHUNK`] elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Copies<'a> {
+    /// First element of each chunk in the source, `u32`.
+    pub from: &'a Handle,
+    /// First element of each in the target, `u32`.
+    pub to: &'a Handle,
+    /// Elements of each, `u32`.
+    pub lens: &'a Handle,
+    /// Number of chunks.
+    pub count: usize,
+    /// One past the last element of all chunks in source and target.
+    pub ends: [usize; 2],
+}
+
+/// Copies chunks of the fp32 array `source` to `target`, in one launch.
+///
+/// # Errors
+/// If an array ends before a chunk does.
+pub fn copy(client: &Client, source: &Handle, target: &Handle, copies: Copies) -> Result<(), PointwiseError> {
+    if copies.count == 0 {
+        return Ok(());
     }
+    let [source_end, target_end] = copies.ends;
+    check("source", source_end, 1, MOST)?;
+    check("target", target_end, 1, MOST)?;
+    let (source, target) = (buffer("source", source, source_end, 4)?, buffer("target", target, target_end, 4)?);
+    let table = |name, handle| buffer(name, handle, copies.count, 4);
+    let (from, to, lens) = (table("from", copies.from)?, table("to", copies.to)?, table("lens", copies.lens)?);
+    let (count, dim) = (CubeCount::Static(copies.count as u32, 1, 1), CubeShape::of(client).dim());
+    // SAFETY: chunks end within both arrays as the caller says.
+    unsafe { copy_chunks::launch_unchecked(client, count, dim, source, target, from, to, lens) };
+    Ok(())
 }

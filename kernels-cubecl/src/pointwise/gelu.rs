@@ -1,6 +1,6 @@
 //! GELU, exact and by its tanh approximation, and its gradient.
 use super::swiglu::sigmoid;
-use super::{PointwiseError, UNITS, Vec8, buffer, check};
+use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use crate::hopper::ptx;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -38,7 +38,7 @@ fn gate(x: f32, #[comptime] tanh: bool) -> (f32, f32) {
 
 #[cube(launch_unchecked)]
 pub fn gelu_forward<E: Float>(x: &[Vec8<E>], out: &mut [Vec8<E>], vectors: u32, #[comptime] tanh: bool) {
-    let at = CUBE_POS_X * UNITS + UNIT_POS;
+    let at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if at < vectors {
         let value = x[at as usize];
         let mut result = Vec8::<E>::empty();
@@ -60,7 +60,7 @@ pub fn gelu_backward<E: Float>(
     vectors: u32,
     #[comptime] tanh: bool,
 ) {
-    let at = CUBE_POS_X * UNITS + UNIT_POS;
+    let at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if at < vectors {
         let (value, given) = (x[at as usize], out_gradient[at as usize]);
         let mut result = Vec8::<E>::empty();
@@ -79,10 +79,6 @@ pub fn has_kernel(len: usize) -> bool {
     check("len", len, 8, 8 * i32::MAX as usize).is_ok()
 }
 
-fn grid(len: usize) -> CubeCount {
-    CubeCount::Static(((len / 8) as u32).div_ceil(UNITS), 1, 1)
-}
-
 /// `out` from `x`, `len` numbers of type `E` (2 bytes); by the tanh approximation if `tanh`.
 pub fn forward<E: Float>(
     client: &Client,
@@ -92,11 +88,11 @@ pub fn forward<E: Float>(
     tanh: bool,
 ) -> Result<(), PointwiseError> {
     check("len", len, 8, 8 * i32::MAX as usize)?;
-    let vectors = len / 8;
-    let (x, out) = (buffer("x", x, vectors, 16)?, buffer("out", out, vectors, 16)?);
+    let (cube, vectors) = (CubeShape::of(client), len / 8);
+    let (x, out) = (buffer("x", x, vectors, 8 * size_of::<E>())?, buffer("out", out, vectors, size_of::<Vec8<E>>())?);
     // SAFETY: units past the last vector do nothing.
     unsafe {
-        gelu_forward::launch_unchecked::<E>(client, grid(len), CubeDim::new_1d(UNITS), x, out, vectors as u32, tanh)
+        gelu_forward::launch_unchecked::<E>(client, cube.line(vectors), cube.dim(), x, out, vectors as u32, tanh)
     };
     Ok(())
 }
@@ -111,15 +107,18 @@ pub fn backward<E: Float>(
     tanh: bool,
 ) -> Result<(), PointwiseError> {
     check("len", len, 8, 8 * i32::MAX as usize)?;
-    let vectors = len / 8;
-    let (x, out_gradient) = (buffer("x", x, vectors, 16)?, buffer("out_gradient", out_gradient, vectors, 16)?);
-    let x_gradient = buffer("x_gradient", x_gradient, vectors, 16)?;
+    let (cube, vectors) = (CubeShape::of(client), len / 8);
+    let (x, out_gradient) = (
+        buffer("x", x, vectors, 8 * size_of::<E>())?,
+        buffer("out_gradient", out_gradient, vectors, size_of::<Vec8<E>>())?,
+    );
+    let x_gradient = buffer("x_gradient", x_gradient, vectors, 8 * size_of::<E>())?;
     // SAFETY: units past the last vector do nothing.
     unsafe {
         gelu_backward::launch_unchecked::<E>(
             client,
-            grid(len),
-            CubeDim::new_1d(UNITS),
+            cube.line(vectors),
+            cube.dim(),
             x,
             out_gradient,
             x_gradient,

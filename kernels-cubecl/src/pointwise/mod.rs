@@ -5,19 +5,24 @@ pub mod accumulate;
 pub mod adamw;
 pub mod column_sum;
 pub mod cross_entropy;
+mod cube;
 pub mod dropout;
 pub mod embedding;
 pub mod flat;
 pub mod gelu;
-pub mod layer_norm;
-pub mod rms_norm;
+pub mod momentum;
+pub mod muon;
+pub mod norm;
+mod parts;
 pub mod rope;
 pub mod swiglu;
 
+pub use cube::CubeShape;
+pub(crate) use cube::UNITS;
 use cubecl::prelude::*;
 
-/// Units of a cube.
-pub const UNITS: u32 = 256;
+/// Most items of a kernel that has a unit for each, for 32-bit positions.
+const MOST: usize = u32::MAX as usize - 4 * CubeShape::GPU.units as usize;
 
 /// Eight numbers: 16 bytes of a half precision type.
 pub type Vec8<E> = Vector<E, Const<8>>;
@@ -52,7 +57,7 @@ pub enum PointwiseError {
 }
 
 /// `handle` as a buffer of `len` items of `bytes` bytes each.
-fn buffer(
+pub(crate) fn buffer(
     name: &'static str,
     handle: &cubecl::server::Handle,
     len: usize,
@@ -66,36 +71,11 @@ fn buffer(
     Ok(unsafe { BufferArg::from_raw_parts(handle.clone(), len) })
 }
 
-fn check(what: &'static str, found: usize, multiple: usize, most: usize) -> Result<(), PointwiseError> {
+pub(crate) fn check(what: &'static str, found: usize, multiple: usize, most: usize) -> Result<(), PointwiseError> {
     if found == 0 || !found.is_multiple_of(multiple) || found > most {
         return Err(PointwiseError::Length { what, found, multiple, most });
     }
     Ok(())
-}
-
-/// Numbers of shared memory that [`cube_sums`] uses.
-const SCRATCH: usize = 4 * UNITS as usize / 32;
-
-/// The sums of `a` and of `b` over all units of the cube, the same in all of them. Calls in a row alternate `turn`
-/// between 0 and 1, so that a call needs to meet the cube only once.
-#[cube]
-fn cube_sums(a: f32, b: f32, scratch: &mut Shared<[f32]>, turn: u32) -> (f32, f32) {
-    let planes = comptime![UNITS as usize / 32];
-    let at = turn as usize * comptime![2 * planes];
-    let (a, b) = (plane_sum(a), plane_sum(b));
-    if UNIT_POS % 32 == 0 {
-        scratch[at + (UNIT_POS / 32) as usize] = a;
-        scratch[at + planes + (UNIT_POS / 32) as usize] = b;
-    }
-    sync_cube();
-    let mut a = 0.0f32;
-    let mut b = 0.0f32;
-    #[unroll]
-    for i in 0..planes {
-        a += scratch[at + i];
-        b += scratch[at + planes + i];
-    }
-    (a, b)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! Rotary position embedding ("rotate half") of the first heads of a packed projection.
-use super::{PointwiseError, UNITS, Vec8, buffer, check};
+use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -54,7 +54,7 @@ pub fn rotate<E: Float>(
     sign: f32,
     #[comptime] half: u32,
 ) {
-    let item = CUBE_POS_Y * UNITS + UNIT_POS;
+    let item = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     let token = CUBE_POS_X * all_heads * comptime![2 * half];
     let pairs = heads * half;
     if item < pairs {
@@ -93,16 +93,19 @@ pub fn apply<E: Float>(
 ) -> Result<(), PointwiseError> {
     shape.check()?;
     let (vectors, half) = (shape.len() / 8, shape.head_dim / 16);
-    let (x, out) = (buffer("x", x, vectors, 16)?, buffer("out", out, vectors, 16)?);
-    let (cos, sin) = (buffer("cos", cos, shape.rows * half, 16)?, buffer("sin", sin, shape.rows * half, 16)?);
+    let (x, out) = (buffer("x", x, vectors, 8 * size_of::<E>())?, buffer("out", out, vectors, size_of::<Vec8<E>>())?);
+    let (cos, sin) = (
+        buffer("cos", cos, shape.rows * half, 8 * size_of::<E>())?,
+        buffer("sin", sin, shape.rows * half, size_of::<Vec8<E>>())?,
+    );
     let items = shape.heads * half + (shape.all_heads - shape.heads) * 2 * half;
-    let grid = CubeCount::Static((shape.rows * shape.batch) as u32, items.div_ceil(UNITS as usize) as u32, 1);
+    let cube = CubeShape::of(client);
     // SAFETY: every unit stays in its token and its row of angles, and the buffers hold them all.
     unsafe {
         rotate::launch_unchecked::<E>(
             client,
-            grid,
-            CubeDim::new_1d(UNITS),
+            cube.rows(shape.rows * shape.batch, items),
+            cube.dim(),
             x,
             cos,
             sin,

@@ -1,5 +1,5 @@
 //! `silu(gate) · up` of rows `[gate | up]`, and its gradient.
-use super::{PointwiseError, UNITS, Vec8, buffer, check};
+use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use crate::hopper::ptx;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -16,7 +16,7 @@ pub(super) fn sigmoid(x: f32) -> f32 {
 
 #[cube(launch_unchecked)]
 pub fn swiglu_forward<E: Float>(x: &[Vec8<E>], out: &mut [Vec8<E>], half: u32) {
-    let column = CUBE_POS_Y * UNITS + UNIT_POS;
+    let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     if column < half {
         let at = (CUBE_POS_X * 2 * half + column) as usize;
         let gate = x[at];
@@ -33,7 +33,7 @@ pub fn swiglu_forward<E: Float>(x: &[Vec8<E>], out: &mut [Vec8<E>], half: u32) {
 
 #[cube(launch_unchecked)]
 pub fn swiglu_backward<E: Float>(x: &[Vec8<E>], out_gradient: &[Vec8<E>], x_gradient: &mut [Vec8<E>], half: u32) {
-    let column = CUBE_POS_Y * UNITS + UNIT_POS;
+    let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     if column < half {
         let at = (CUBE_POS_X * 2 * half + column) as usize;
         let gate = x[at];
@@ -59,10 +59,6 @@ pub fn has_kernel(half: usize) -> bool {
     check("half", half, 8, LONGEST).is_ok()
 }
 
-fn grid(rows: usize, half: usize) -> CubeCount {
-    CubeCount::Static(rows as u32, (half / 8).div_ceil(UNITS as usize) as u32, 1)
-}
-
 /// `out [rows, half] = silu(gate) · up` of `x [rows, 2 half] = [gate | up]`, of type `E` (2 bytes) and
 /// without gaps.
 pub fn forward<E: Float>(
@@ -73,11 +69,13 @@ pub fn forward<E: Float>(
     half: usize,
 ) -> Result<(), PointwiseError> {
     check("half", half, 8, LONGEST)?;
+    let cube = CubeShape::of(client);
     let vectors = rows * half / 8;
-    let (x, out) = (buffer("x", x, 2 * vectors, 16)?, buffer("out", out, vectors, 16)?);
+    let (x, out) =
+        (buffer("x", x, 2 * vectors, 8 * size_of::<E>())?, buffer("out", out, vectors, size_of::<Vec8<E>>())?);
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        swiglu_forward::launch_unchecked::<E>(client, grid(rows, half), CubeDim::new_1d(UNITS), x, out, half as u32 / 8)
+        swiglu_forward::launch_unchecked::<E>(client, cube.rows(rows, half / 8), cube.dim(), x, out, half as u32 / 8)
     };
     Ok(())
 }
@@ -92,15 +90,19 @@ pub fn backward<E: Float>(
     half: usize,
 ) -> Result<(), PointwiseError> {
     check("half", half, 8, LONGEST)?;
+    let cube = CubeShape::of(client);
     let vectors = rows * half / 8;
-    let (x, out_gradient) = (buffer("x", x, 2 * vectors, 16)?, buffer("out_gradient", out_gradient, vectors, 16)?);
-    let x_gradient = buffer("x_gradient", x_gradient, 2 * vectors, 16)?;
+    let (x, out_gradient) = (
+        buffer("x", x, 2 * vectors, 8 * size_of::<E>())?,
+        buffer("out_gradient", out_gradient, vectors, size_of::<Vec8<E>>())?,
+    );
+    let x_gradient = buffer("x_gradient", x_gradient, 2 * vectors, 8 * size_of::<E>())?;
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
         swiglu_backward::launch_unchecked::<E>(
             client,
-            grid(rows, half),
-            CubeDim::new_1d(UNITS),
+            cube.rows(rows, half / 8),
+            cube.dim(),
             x,
             out_gradient,
             x_gradient,

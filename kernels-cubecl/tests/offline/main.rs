@@ -4,7 +4,9 @@
 //! other: forward attention ran at 350 instead of 630 TFLOP/s on an H200 before these were gone.
 #![cfg(feature = "cuda")]
 
+mod fp8;
 mod pointwise;
+mod random;
 
 use cubecl::Compiler;
 use cubecl::benchmark::TimingMethod;

@@ -2,9 +2,13 @@
 use super::{buffer, compile, hopper, settings};
 use cubecl_runtime::kernel::CubeKernel;
 use half::{bf16, f16};
+use kernels_cubecl::pointwise::embedding::{self, gradient};
+use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    adamw, cross_entropy, dropout, embedding, flat, gelu, layer_norm, rms_norm, rope, swiglu,
+    CubeShape, adamw, column_sum, cross_entropy, dropout, flat, gelu, momentum, muon, norm, rope, swiglu,
 };
+
+const GPU: CubeShape = CubeShape::GPU;
 
 fn check(what: &str, kernel: impl CubeKernel) {
     let ptx = compile(what, kernel);
@@ -40,12 +44,28 @@ fn cross_entropy_compiles() {
     let b = buffer;
     let device = || (settings(), hopper());
     let (s, d) = device();
-    check("maximum", cross_entropy::row_maximum::RowMaximum::<bf16>::new(s, d, Default::default(), b(), b(), (), ()));
-    let (s, d) = device();
     check(
-        "sums",
-        cross_entropy::row_sums::RowSums::<f16>::new(s, d, Default::default(), b(), b(), b(), b(), (), (), ()),
+        "maximum",
+        cross_entropy::row_maximum::RowMaximum::<bf16>::new(s, d, Default::default(), b(), b(), (), (), GPU),
     );
+    for find in [false, true] {
+        let (s, d) = device();
+        let kernel = cross_entropy::row_sums::RowSums::<f16>::new(
+            s,
+            d,
+            Default::default(),
+            b(),
+            b(),
+            b(),
+            b(),
+            (),
+            (),
+            (),
+            find,
+            GPU,
+        );
+        check("sums", kernel);
+    }
     let in_place = || cubecl::prelude::BufferCompilationArg { inplace: Some(0) };
     for target in [b(), in_place()] {
         let (s, d) = device();
@@ -69,45 +89,48 @@ fn cross_entropy_compiles() {
 #[test]
 fn the_embedding_compiles() {
     let b = buffer;
-    let device = || (settings(), hopper());
-    let (s, d) = device();
+    let (s, d) = (settings(), hopper());
     check("gather", embedding::gather::Gather::new(s, d, Default::default(), b(), b(), b(), (), (), ()));
-    let (s, d) = device();
-    compile("count", embedding::count_equals::CountEquals::new(s, d, Default::default(), b(), b(), (), (), ()));
-    let (s, d) = device();
-    check(
-        "sum in fp32",
-        embedding::sum_equals::SumEquals::<bf16, f32>::new(
-            s,
-            d,
-            Default::default(),
-            b(),
-            b(),
-            b(),
-            b(),
-            (),
-            (),
-            (),
-            true,
-        ),
-    );
-    let (s, d) = device();
-    check(
-        "sum in bf16",
-        embedding::sum_equals::SumEquals::<bf16, bf16>::new(
-            s,
-            d,
-            Default::default(),
-            b(),
-            b(),
-            b(),
-            b(),
-            (),
-            (),
-            (),
-            false,
-        ),
-    );
+    let (s, d) = (settings(), hopper());
+    check("sort", gradient::sort_tokens::SortTokens::new(s, d, Default::default(), b(), b(), b(), b(), (), GPU));
+    macro_rules! sums {
+        ($float:ty, $sum:ty, $add:literal) => {{
+            let (s, d) = (settings(), hopper());
+            let kernel = gradient::sum_chunks::SumChunks::<$float, $sum>::new(
+                s,
+                d,
+                Default::default(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                (),
+                (),
+                (),
+                (),
+                $add,
+            );
+            check("sums", kernel);
+            let (s, d) = (settings(), hopper());
+            let kernel = gradient::join_chunks::JoinChunks::<$sum>::new(
+                s,
+                d,
+                Default::default(),
+                b(),
+                b(),
+                b(),
+                (),
+                (),
+                (),
+                (),
+                $add,
+            );
+            check("joined sums", kernel);
+        }};
+    }
+    sums!(bf16, f32, true);
+    sums!(bf16, bf16, false);
 }
 
 #[test]
@@ -139,40 +162,9 @@ fn gelu_compiles() {
 #[test]
 fn norms_compile() {
     let b = buffer;
-    for vectors in [1, 8] {
+    for (vectors, centred) in [(1, false), (8, false), (1, true), (4, true)] {
         let (s, d) = (settings(), hopper());
-        let kernel = rms_norm::rms_norm_forward::RmsNormForward::<f16>::new(
-            s,
-            d,
-            Default::default(),
-            b(),
-            b(),
-            b(),
-            (),
-            (),
-            vectors,
-        );
-        check("rms norm", kernel);
-        let (s, d) = (settings(), hopper());
-        let kernel = rms_norm::rms_norm_backward::RmsNormBackward::<bf16>::new(
-            s,
-            d,
-            Default::default(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            (),
-            (),
-            (),
-            vectors,
-        );
-        check("rms norm gradient", kernel);
-    }
-    for vectors in [1, 4] {
-        let (s, d) = (settings(), hopper());
-        let kernel = layer_norm::layer_norm_forward::LayerNormForward::<bf16>::new(
+        let kernel = norm::norm_forward::NormForward::<f16>::new(
             s,
             d,
             Default::default(),
@@ -183,10 +175,12 @@ fn norms_compile() {
             (),
             (),
             vectors,
+            centred,
+            GPU,
         );
-        check("layer norm", kernel);
+        check("norm", kernel);
         let (s, d) = (settings(), hopper());
-        let kernel = layer_norm::layer_norm_backward::LayerNormBackward::<bf16>::new(
+        let kernel = norm::norm_backward::NormBackward::<bf16>::new(
             s,
             d,
             Default::default(),
@@ -199,8 +193,10 @@ fn norms_compile() {
             (),
             (),
             vectors,
+            centred,
+            GPU,
         );
-        check("layer norm gradient", kernel);
+        check("norm gradient", kernel);
     }
 }
 
@@ -261,5 +257,52 @@ fn flat_writes_and_squares_compile() {
         compile("sum of single elements", kernel);
     }
     let (s, d) = (settings(), hopper());
-    compile("squares", flat::chunk_squares::ChunkSquares::new(s, d, Default::default(), b(), b(), b(), b(), ()));
+    compile("squares", flat::chunk_squares::ChunkSquares::new(s, d, Default::default(), b(), b(), b(), b(), (), GPU));
+    let (s, d) = (settings(), hopper());
+    compile("copies", flat::copy_chunks::CopyChunks::new(s, d, Default::default(), b(), b(), b(), b(), b()));
+}
+
+#[test]
+fn column_sums_compile() {
+    let b = buffer;
+    let (s, d) = (settings(), hopper());
+    check(
+        "column sums",
+        column_sum::sum_slices::SumSlices::<bf16>::new(s, d, Default::default(), b(), b(), (), (), ()),
+    );
+}
+
+#[test]
+fn sgd_lion_and_muon_compile() {
+    let b = buffer;
+    for rule in [MomentumRule::Plain, MomentumRule::Sum, MomentumRule::Nesterov, MomentumRule::Lion] {
+        let kernel = momentum::momentum_step::MomentumStep::<bf16>::new(
+            settings(),
+            hopper(),
+            Default::default(),
+            b(),
+            b(),
+            b(),
+            b(),
+            b(),
+            b(),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            rule,
+            true,
+        );
+        check(&format!("{rule:?}"), kernel);
+    }
+    let (s, d) = (settings(), hopper());
+    check(
+        "muon mean",
+        muon::mix_gradient::MixGradient::new(s, d, Default::default(), b(), b(), b(), (), (), (), 4, true),
+    );
+    let (s, d) = (settings(), hopper());
+    check("muon step", muon::take_step::TakeStep::new(s, d, Default::default(), b(), b(), (), (), (), 4));
 }

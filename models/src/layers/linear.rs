@@ -7,7 +7,8 @@ use backend_dist::ops::conjugate::{
     Partial, copy_to_tensor_parallel, gather_from_sequence_parallel, reduce_from_tensor_parallel,
     reduce_scatter_to_sequence_parallel,
 };
-use backend_dist::ops::{Entry, LinearOptions, Prologue, add_bias, linear_with};
+use backend_dist::ops::fp8::Fp8Linear;
+use backend_dist::ops::{Entry, Exit, LinearOptions, Prologue, linear_with};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -46,6 +47,8 @@ pub struct ColumnParallelLinear {
     parallel: TensorParallel,
     #[module(skip)]
     recompute_norm: bool,
+    #[module(skip)]
+    fp8: Option<Fp8Linear>,
 }
 
 impl ColumnParallelLinear {
@@ -71,14 +74,17 @@ impl ColumnParallelLinear {
         });
         let bias = if config.bias { Some(params.sections(biases.collect())?) } else { None };
         let recompute_norm = params.recompute().selects(recompute::Module::Norms);
-        Ok(Self { weight, bias, parallel: params.parallel().clone(), recompute_norm })
+        let fp8 = outputs.first().and_then(|output| params.fp8_linear(output.name));
+        Ok(Self { weight, bias, parallel: params.parallel().clone(), recompute_norm, fp8 })
     }
 
     /// The rank's outputs for the whole sequence of `norm(x)`.
     pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
-        let (entry, (x, prologue)) = (entry(&self.parallel), norm.in_front_of_linear(x));
-        let bias = self.bias.as_ref().map(Param::val);
-        linear_with(x, prologue, self.weight.val(), bias, LinearOptions { entry, recompute: self.recompute_norm })
+        let (x, prologue) = norm.in_front_of_linear(x);
+        let (entry, bias) = (entry(&self.parallel), self.bias.as_ref().map(Param::val));
+        let (recompute, fp8) = (self.recompute_norm, self.fp8.clone());
+        let options = LinearOptions { entry, recompute, fp8, ..Default::default() };
+        linear_with(x, prologue, self.weight.val(), bias, options)
     }
 }
 
@@ -90,6 +96,8 @@ pub struct RowParallelLinear {
     bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     parallel: TensorParallel,
+    #[module(skip)]
+    fp8: Option<Fp8Linear>,
 }
 
 impl RowParallelLinear {
@@ -111,18 +119,15 @@ impl RowParallelLinear {
             true => Some(params.on_sequence(&format!("{name}.bias"), [outputs], Init::ZEROS)?),
             false => None,
         };
-        Ok(Self { weight, bias, parallel: params.parallel().clone() })
+        Ok(Self { weight, bias, parallel: params.parallel().clone(), fp8: params.fp8_linear(name) })
     }
 
     /// The sum over the ranks, whole or this rank's part of the sequence, for the input that `prologue` makes of `x`;
     /// with `recompute` it makes it again in the backward pass.
     pub fn forward<const D: usize>(&self, x: Tensor<D>, prologue: Prologue, recompute: bool) -> Tensor<3> {
-        let y = linear_with(x, prologue, self.weight.val(), None, LinearOptions { recompute, ..Default::default() });
-        let y = leave_tensor_parallel(Partial::new(y), &self.parallel);
-        match &self.bias {
-            Some(bias) => add_bias(y, bias.val()),
-            None => y,
-        }
+        let (exit, bias) = (exit(&self.parallel), self.bias.as_ref().map(Param::val));
+        let options = LinearOptions { exit, recompute, fp8: self.fp8.clone(), ..Default::default() };
+        linear_with(x, prologue, self.weight.val(), bias, options)
     }
 }
 
@@ -130,6 +135,12 @@ impl RowParallelLinear {
 pub(super) fn entry(parallel: &TensorParallel) -> Entry {
     let group = parallel.group.clone();
     if parallel.sequence { Entry::Gathered(group) } else { Entry::Copied(group) }
+}
+
+/// How the summands of the ranks leave a linear layer that computes from some of the inputs on each rank.
+fn exit(parallel: &TensorParallel) -> Exit {
+    let group = parallel.group.clone();
+    if parallel.sequence { Exit::Scattered(group) } else { Exit::Reduced(group) }
 }
 
 /// Hands activations to a computation that each rank does for its own outputs: all of the sequence, and backward sums

@@ -90,13 +90,8 @@ impl OutputLayer {
     }
 
     fn local_logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {
-        linear_with(
-            x,
-            Prologue::None,
-            self.weight(embedding),
-            None,
-            LinearOptions { entry: entry(&self.parallel), recompute: false },
-        )
+        let options = LinearOptions { entry: entry(&self.parallel), ..Default::default() };
+        linear_with(x, Prologue::None, self.weight(embedding), None, options)
     }
 
     fn weight(&self, embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {

@@ -32,12 +32,28 @@ pub fn sums(logits: Float, max: Float, labels: Int, first_row: usize, valid: usi
     let Some(shape) = shape_of(&logits, first_row, valid) else {
         return plain::cross_entropy::sums::<Cube>(logits, max, labels, first_row, valid);
     };
-    let (logits, max, labels) = (packed(logits), f32(max), ids(labels));
+    run_sums(packed(logits), &f32(max), labels, shape, false)
+}
+
+/// Maxima and sums in one pass.
+pub fn statistics(logits: Float, labels: Int, first_row: usize, valid: usize) -> [Float; 2] {
+    let Some(shape) = shape_of(&logits, first_row, valid) else {
+        let max = plain::cross_entropy::maximum::<Cube>(logits.clone(), valid);
+        let sums = plain::cross_entropy::sums::<Cube>(logits, max.clone(), labels, first_row, valid);
+        return [max, sums];
+    };
     let dims = logits.shape();
+    let max = empty(&logits, [dims[0], dims[1]], DType::F32);
+    let sums = run_sums(packed(logits), &max, labels, shape, true);
+    [max, sums]
+}
+
+fn run_sums(logits: Float, max: &CubeTensor, labels: Int, shape: LogitsShape, find: bool) -> Float {
+    let (dims, labels) = (logits.shape(), ids(labels));
     let out = empty(&logits, [2, dims[0], dims[1]], DType::F32);
-    let (max, labels) = (&max.handle, &labels.handle);
+    let targets = (&max.handle, &out.handle);
     let done = by_half!(logits, E => {
-        kernels::sums::<E>(&logits.client, &logits.handle, max, labels, &out.handle, shape)
+        kernels::sums::<E>(&logits.client, &logits.handle, &labels.handle, targets, shape, find)
     });
     launched("cross-entropy sums", done);
     out

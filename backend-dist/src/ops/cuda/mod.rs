@@ -20,9 +20,11 @@ mod attention;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+mod fp8;
 mod linear;
 mod norm;
 mod rope;
+mod work;
 
 use burn::backend::ops::IntTensorOps;
 use burn::backend::{
@@ -58,6 +60,7 @@ impl LocalKernels for Cube {
     }
 
     fn bias_grad(grad: Float) -> Float {
+        let _noted = work::memory("bias gradient", &grad, |bytes| bytes);
         linear::bias_grad(grad)
     }
 
@@ -74,6 +77,9 @@ impl LocalKernels for Cube {
     }
 
     fn accumulate(value: Float, sum: &Float, add: bool) {
+        let _noted = work::memory("accumulation of a gradient", &value, |bytes| {
+            bytes + bytes / value.dtype.size() * 4 * (1 + usize::from(add))
+        });
         accumulate::accumulate(value, sum, add);
     }
 
@@ -82,50 +88,62 @@ impl LocalKernels for Cube {
     }
 
     fn rms_norm_forward(x: Float, w: Float, eps: f64) -> Float {
+        let _noted = work::memory("rms_norm", &x, |bytes| 2 * bytes);
         norm::rms_forward(x, w, eps)
     }
 
     fn rms_norm_grads(x: Float, w: Float, grad: Float, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
+        let _noted = work::memory("rms_norm gradient", &x, |bytes| 3 * bytes);
         norm::rms_grads(x, w, grad, eps, needs)
     }
 
     fn layer_norm_forward(x: Float, w: Float, b: Float, eps: f64) -> Float {
+        let _noted = work::memory("layer_norm", &x, |bytes| 2 * bytes);
         norm::layer_forward(x, w, b, eps)
     }
 
     fn layer_norm_grads(x: Float, w: Float, grad: Float, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
+        let _noted = work::memory("layer_norm gradient", &x, |bytes| 3 * bytes);
         norm::layer_grads(x, w, grad, eps, needs)
     }
 
     fn rope_apply(x: Float, cos: Float, sin: Float, heads: usize, rotation: Rotation) -> Float {
+        let _noted = work::memory("rope", &x, |bytes| 2 * bytes);
         rope::apply(x, cos, sin, heads, rotation)
     }
 
     fn swiglu_forward(x: Float) -> Float {
+        let _noted = work::memory("swiglu", &x, |bytes| bytes + bytes / 2);
         activation::swiglu(x)
     }
 
     fn swiglu_grad(x: Float, grad: Float) -> Float {
+        let _noted = work::memory("swiglu gradient", &x, |bytes| 2 * bytes + bytes / 2);
         activation::swiglu_grad(x, grad)
     }
 
     fn gelu_forward(x: Float, kind: GeluKind) -> Float {
+        let _noted = work::memory("gelu", &x, |bytes| 2 * bytes);
         activation::gelu(x, kind)
     }
 
     fn gelu_grad(x: Float, grad: Float, kind: GeluKind) -> Float {
+        let _noted = work::memory("gelu gradient", &x, |bytes| 3 * bytes);
         activation::gelu_grad(x, grad, kind)
     }
 
     fn attention_forward(q: Float, k: Float, v: Float, options: AttentionOptions) -> (Float, Float) {
+        let _noted = work::attention(&q, k.meta.shape()[0], &options, false);
         attention::forward([q, k, v], options)
     }
 
     fn attention_grads(qkv: [Float; 3], result: [Float; 2], grad: Float, options: AttentionOptions) -> [Float; 3] {
+        let _noted = work::attention(&qkv[0], qkv[1].meta.shape()[0], &options, true);
         attention::grads(qkv, result, grad, options)
     }
 
     fn attention_packed_forward(qkv: Float, heads: PackedHeads, options: AttentionOptions) -> (Float, Float) {
+        let _noted = work::packed_attention(&qkv, heads, &options, false);
         attention::packed_forward(qkv, heads, options)
     }
 
@@ -136,34 +154,47 @@ impl LocalKernels for Cube {
         heads: PackedHeads,
         options: AttentionOptions,
     ) -> Float {
+        let _noted = work::packed_attention(&qkv, heads, &options, true);
         attention::packed_grad(qkv, result, grad, heads, options)
     }
 
     fn embedding_forward(w: Float, ids: Int, first_row: usize) -> Float {
+        let _noted = work::rows("embedding", &w, &ids, 2 * w.dtype.size());
         embedding::forward(w, ids, first_row)
     }
 
     fn embedding_weight_grad(grad: Float, ids: Int, first_row: usize, rows: usize) -> Float {
+        let _noted = work::rows("embedding gradient", &grad, &ids, 2 * grad.dtype.size());
         embedding::weight_grad(grad, ids, first_row, rows)
     }
 
     fn embedding_accumulate_weight_grad(grad: Float, ids: Int, first_row: usize, rows: usize, sum: &Float, add: bool) {
+        let _noted = work::rows("embedding gradient", &grad, &ids, grad.dtype.size() + 4 * (1 + usize::from(add)));
         embedding::accumulate_weight_grad(grad, ids, [first_row, rows], sum, add);
     }
 
     fn vocab_maximum(logits: Float, valid: usize) -> Float {
+        let _noted = work::memory("cross-entropy maximum", &logits, |bytes| bytes);
         cross_entropy::maximum(logits, valid)
     }
 
     fn vocab_sums(logits: Float, max: Float, labels: Int, first_row: usize, valid: usize) -> Float {
+        let _noted = work::memory("cross-entropy sums", &logits, |bytes| bytes);
         cross_entropy::sums(logits, max, labels, first_row, valid)
     }
 
+    fn vocab_statistics(logits: Float, labels: Int, first_row: usize, valid: usize) -> [Float; 2] {
+        let _noted = work::memory("cross-entropy statistics", &logits, |bytes| bytes);
+        cross_entropy::statistics(logits, labels, first_row, valid)
+    }
+
     fn vocab_logits_grad(logits: Float, lse: Float, labels: Int, grad: Float, first_row: usize, valid: usize) -> Float {
+        let _noted = work::memory("cross-entropy gradient", &logits, |bytes| 2 * bytes);
         cross_entropy::logits_grad(logits, [lse, grad], labels, first_row, valid)
     }
 
     fn dropout_apply(x: Float, p: f64, key: &DropKey) -> Float {
+        let _noted = work::memory("dropout", &x, |bytes| 2 * bytes);
         dropout::apply(x, p, key)
     }
 }

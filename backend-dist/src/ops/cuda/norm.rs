@@ -3,7 +3,8 @@
 
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::pointwise::{layer_norm, rms_norm};
+use cubecl::server::Handle;
+use kernels_cubecl::pointwise::norm::{self, Affine, NormShape};
 
 use super::{Float, are_half, columns, empty, launched, packed, rows};
 use crate::ops::{
@@ -12,62 +13,61 @@ use crate::ops::{
 };
 
 pub fn rms_forward(x: Float, w: Float, eps: f64) -> Float {
-    if !are_half([&x, &w]) || !rms_norm::has_kernel(columns(&x)) {
+    if !are_half([&x, &w]) || !Affine::Rms(&w.handle).has_kernel(columns(&x)) {
         return plain::norm::rms_norm::<Cube>(x, w, eps);
     }
-    let (x, w) = (packed(x), packed(w));
-    let y = empty(&x, x.shape(), x.dtype());
-    let (rows, columns) = (rows(&x), columns(&x));
-    let inputs = (&x.handle, &w.handle);
-    let done = by_half!(x, E => rms_norm::forward::<E>(&x.client, inputs, &y.handle, eps as f32, rows, columns));
-    launched("rms_norm", done);
-    y
+    let w = packed(w);
+    forward(x, Affine::Rms(&w.handle), eps)
 }
 
 pub fn rms_grads(x: Float, w: Float, grad: Float, eps: f64, needs: NormNeeds) -> NormGrads<Cube> {
-    if !are_half([&x, &w, &grad]) || !rms_norm::has_kernel(columns(&x)) {
+    if !are_half([&x, &w, &grad]) || !Affine::Rms(&w.handle).has_kernel(columns(&x)) {
         return plain::norm::rms_norm_grads::<Cube>(x, w, grad, eps, needs);
     }
-    let (x, w, grad) = (packed(x), packed(w), packed(grad));
-    let (rows, columns) = (rows(&x), columns(&x));
-    let (dx, dw) = (empty(&x, x.shape(), x.dtype()), empty(&w, [columns], DType::F32));
-    let gradients = (&dx.handle, &dw.handle);
-    let inputs = (&x.handle, &w.handle);
-    let done = by_half!(x, E => {
-        rms_norm::backward::<E>(&x.client, inputs, &grad.handle, gradients, eps as f32, rows, columns)
-    });
-    launched("rms_norm gradient", done);
+    let w = packed(w);
+    let dw = empty(&w, [columns(&x)], DType::F32);
+    let dx = backward(x, Affine::Rms(&w.handle), grad, &dw.handle, eps);
     NormGrads { x: needs.x.then_some(dx), w: needs.w.then_some(dw), b: None }
 }
 
 pub fn layer_forward(x: Float, w: Float, b: Float, eps: f64) -> Float {
-    if !are_half([&x, &w, &b]) || !layer_norm::has_kernel(columns(&x)) {
+    if !are_half([&x, &w, &b]) || !Affine::Layer(&w.handle, &b.handle).has_kernel(columns(&x)) {
         return plain::norm::layer_norm::<Cube>(x, w, b, eps);
     }
-    let (x, w, b) = (packed(x), packed(w), packed(b));
-    let y = empty(&x, x.shape(), x.dtype());
-    let (rows, columns, params) = (rows(&x), columns(&x), (&w.handle, &b.handle));
-    let done = by_half!(x, E => {
-        layer_norm::forward::<E>(&x.client, &x.handle, params, &y.handle, eps as f32, rows, columns)
-    });
-    launched("layer_norm", done);
-    y
+    let (w, b) = (packed(w), packed(b));
+    forward(x, Affine::Layer(&w.handle, &b.handle), eps)
 }
 
 pub fn layer_grads(x: Float, w: Float, grad: Float, eps: f64, needs: NormNeeds) -> NormGrads<Cube> {
-    if !are_half([&x, &w, &grad]) || !layer_norm::has_kernel(columns(&x)) {
+    // The gradients do not need the bias.
+    if !are_half([&x, &w, &grad]) || !Affine::Layer(&w.handle, &w.handle).has_kernel(columns(&x)) {
         return plain::norm::layer_norm_grads::<Cube>(x, w, grad, eps, needs);
     }
-    let (x, w, grad) = (packed(x), packed(w), packed(grad));
-    let (rows, columns) = (rows(&x), columns(&x));
-    let (dx, both) = (empty(&x, x.shape(), x.dtype()), empty(&w, [2, columns], DType::F32));
-    let (inputs, gradients) = ((&x.handle, &w.handle), (&dx.handle, &both.handle));
-    let done = by_half!(x, E => {
-        layer_norm::backward::<E>(&x.client, inputs, &grad.handle, gradients, eps as f32, rows, columns)
-    });
-    launched("layer_norm gradient", done);
+    let w = packed(w);
+    let both = empty(&w, [2, columns(&x)], DType::F32);
+    let dx = backward(x, Affine::Layer(&w.handle, &w.handle), grad, &both.handle, eps);
     let [dw, db] = two_rows(both);
     NormGrads { x: needs.x.then_some(dx), w: needs.w.then_some(dw), b: needs.b.then_some(db) }
+}
+
+fn forward(x: Float, affine: Affine, eps: f64) -> Float {
+    let x = packed(x);
+    let (y, shape) = (empty(&x, x.shape(), x.dtype()), NormShape { rows: rows(&x), columns: columns(&x) });
+    let done = by_half!(x, E => norm::forward::<E>(&x.client, &x.handle, affine, &y.handle, eps as f32, shape));
+    launched("norm", done);
+    y
+}
+
+/// The gradient of `x`; those of the weights are written to `sums`.
+fn backward(x: Float, affine: Affine, grad: Float, sums: &Handle, eps: f64) -> Float {
+    let (x, grad) = (packed(x), packed(grad));
+    let (dx, shape) = (empty(&x, x.shape(), x.dtype()), NormShape { rows: rows(&x), columns: columns(&x) });
+    let gradients = (&dx.handle, sums);
+    let done = by_half!(x, E => {
+        norm::backward::<E>(&x.client, &x.handle, affine, &grad.handle, gradients, eps as f32, shape)
+    });
+    launched("norm gradient", done);
+    dx
 }
 
 /// The rows of `x [2, columns]`, f32 without gaps.

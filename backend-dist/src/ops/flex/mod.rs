@@ -1,11 +1,28 @@
 //! Kernels of the CPU backend: plain loops over slices, compiled for the instruction sets found at run time, on several
 //! threads where the work is worth the hand-over.
 
+/// Runs `$body` with `$E` the element type of `$dtype`; half precision has been widened before.
+macro_rules! by_real {
+    ($dtype:expr, $E:ident => $body:expr) => {
+        match $dtype {
+            DType::F64 => {
+                type $E = f64;
+                $body
+            }
+            _ => {
+                type $E = f32;
+                $body
+            }
+        }
+    };
+}
+
 mod activation;
 mod attention;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+mod fp8;
 mod gemm;
 mod lanes;
 mod linear;
@@ -24,22 +41,6 @@ use super::{
     kernels::{LocalKernels, NormGrads, NormNeeds},
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
 };
-
-/// Runs `$body` with `$E` the element type of `$dtype`; half precision has been widened before.
-macro_rules! by_real {
-    ($dtype:expr, $E:ident => $body:expr) => {
-        match $dtype {
-            DType::F64 => {
-                type $E = f64;
-                $body
-            }
-            _ => {
-                type $E = f32;
-                $body
-            }
-        }
-    };
-}
 
 /// The type an operation on `dtype` computes in.
 fn compute_type(dtype: DType) -> DType {

@@ -21,6 +21,7 @@ pub(super) fn state(step: u64) -> RunState {
         schedule: json!({}),
         rng: json!([1, 2]),
         loss_scale: json!(null),
+        fp8: json!(null),
     }
 }
 

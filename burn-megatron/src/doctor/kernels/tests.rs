@@ -50,3 +50,15 @@ fn errors_are_relative_to_the_norm() {
     assert!(error(&[], &[1.0]).is_nan());
     assert_eq!(error(&[0.0], &[0.0]), 0.0);
 }
+
+#[test]
+fn fp8_layers_on_the_cpu_are_within_their_bounds() {
+    let sizes = Scale { seq: 16, batch: 2, hidden: 48, ffn: 32, ..TINY };
+    for dtype in [DType::BF16, DType::F16] {
+        let found = fp8::check(&Device::flex(), &sizes, dtype);
+        assert_eq!(found.len(), 8);
+        let bad: Vec<&KernelCheck> = found.iter().filter(|check| !check.ok()).collect();
+        assert!(bad.is_empty(), "{bad:#?}");
+    }
+    assert!(fp8::check(&Device::flex(), &sizes, DType::F32).is_empty());
+}

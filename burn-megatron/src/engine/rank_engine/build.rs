@@ -11,6 +11,8 @@ use backend_dist::collective::connect;
 use backend_dist::gpu::release_memory;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
+use backend_dist::ops::fp8::DelayedScaling;
+use backend_dist::startup::{Phase, phase};
 use burn::tensor::DType;
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
@@ -28,6 +30,9 @@ impl<M: CausalLm> RankEngine<M> {
         config: EngineConfig,
     ) -> Result<Self, EngineError> {
         let layout = rank.mesh.layout();
+        // A device's work is waited for where a phase ends, or the next one would be blamed for it.
+        let ready = || rank.device.sync().map_err(|error| EngineError::Model(error.to_string().into()));
+        phase(Phase::Device, ready)?;
         let plan = config.plan(layout.dp)?;
         let lr = config.lr.schedule(config.global_batch)?;
         let (spec, division) = config.pipeline.resolve(layout, dims.layers, plan.accumulation)?;
@@ -38,33 +43,44 @@ impl<M: CausalLm> RankEngine<M> {
         let zero = if replicas.size() == 1 { 0 } else { layout.zero };
 
         let (mut chunks, mut buckets) = (Vec::new(), Vec::new());
+        // What was built before is not of this engine.
+        drop(DelayedScaling::of_new_layers());
         for chunk in 0..placement.chunks() {
             let stage = &division.stages()[placement.stage(stages.rank(), chunk)];
             let part = Part { layers: stage.layers.clone(), embedding: stage.embedding, head: stage.loss };
-            let model = build(part).map_err(|error| EngineError::Model(error.to_string().into()))?;
+            let model = phase(Phase::Weights, || {
+                let model = build(part).map_err(|error| EngineError::Model(error.to_string().into()));
+                model.and_then(|model| ready().map(|()| model))
+            })?;
             let in_place = dtype_of(&model).is_some_and(|dtype| Buffer::fits(&rank.device, dtype));
             chunks.push(Chunk::new(model, dims.layers, &config.recompute, (zero, in_place), &mut buckets));
         }
+        let fp8 = DelayedScaling::of_new_layers();
         // A stage without parameters learns the type from the others.
         let own = chunks.iter().find_map(|chunk: &Chunk<M>| dtype_of(chunk.model()));
         let dtype = stages.all_gather_host(own).into_iter().flatten().next().unwrap_or(DType::F32);
         let neighbours = |size| rank.subgroup(Axis::Tp, size);
-        let mut optimizer =
-            Optimizer::new(&config.optimizer, layout.zero, buckets, replicas.clone(), neighbours, &rank.device, dtype);
-        for chunk in &mut chunks {
-            let own: Vec<usize> = chunk.buckets.iter().map(|(_, bucket)| *bucket).collect();
-            optimizer.check(chunk.model(), &own)?;
-            chunk.for_buckets(|bucket, model| optimizer.shard(bucket, model));
-        }
-        // The memory that the parameters were built in.
-        release_memory(&rank.device);
+        let optimizer = phase(Phase::Buffers, || {
+            let device = &rank.device;
+            let mut optimizer =
+                Optimizer::new(&config.optimizer, layout.zero, buckets, replicas.clone(), neighbours, device, dtype);
+            for chunk in &mut chunks {
+                let own: Vec<usize> = chunk.buckets.iter().map(|(_, bucket)| *bucket).collect();
+                optimizer.check(chunk.model(), &own)?;
+                chunk.for_buckets(|bucket, model| optimizer.shard(bucket, model));
+            }
+            // The memory that the parameters were built in.
+            release_memory(device);
+            ready().map(|()| optimizer)
+        })?;
         let sections = chunks.iter().flat_map(|chunk| chunk.model().registry().sections());
         let once = sections.filter(|section| section.copy < section.copies);
         let elements: usize = once.map(|section| section.global_shape.iter().product::<usize>()).sum();
-        Ok(Self {
+        let engine = Self {
             chunks,
             optimizer,
             actions: pipeline.posted().ranks.swap_remove(stages.rank()),
+            fp8,
             pipeline,
             lr,
             scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),
@@ -85,6 +101,8 @@ impl<M: CausalLm> RankEngine<M> {
             step: 0,
             consumed: 0,
             grad_scale: 1.0,
-        })
+        };
+        engine.weights_changed();
+        Ok(engine)
     }
 }

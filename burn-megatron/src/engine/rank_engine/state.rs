@@ -87,6 +87,7 @@ impl<M: CausalLm> RankEngine<M> {
             });
         }
         result?;
+        self.restore_fp8(&state.fp8);
         self.optimizer.set_updates(state.updates);
         (self.step, self.consumed) = (state.step, state.consumed_samples);
         // Weights from a run of another type have no scale.

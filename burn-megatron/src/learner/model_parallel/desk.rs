@@ -80,11 +80,7 @@ impl Desk {
         }
         let (path, layout) = (checkpoint.path().display(), &checkpoint.state().layout);
         let warning = checkpoint.warning().map(|warning| format!("; {warning}")).unwrap_or_default();
-        let line = format!("going on from {path}, which {layout} has written: {stats}{warning}");
-        log::info!("{line}");
-        if !dashboard_possible() {
-            println!("{line}");
-        }
+        say(&format!("going on from {path}, which {layout} has written: {stats}{warning}"));
         Ok(())
     }
 
@@ -103,5 +99,13 @@ impl Desk {
             last = Some(stats);
         }
         Ok(last)
+    }
+}
+
+/// A line of the run's log, and of the console where there is no dashboard.
+pub(super) fn say(line: &str) {
+    log::info!("{line}");
+    if !dashboard_possible() {
+        println!("{line}");
     }
 }

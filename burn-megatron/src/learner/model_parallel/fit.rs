@@ -6,6 +6,7 @@ use std::time::Instant;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::process::Processes;
+use backend_dist::startup::{Phase, phase};
 use burn::data::dataloader::DataLoader;
 use burn::tensor::Device;
 use burn::train::{Interrupter, Learner, TrainLoader, TrainingComponents, ValidLoader};
@@ -162,11 +163,14 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         let resumed = self.resumed.as_ref().as_ref().map_err(Clone::clone)?;
         if let Some(checkpoint) = start.of_epoch.as_ref().or(resumed.as_ref()) {
             let begin = Instant::now();
-            let read = checkpoint.verify(world.rank(), world.size())?;
-            // No rank changes its state before all files are known to be whole.
-            let bytes = world.all_gather_host(read).iter().sum();
-            engine.restore(checkpoint)?;
-            world.barrier();
+            let bytes = phase(Phase::Checkpoint, || -> Result<_, BoxError> {
+                let read = checkpoint.verify(world.rank(), world.size())?;
+                // No rank changes its state before all files are known to be whole.
+                let bytes = world.all_gather_host(read).iter().sum();
+                engine.restore(checkpoint)?;
+                world.barrier();
+                Ok(bytes)
+            })?;
             if let Some(desk) = &mut desk {
                 desk.log = Some(RunLog::open(&self.files, engine.steps())?);
                 let seconds = begin.elapsed().as_secs_f64();

@@ -145,6 +145,7 @@ impl Saves {
             schedule: value(serde_json::to_value(config)),
             rng: json!({ "seed": config.seed, "kind": "counter-based: dropout is a function of seed, step and place" }),
             loss_scale: value(serde_json::to_value(engine.loss_scale())),
+            fp8: engine.fp8_state(),
         };
         self.saver.submit(rank.rank, engine.snapshot(), &state)?;
         Ok(start.elapsed().as_secs_f64())

@@ -6,13 +6,14 @@ use std::time::Instant;
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::process::ProcessChannel;
+use backend_dist::startup::{self, Phase, phase};
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::train::{Interrupter, LearnerEvent, TrainingItem};
 use models::CausalLm;
 use serde::{Deserialize, Serialize};
 
 use super::batches::{BatchPlace, GlobalBatch};
-use super::desk::Desk;
+use super::desk::{Desk, say};
 use super::logs::Tracer;
 use super::saving::Saves;
 use crate::data::TokenDataset;
@@ -81,10 +82,13 @@ impl<M: CausalLm> Worker<'_, M> {
                     return Ok(true);
                 }
             };
-            let rows = self.own_rows(&batch);
+            let rows = phase(Phase::Batch, || self.own_rows(&batch));
             recorder.end(data, What::Data, None, None);
             self.engine.set_recorder(self.tracer.recorder(step));
-            let report = self.engine.train_micro_batches(&rows)?;
+            let report = phase(Phase::Step, || self.engine.train_micro_batches(&rows))?;
+            if let Some(started) = startup::end().filter(|_| desk.is_some()) {
+                say(&started.to_string());
+            }
             recorder.end(whole, What::Step, None, None);
             let bubble = match recorder.is_on() {
                 true => self.tracer.note(self.rank, &self.world, step, [self.engine.take_spans(), recorder.take()])?,

@@ -1,10 +1,12 @@
 //! Muon's steps of the matrices of one bucket.
 
 use super::super::bucket::{Bucket, MatrixSteps};
+use super::super::flat::Flat;
 use super::super::layout::Part;
 use super::super::optimizer::StepInfo;
 use super::MuonConfig;
 use super::orthogonal::{gather, local, newton_schulz};
+use backend_dist::buffer::{Buffer, muon_mix};
 use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
 use burn::tensor::Tensor;
@@ -25,30 +27,12 @@ pub(in super::super) fn matrix_steps(
         return MatrixSteps::default();
     }
     let sum = grads.sum();
-    let mut mixed = Vec::new();
-    let zeros = |len| Tensor::zeros([len], (&sum.device(), sum.dtype()));
-    let mut end = 0;
-    for part in parts.iter() {
-        if part.at > end {
-            mixed.push(zeros(part.at - end));
-        }
-        end = part.at + part.range.len();
-        let range = part.at..part.at + part.range.len();
-        let grad = sum.part(range.clone());
-        if layout.units[part.unit].matrix {
-            let momentum = first.as_mut().expect("matrices have a momentum");
-            let grad = grad.mul_scalar(info.grad_scale * (1.0 - muon.momentum));
-            let mean = momentum.part(range).mul_scalar(muon.momentum) + grad.clone();
-            momentum.put(part.at, mean.clone());
-            mixed.push(if muon.nesterov { mean.mul_scalar(muon.momentum) + grad } else { mean });
-        } else {
-            mixed.push(grad.zeros_like());
-        }
-    }
-    if region.len() > end {
-        mixed.push(zeros(region.len() - end));
-    }
-    let mixed = Tensor::cat(mixed, 0);
+    let of_matrix = |part: &Part| layout.units[part.unit].matrix;
+    let mixed = match first {
+        None => Tensor::zeros([region.len()], (&sum.device(), sum.dtype())),
+        Some(momentum) => mix_at_once(parts.iter().filter(|part| of_matrix(part)), muon, info, (sum, momentum))
+            .unwrap_or_else(|| mix(parts, of_matrix, muon, info, (sum, momentum), region.len())),
+    };
     let mixed = if *zero == 0 { mixed } else { all_gather(mixed, 0, replicas) };
 
     let single = Group::single();
@@ -61,7 +45,57 @@ pub(in super::super) fn matrix_steps(
         let step = local(newton_schulz(gather(mine, section, ranks), muon.ns_steps), section);
         let factor = info.lr * muon.step_factor(section.global_shape[0], section.global_shape[1]);
         let inside = part.range.start - unit.range.start..part.range.end - unit.range.start;
-        Some(step.flatten::<1>(0, 1).slice([inside]).mul_scalar(factor))
+        Some((step.flatten::<1>(0, 1).slice([inside]), factor))
     };
     MatrixSteps { steps: parts.iter().map(step).collect(), keep: 1.0 - info.lr * muon.weight_decay }
+}
+
+/// Updates the matrices' momentum on a GPU and gives what is orthogonalised, zeros elsewhere; one launch for each matrix.
+fn mix_at_once<'a>(
+    matrices: impl Iterator<Item = &'a Part>,
+    muon: &MuonConfig,
+    info: &StepInfo,
+    (sum, momentum): (&Flat, &Flat),
+) -> Option<Tensor<1>> {
+    let (grad, momentum) = (sum.buffer()?, momentum.buffer()?);
+    let out = Buffer::zeros(sum.len(), &sum.device(), sum.dtype())?;
+    for part in matrices {
+        let [grad, momentum, out] = [grad, momentum, &out].map(|of| of.part(part.at..part.at + part.range.len()));
+        muon_mix(&grad, &momentum, &out, muon.momentum, info.grad_scale, muon.nesterov);
+    }
+    Some(out.tensor())
+}
+
+/// The same by tensor operations, for a region of `len` elements.
+fn mix(
+    parts: &[Part],
+    of_matrix: impl Fn(&Part) -> bool,
+    muon: &MuonConfig,
+    info: &StepInfo,
+    (sum, momentum): (&Flat, &mut Flat),
+    len: usize,
+) -> Tensor<1> {
+    let mut mixed = Vec::new();
+    let zeros = |len| Tensor::zeros([len], (&sum.device(), sum.dtype()));
+    let mut end = 0;
+    for part in parts {
+        if part.at > end {
+            mixed.push(zeros(part.at - end));
+        }
+        end = part.at + part.range.len();
+        let range = part.at..end;
+        let grad = sum.part(range.clone());
+        if of_matrix(part) {
+            let grad = grad.mul_scalar(info.grad_scale * (1.0 - muon.momentum));
+            let mean = momentum.part(range).mul_scalar(muon.momentum) + grad.clone();
+            momentum.put(part.at, mean.clone());
+            mixed.push(if muon.nesterov { mean.mul_scalar(muon.momentum) + grad } else { mean });
+        } else {
+            mixed.push(grad.zeros_like());
+        }
+    }
+    if len > end {
+        mixed.push(zeros(len - end));
+    }
+    Tensor::cat(mixed, 0)
 }

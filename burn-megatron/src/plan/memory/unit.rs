@@ -45,7 +45,11 @@ impl UnitMemory {
 
 /// What a linear layer holds until its weight gradient is computed: its input and the gradient of its output.
 fn put_off(op: &Op) -> u64 {
-    if op.linear { op.output.bytes + op.keeps.iter().map(|input| input.bytes).sum::<u64>() } else { 0 }
+    match op.fp8 {
+        Some(fp8) => fp8.deferred,
+        None if op.linear => op.output.bytes + op.keeps.iter().map(|input| input.bytes).sum::<u64>(),
+        None => 0,
+    }
 }
 
 /// Which operations keep a tensor.

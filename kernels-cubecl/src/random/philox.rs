@@ -1,8 +1,8 @@
 //! A counter-based random generator: the value at a position is a function of the position.
 
-const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
-const ROUNDS: usize = 10;
+pub(super) const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+pub(super) const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+pub(super) const ROUNDS: usize = 10;
 
 /// Philox4x32-10: four random words from a 128-bit counter and a 64-bit key.
 ///
@@ -24,19 +24,6 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 fn wide_product(a: u32, b: u32) -> (u32, u32) {
     let product = u64::from(a) * u64::from(b);
     ((product >> 32) as u32, product as u32)
-}
-
-/// Two independent numbers, uniform in the open interval (0, 1), for element `index` of stream `stream`.
-pub(super) fn uniform_pair(seed: u64, stream: u64, index: u64) -> (f64, f64) {
-    let words = philox4x32(
-        [index as u32, (index >> 32) as u32, stream as u32, (stream >> 32) as u32],
-        [seed as u32, (seed >> 32) as u32],
-    );
-    let open = |high: u32, low: u32| {
-        let bits = ((u64::from(high) << 32) | u64::from(low)) >> 11;
-        (bits as f64 + 0.5) / (1u64 << 53) as f64
-    };
-    (open(words[0], words[1]), open(words[2], words[3]))
 }
 
 #[cfg(test)]

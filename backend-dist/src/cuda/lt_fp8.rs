@@ -1,0 +1,138 @@
+//! FP8 products by cuBLASLt.
+//!
+//! On Hopper the library takes FP8 operands only with the summed dimension contiguous in both (its `TN`), 16 bytes aligned
+//! and in multiples of 16 (<https://docs.nvidia.com/cuda/cublas/#cublasltmatmul>).
+
+use std::fmt;
+
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use kernels_cubecl::fp8::Format;
+
+use super::lt::loaded;
+use super::lt_plan::{self, Extras, Key};
+pub(crate) use super::lt_plan::{Onto, Sums};
+use super::{failed, submit};
+use crate::column_major::{Matrices, Problem};
+use crate::profile::{self, Kind, Operation, Precision};
+
+/// What every side of an FP8 product must be a multiple of.
+pub(crate) const MULTIPLE: usize = 16;
+
+/// A matrix of FP8 numbers, `[rows, inner]` without gaps, a byte each.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand<'a> {
+    /// The bytes, `u8`.
+    pub bytes: &'a CubeTensor,
+    /// What every number is to be multiplied with, f32 `[1]`.
+    pub inverse: &'a CubeTensor,
+    /// What the bytes mean.
+    pub format: Format,
+    /// Rows.
+    pub rows: usize,
+    /// The summed dimension.
+    pub inner: usize,
+}
+
+/// Writes `(a · inverse_a) (b · inverse_b)ᵀ + bias`, `[a.rows, b.rows]`, to `out` (bf16, f16 or f32 without gaps), or adds it.
+/// `bias`, without gaps, has the type of `out` and an element for each column.
+///
+/// # Panics
+///
+/// If sizes or types do not fit, cuBLASLt is not installed, or earlier work on the device failed. An error of this
+/// product is the panic of the thread's next one.
+pub(crate) fn multiply(a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &CubeTensor, onto: Onto, sums: Sums) {
+    let what = Named { a: size(&a), b: size(&b), bias: bias.is_some(), out: out.dtype, onto };
+    let matrices = [Matrices::dense(1, a.rows, a.inner), Matrices::dense(1, b.rows, b.inner).transposed()];
+    let Some(problem) = Problem::new(&matrices[0], &matrices[1]) else { panic!("{what}: the sizes do not fit") };
+    let multiples = [a.rows, b.rows, a.inner].iter().all(|&n| n > 0 && n.is_multiple_of(MULTIPLE));
+    assert!(multiples, "{what}: every size must be a multiple of {MULTIPLE}");
+    let Some(kinds) = lt_plan::fp8_kinds(a.format, b.format, out.dtype) else {
+        panic!("{what}: cuBLASLt has no such product; one operand must be e4m3, the result bf16, f16 or f32")
+    };
+    for operand in [&a, &b] {
+        let held = operand.bytes.handle.size_in_used() as usize;
+        let fits = operand.bytes.dtype == DType::U8 && held >= operand.rows * operand.inner;
+        assert!(fits, "{what}: an operand is {:?} in a buffer of {held} bytes", operand.bytes.dtype);
+        assert!(operand.inverse.dtype == DType::F32 && operand.inverse.handle.size_in_used() >= 4, "{what}: no scale");
+        operand.bytes.assert_is_on_same_device(out);
+        operand.inverse.assert_is_on_same_device(out);
+    }
+    let held = out.handle.size_in_used() as usize / out.dtype.size();
+    assert!(
+        out.is_contiguous() && out.meta.shape().num_elements() == a.rows * b.rows && held >= a.rows * b.rows,
+        "{what}: the result has {:?} elements with strides {:?}",
+        out.meta.shape(),
+        out.meta.strides()
+    );
+    if let Some(bias) = bias {
+        let held = bias.handle.size_in_used() as usize / bias.dtype.size();
+        assert!(
+            bias.dtype == out.dtype && bias.is_contiguous() && held >= b.rows,
+            "{what}: the bias is {:?}",
+            bias.dtype
+        );
+        bias.assert_is_on_same_device(out);
+    }
+    loaded();
+    let _noted = profile::operation(out, || what.operation());
+    let device = out.client.service_id().device;
+    let run = move |pointers, scales, bias: Option<_>, stream| {
+        let key = Key::new(problem, kinds, onto, bias.is_some(), Some(sums), pointers);
+        // SAFETY: operands, scales, bias and result were checked against their buffers, which are held until the work is
+        // queued; CubeCL reuses memory in the order of this stream.
+        let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales) }) };
+        done.map_err(|error| format!("{what}: {error}"))
+    };
+    let failed = move |message| failed::note(device, message);
+    let tensors = [a.bytes, b.bytes, out, a.inverse, b.inverse];
+    match bias {
+        None => submit(tensors, move |[x, w, y, p, q], stream| run([x, w, y], [p, q], None, stream), failed),
+        Some(bias) => {
+            let [x, w, y, p, q] = tensors;
+            submit(
+                [x, w, y, p, q, bias],
+                move |[x, w, y, p, q, bias], stream| run([x, w, y], [p, q], Some(bias), stream),
+                failed,
+            );
+        }
+    }
+}
+
+fn size(operand: &Operand) -> (Format, usize, usize) {
+    (operand.format, operand.rows, operand.inner)
+}
+
+/// A product, as an error names it.
+#[derive(Clone, Copy)]
+struct Named {
+    a: (Format, usize, usize),
+    b: (Format, usize, usize),
+    bias: bool,
+    out: DType,
+    onto: Onto,
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Self { a: (a, m, k), b: (b, n, l), bias, out, onto } = self;
+        let bias = if *bias { " + bias" } else { "" };
+        write!(f, "FP8 product [{m}, {k}] {a:?} · [{n}, {l}]ᵀ {b:?}{bias} -> {out:?} ({onto:?})")
+    }
+}
+
+impl Named {
+    /// For a profile; products of the same sizes and types have one name.
+    fn operation(&self) -> Operation {
+        let Self { a: (a, m, k), b: (b, n, _), bias, out, onto } = *self;
+        let adds = onto == Onto::Add;
+        let ends = [(bias, " + bias"), (adds, " +=")].map(|(has, text)| if has { text } else { "" }).concat();
+        Operation {
+            name: format!("product [{m}, {k}] · [{k}, {n}] {a:?} {b:?} to {out:?}{ends}").into(),
+            kind: Kind::Product,
+            precision: Precision::Fp8,
+            flops: 2.0 * m as f64 * (n * k) as f64,
+            bytes: (m * k + k * n + m * n * out.size() * (1 + usize::from(adds))) as f64,
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What operations have to do at least, noted for profiles; nothing while nobody profiles.
+
+use burn_cubecl::tensor::CubeTensor;
+
+use crate::ops::options::{AttentionOptions, PackedHeads};
+use crate::profile::{Operation, operation};
+
+type Noted = Option<crate::profile::Open>;
+
+/// Bytes of all elements.
+pub fn size(x: &CubeTensor) -> usize {
+    x.meta.shape().num_elements() * x.dtype.size()
+}
+
+/// An operation that reads and writes `bytes(elements' bytes of x)`.
+pub fn memory(name: &'static str, x: &CubeTensor, bytes: impl FnOnce(usize) -> usize) -> Noted {
+    operation(x, || Operation::memory(name, bytes(size(x))))
+}
+
+/// Rows of `hidden` elements for ids: `bytes` for each element.
+pub fn rows(name: &'static str, x: &CubeTensor, ids: &CubeTensor, bytes: usize) -> Noted {
+    operation(x, || {
+        let hidden = x.meta.shape().last().copied().unwrap_or(1);
+        Operation::memory(name, ids.meta.shape().num_elements() * hidden * bytes)
+    })
+}
+
+/// Attention of queries `q [s, b, h, d]` on `keys` keys: two products forward, five backward, in which nothing is counted
+/// twice (Dao, FlashAttention-2, 4.1). Keys that a query does not see are not counted.
+pub fn attention(q: &CubeTensor, keys: usize, options: &AttentionOptions, backward: bool) -> Noted {
+    let shape = q.meta.shape();
+    noted(q, [shape[0], keys], shape[1] * shape[2], shape[3], options, backward)
+}
+
+/// The same on `qkv [s, b, heads, d]`.
+pub fn packed_attention(qkv: &CubeTensor, heads: PackedHeads, options: &AttentionOptions, backward: bool) -> Noted {
+    let shape = qkv.meta.shape();
+    noted(qkv, [shape[0], shape[0]], shape[1] * heads.heads, shape[3], options, backward)
+}
+
+fn noted(
+    near: &CubeTensor,
+    [queries, keys]: [usize; 2],
+    heads: usize,
+    head_dim: usize,
+    options: &AttentionOptions,
+    backward: bool,
+) -> Noted {
+    let (name, products, tensors) = if backward { ("attention gradient", 5, 8) } else { ("attention", 2, 4) };
+    operation(near, || {
+        let seen: usize =
+            (0..queries).map(|i| options.visible(i, keys)).map(|(low, high)| high.saturating_sub(low)).sum();
+        let bytes = tensors * queries * heads * head_dim * near.dtype.size();
+        Operation::attention(name, [seen * heads, head_dim, products], bytes)
+    })
+}

@@ -1,0 +1,205 @@
+//! Delayed scaling: a tensor's scale comes from its largest magnitudes in earlier steps, so that a cast needs no pass of its
+//! own to find it (`transformer_engine/pytorch/fp8.py`, `FP8GlobalStateManager`).
+//!
+//! Transformer Engine moves the histories on with every forward pass; here they move once a step, over all ranks of a
+//! pipeline stage, so that they do not depend on how the batch is cut. A tensor without a history takes the scale of its own
+//! magnitude, where Transformer Engine would start with 1.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::{DType, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+use super::recipe::{AmaxAlgorithm, Fp8Recipe, Fp8Scaling, Number};
+use crate::collective::all_reduce;
+use crate::comm::{Group, ReduceOp};
+
+/// The quantised tensors of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operand {
+    Input,
+    Weight,
+    Gradient,
+}
+
+const OPERANDS: usize = 3;
+
+/// What one layer has found in this step, and the scales that it uses; all `[1]`.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    found: [Option<Tensor<1>>; OPERANDS],
+    scales: [Option<[Tensor<1>; 2]>; OPERANDS],
+}
+
+/// The layer's name, its recipe and its slots.
+#[derive(Clone, Debug)]
+struct Layer {
+    name: String,
+    recipe: Fp8Recipe,
+    slots: Arc<Mutex<Slots>>,
+}
+
+thread_local! {
+    /// Layers built on this thread that nobody moves on yet.
+    static BUILT: RefCell<Vec<Layer>> = const { RefCell::new(Vec::new()) };
+}
+
+/// New slots, if the recipe needs some.
+pub(super) fn slots(name: &str, recipe: Fp8Recipe) -> Option<Arc<Mutex<Slots>>> {
+    (recipe.scaling == Fp8Scaling::Delayed).then(|| {
+        let slots = Arc::default();
+        let layer = Layer { name: name.into(), recipe, slots: Arc::clone(&slots) };
+        BUILT.with_borrow_mut(|built| built.push(layer));
+        slots
+    })
+}
+
+fn lock(slots: &Mutex<Slots>) -> MutexGuard<'_, Slots> {
+    slots.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Notes a magnitude of this step.
+pub(super) fn note(slots: &Mutex<Slots>, operand: Operand, amax: Tensor<1>) {
+    let found = &mut lock(slots).found[operand as usize];
+    *found = Some(match found.take() {
+        Some(before) => before.max_pair(amax),
+        None => amax,
+    });
+}
+
+/// Scale and reciprocal, once there is a history.
+pub(super) fn scales(slots: &Mutex<Slots>, operand: Operand) -> Option<[Tensor<1>; 2]> {
+    lock(slots).scales[operand as usize].clone()
+}
+
+/// The histories of a rank's layers. Empty where nothing is scaled by delay.
+#[derive(Debug, Default)]
+pub struct DelayedScaling {
+    layers: Vec<Layer>,
+    /// A row for each step, the newest first, and a column for each tensor.
+    histories: Option<Tensor<2>>,
+    /// Of each tensor.
+    scales: Option<Tensor<1>>,
+}
+
+/// One layer's histories, as a checkpoint keeps them: of input, weight and gradient, in the bits of `f64`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerHistory {
+    /// Largest magnitudes, the newest first.
+    pub amax: [Vec<u64>; OPERANDS],
+    /// The scales in use.
+    pub scale: [u64; OPERANDS],
+}
+
+impl DelayedScaling {
+    /// The layers with delayed scaling that were built on this thread since the last call.
+    pub fn of_new_layers() -> Self {
+        Self { layers: BUILT.take(), ..Self::default() }
+    }
+
+    /// Ends a step: what the layers have found in it goes into the histories, the largest over one group after the other,
+    /// whose ranks all hold parts or copies of the same layers and all call this. Nothing waits for the device.
+    pub fn end_step(&mut self, groups: &[Group]) {
+        let mut slots: Vec<MutexGuard<Slots>> = self.layers.iter().map(|layer| lock(&layer.slots)).collect();
+        let found: Vec<Option<Tensor<1>>> =
+            slots.iter_mut().flat_map(|slots| std::mem::take(&mut slots.found)).collect();
+        let Some(like) = found.iter().flatten().next() else { return };
+        let nothing = Tensor::zeros([1], (&like.device(), like.dtype()));
+        let amax = Tensor::cat(found.into_iter().map(|found| found.unwrap_or_else(|| nothing.clone())).collect(), 0);
+        let among = groups.iter().filter(|group| group.size() > 1);
+        let amax = among.fold(amax, |amax, group| all_reduce(amax, ReduceOp::Max, group));
+        let recipe = self.layers[0].recipe;
+        let row = amax.clone().unsqueeze_dim::<2>(0);
+        let histories = match self.histories.take() {
+            Some(before) if recipe.amax_history_len > 1 => {
+                let kept = before.dims()[0].min(recipe.amax_history_len - 1);
+                Tensor::cat(vec![row, before.narrow(0, 0, kept)], 0)
+            }
+            _ => row,
+        };
+        let chosen = match recipe.amax_compute_algo {
+            AmaxAlgorithm::MostRecent => amax,
+            AmaxAlgorithm::Max => histories.clone().max_dim(0).squeeze_dim::<1>(0),
+        };
+        let scales = updated(chosen, self.scales.take(), self.largest());
+        drop(slots);
+        self.hand_out(&scales);
+        (self.histories, self.scales) = (Some(histories), Some(scales));
+    }
+
+    /// Largest number less the margin, for each tensor.
+    fn largest(&self) -> Vec<f64> {
+        let of = |layer: &Layer| {
+            let Layer { recipe, .. } = layer;
+            let numbers = [recipe.forward(), recipe.forward(), recipe.backward()];
+            numbers.map(|number: Number| number.max() * 2f64.powi(-(recipe.margin as i32)))
+        };
+        self.layers.iter().flat_map(of).collect()
+    }
+
+    /// Gives every layer its scales.
+    fn hand_out(&self, scales: &Tensor<1>) {
+        let inverses = scales.clone().recip();
+        for (i, layer) in self.layers.iter().enumerate() {
+            let of = |operand| {
+                let at = OPERANDS * i + operand;
+                Some([scales.clone().narrow(0, at, 1), inverses.clone().narrow(0, at, 1)])
+            };
+            lock(&layer.slots).scales = std::array::from_fn(of);
+        }
+    }
+
+    /// Histories and scales by the layers' names; waits for the device.
+    pub fn state(&self) -> BTreeMap<String, LayerHistory> {
+        let (Some(histories), Some(scales)) = (&self.histories, &self.scales) else { return BTreeMap::new() };
+        let [steps, tensors] = histories.dims();
+        let (amax, scale) = (host(histories.clone()), host(scales.clone()));
+        let column = |at: usize| (0..steps).map(|step| amax[step * tensors + at].to_bits()).collect();
+        let of = |(i, layer): (usize, &Layer)| {
+            let history = LayerHistory {
+                amax: std::array::from_fn(|operand| column(OPERANDS * i + operand)),
+                scale: std::array::from_fn(|operand| scale[OPERANDS * i + operand].to_bits()),
+            };
+            (layer.name.clone(), history)
+        };
+        self.layers.iter().enumerate().map(of).collect()
+    }
+
+    /// Takes up the histories of a run of any layout, in tensors of `dtype` (at least f32) on `device`. Without those of all
+    /// layers they start anew.
+    pub fn restore(&mut self, state: &BTreeMap<String, LayerHistory>, device: &burn::tensor::Device, dtype: DType) {
+        let found: Option<Vec<&LayerHistory>> = self.layers.iter().map(|layer| state.get(&layer.name)).collect();
+        let Some(found) = found.filter(|found| !found.is_empty()) else { return };
+        let steps = found.iter().flat_map(|layer| &layer.amax).map(Vec::len).min().unwrap_or(0);
+        if steps == 0 {
+            return;
+        }
+        let columns: Vec<&Vec<u64>> = found.iter().flat_map(|layer| &layer.amax).collect();
+        let row = |step: usize| columns.iter().map(move |column| f64::from_bits(column[step]));
+        let rows: Vec<f64> = (0..steps).flat_map(row).collect();
+        let scales: Vec<f64> = found.iter().flat_map(|layer| layer.scale).map(f64::from_bits).collect();
+        let dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let shape = [steps, columns.len()];
+        self.histories = Some(Tensor::from_data(TensorData::new(rows, shape).convert_dtype(dtype), (device, dtype)));
+        let count = [scales.len()];
+        let scales = Tensor::from_data(TensorData::new(scales, count).convert_dtype(dtype), (device, dtype));
+        self.hand_out(&scales);
+        self.scales = Some(scales);
+    }
+}
+
+/// `largest / amax`, the old scale (at first 1) where there is no magnitude or one that is not finite.
+fn updated(amax: Tensor<1>, before: Option<Tensor<1>>, largest: Vec<f64>) -> Tensor<1> {
+    let (device, dtype, count) = (amax.device(), amax.dtype(), [largest.len()]);
+    let most = if dtype == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
+    let largest = Tensor::from_data(TensorData::new(largest, count).convert_dtype(dtype), (&device, dtype));
+    let usable = amax.clone().greater_elem(0.0).bool_and(amax.clone().lower_equal_elem(most));
+    let before = before.unwrap_or_else(|| Tensor::ones(count, (&device, dtype)));
+    before.mask_where(usable, (largest / amax).clamp_max(most))
+}
+
+fn host<const D: usize>(x: Tensor<D>) -> Vec<f64> {
+    x.into_data().convert::<f64>().try_to_vec().expect("converted to f64")
+}

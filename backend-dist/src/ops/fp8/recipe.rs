@@ -1,0 +1,98 @@
+//! How linear layers are quantised.
+
+use serde::{Deserialize, Serialize};
+
+/// The numbers of a quantised tensor (OCP 8-bit floating point specification, 2023).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Number {
+    /// Three bits of mantissa, up to 448.
+    E4m3,
+    /// Two bits of mantissa, up to 57344.
+    E5m2,
+}
+
+impl Number {
+    /// The largest number.
+    pub fn max(self) -> f64 {
+        match self {
+            Self::E4m3 => 448.0,
+            Self::E5m2 => 57344.0,
+        }
+    }
+
+    /// Bits of the mantissa, and bias of the exponent.
+    pub(crate) fn fields(self) -> (i32, i32) {
+        match self {
+            Self::E4m3 => (3, 7),
+            Self::E5m2 => (2, 15),
+        }
+    }
+}
+
+/// Which numbers, as Megatron-LM's `--fp8-format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fp8Format {
+    /// e4m3 everywhere.
+    E4m3,
+    /// e4m3 for inputs and weights, e5m2 for gradients of outputs.
+    Hybrid,
+}
+
+/// Where scales come from, as Megatron-LM's `--fp8-recipe`. A scale belongs to a whole tensor, over all ranks that hold
+/// parts of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fp8Scaling {
+    /// The largest magnitude of the tensor itself (current scaling).
+    Tensorwise,
+    /// Its largest magnitudes in the steps before.
+    Delayed,
+}
+
+/// Which of a history's magnitudes counts, as Megatron-LM's `--fp8-amax-compute-algo`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AmaxAlgorithm {
+    /// The largest.
+    #[serde(rename = "max")]
+    Max,
+    /// The last one.
+    #[serde(rename = "most_recent")]
+    MostRecent,
+}
+
+/// How the linear layers of a model are quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fp8Recipe {
+    /// Which numbers.
+    pub format: Fp8Format,
+    /// Where scales come from.
+    pub scaling: Fp8Scaling,
+    /// The largest magnitude becomes the format's largest number divided by `2^margin`.
+    pub margin: u32,
+    /// Steps in a history of [`Fp8Scaling::Delayed`], at least 1.
+    pub amax_history_len: usize,
+    /// Which of them counts.
+    pub amax_compute_algo: AmaxAlgorithm,
+}
+
+impl Fp8Recipe {
+    /// Current scaling without a margin.
+    pub fn tensorwise(format: Fp8Format) -> Self {
+        let (scaling, amax_compute_algo) = (Fp8Scaling::Tensorwise, AmaxAlgorithm::MostRecent);
+        Self { format, scaling, margin: 0, amax_history_len: 1, amax_compute_algo }
+    }
+
+    /// The numbers of inputs and weights.
+    pub fn forward(&self) -> Number {
+        Number::E4m3
+    }
+
+    /// The numbers of gradients of outputs.
+    pub fn backward(&self) -> Number {
+        match self.format {
+            Fp8Format::E4m3 => Number::E4m3,
+            Fp8Format::Hybrid => Number::E5m2,
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Where the time goes between the start of the program and the end of a rank's first step.
+//!
+//! A rank's thread is in one [`Phase`] at a time, so phases add up to the whole. Kernels are compiled and products planned on
+//! the threads of the devices, while ranks issue work or wait for it: these seconds are part of the phases, not beside them.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+/// What a rank is doing while it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// From the start of the program to the launch of the ranks.
+    Program,
+    /// The device's context.
+    Device,
+    /// Communicators with other GPUs.
+    Connect,
+    /// Initial weights, drawn or read, until they are on the device.
+    Weights,
+    /// Masters, moments and gradients.
+    Buffers,
+    /// The state of a checkpoint.
+    Checkpoint,
+    /// The first batch.
+    Batch,
+    /// The first step.
+    Step,
+    /// Everything else.
+    Other,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Self::Program => "program",
+            Self::Device => "device",
+            Self::Connect => "NCCL",
+            Self::Weights => "weights",
+            Self::Buffers => "buffers",
+            Self::Checkpoint => "checkpoint",
+            Self::Batch => "batch",
+            Self::Step => "first step",
+            Self::Other => "other",
+        })
+    }
+}
+
+/// What the devices' threads of this process have made, and the seconds in which at least one of them was at it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Made {
+    /// Kernels compiled, or products planned.
+    pub count: usize,
+    /// Kernels, or plans, that were on disk.
+    pub cached: usize,
+    /// Wall time.
+    pub seconds: f64,
+}
+
+/// How a rank started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Startup {
+    /// Seconds of every phase that took any, which add up to the whole.
+    pub phases: BTreeMap<Phase, f64>,
+    /// Kernels of all GPUs of this process.
+    pub kernels: Made,
+    /// Algorithms of matrix products, for all GPUs of this process.
+    pub products: Made,
+}
+
+impl Startup {
+    /// From the start of the program to the end of the first step.
+    pub fn seconds(&self) -> f64 {
+        self.phases.values().sum()
+    }
+}
+
+/// `started in 26.1 s: weights 14.2, first step 8.1, NCCL 2.1, …; in them kernels 6.3 (82 compiled), products 0.4 (46 planned)`
+impl fmt::Display for Startup {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let mut phases: Vec<_> = self.phases.iter().filter(|(_, seconds)| **seconds >= 0.05).collect();
+        phases.sort_by(|a, b| b.1.total_cmp(a.1));
+        let phases: Vec<String> = phases.iter().map(|(phase, seconds)| format!("{phase} {seconds:.1}")).collect();
+        write!(f, "started in {:.1} s: {}", self.seconds(), phases.join(", "))?;
+        let made = |what: &str, how: &str, made: &Made| {
+            let cached = if made.cached > 0 { format!(", {} from disk", made.cached) } else { String::new() };
+            (made.count + made.cached > 0).then(|| format!("{what} {:.1} ({} {how}{cached})", made.seconds, made.count))
+        };
+        let parts = [made("kernels", "compiled", &self.kernels), made("products", "planned", &self.products)];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        if parts.is_empty() { Ok(()) } else { write!(f, "; in them {}", parts.join(", ")) }
+    }
+}
+
+/// The phase a rank's thread is in, since when, and what earlier ones took.
+struct Clock {
+    now: Phase,
+    since: Instant,
+    seconds: BTreeMap<Phase, f64>,
+}
+
+impl Clock {
+    fn enter(&mut self, phase: Phase) -> Phase {
+        let now = Instant::now();
+        *self.seconds.entry(self.now).or_default() += (now - self.since).as_secs_f64();
+        self.since = now;
+        std::mem::replace(&mut self.now, phase)
+    }
+}
+
+thread_local! {
+    /// `Some` on a rank's thread until its first step has ended.
+    static CLOCK: RefCell<Option<Clock>> = const { RefCell::new(None) };
+}
+
+/// Starts the clock of the calling rank's thread; `launched` is when the ranks were launched, `program` how many seconds
+/// after the start of the program that was.
+pub(crate) fn begin(launched: Instant, program: f64) {
+    let seconds = BTreeMap::from([(Phase::Program, program)]);
+    CLOCK.set(Some(Clock { now: Phase::Other, since: launched, seconds }));
+}
+
+/// Runs `work`, whose time, but for phases within it, counts as `phase` of the calling rank.
+pub fn phase<T>(phase: Phase, work: impl FnOnce() -> T) -> T {
+    let enter = |phase| CLOCK.with_borrow_mut(|clock| clock.as_mut().map(|clock| clock.enter(phase)));
+    let Some(before) = enter(phase) else { return work() };
+    let done = work();
+    enter(before);
+    done
+}
+
+/// Ends the clock of the calling rank after its first step; `None` later, and where no rank runs.
+pub fn end() -> Option<Startup> {
+    let mut clock = CLOCK.take()?;
+    clock.enter(Phase::Other);
+    #[cfg(feature = "cuda")]
+    let (kernels, products) = (crate::cuda::watch::kernels(), crate::cuda::watch::products());
+    #[cfg(not(feature = "cuda"))]
+    let (kernels, products) = Default::default();
+    Some(Startup { phases: clock.seconds, kernels, products })
+}
+
+/// Seconds since this program was started; zero where the system does not say.
+pub(crate) fn program_seconds() -> f64 {
+    // `starttime` is field 22 of proc(5)'s stat, in ticks of 1/100 s since boot (`sysconf(_SC_CLK_TCK)` is 100 on Linux);
+    // the name, field 2, may contain spaces.
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let started = || -> Option<f64> {
+        let stat = read("/proc/self/stat")?;
+        let ticks: f64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+        let uptime: f64 = read("/proc/uptime")?.split_whitespace().next()?.parse().ok()?;
+        Some(uptime - ticks / 100.0)
+    };
+    started().unwrap_or(0.0).max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn pause() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+
+    #[test]
+    fn phases_within_phases_add_up_to_the_whole() {
+        let start = Instant::now();
+        begin(start, 1.5);
+        let value = phase(Phase::Weights, || {
+            pause();
+            phase(Phase::Connect, pause);
+            pause();
+            7
+        });
+        let (whole, seen) = (1.5 + start.elapsed().as_secs_f64(), end().unwrap());
+        assert_eq!(value, 7);
+        assert!((seen.seconds() - whole).abs() < 0.01, "{whole} s: {seen:?}");
+        assert!(seen.phases[&Phase::Connect] >= 0.02 && seen.phases[&Phase::Weights] >= 0.04, "{seen:?}");
+        assert!(seen.phases[&Phase::Weights] < whole - 1.5 - 0.02, "{seen:?}");
+        assert_eq!(end(), None, "a rank starts once");
+        phase(Phase::Step, pause);
+        assert_eq!(end(), None);
+    }
+
+    #[test]
+    fn the_line_names_what_took_longest_first() {
+        let phases = BTreeMap::from([(Phase::Connect, 2.1), (Phase::Weights, 14.2), (Phase::Batch, 0.001)]);
+        let kernels = Made { count: 82, cached: 0, seconds: 6.3 };
+        let products = Made { count: 2, cached: 44, seconds: 0.4 };
+        let started = Startup { phases, kernels, products };
+        let expected = "started in 16.3 s: weights 14.2, NCCL 2.1; in them kernels 6.3 (82 compiled), \
+                        products 0.4 (2 planned, 44 from disk)";
+        assert_eq!(started.to_string(), expected);
+    }
+
+    #[test]
+    fn the_program_has_been_running_for_a_while() {
+        let before = program_seconds();
+        std::thread::sleep(Duration::from_millis(50));
+        let after = program_seconds();
+        assert!(after > before && after - before < 10.0, "{before} {after}");
+    }
+}

@@ -1,0 +1,93 @@
+//! Where the time of a step goes on each GPU: rows per operation or kernel, and totals.
+
+mod ceilings;
+mod rows;
+mod table;
+#[cfg(test)]
+mod tests;
+mod totals;
+
+use backend_dist::profile::{Kind, Profile, Source};
+use serde::{Deserialize, Serialize};
+
+pub use ceilings::Ceilings;
+pub use rows::Row;
+pub use table::{csv, text};
+pub use totals::{Arithmetic, Totals};
+
+/// What was seen on one GPU, per step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuProfile {
+    /// CUDA's index.
+    pub gpu: usize,
+    /// By time, the longest first.
+    pub rows: Vec<Row>,
+    /// Sums.
+    pub totals: Totals,
+}
+
+/// What was seen on all GPUs of the process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProfileReport {
+    /// Where times come from.
+    pub source: String,
+    /// Whether kernels were seen, not only operations.
+    pub kernels: bool,
+    /// Steps over which is averaged.
+    pub steps: usize,
+    /// Milliseconds of a step.
+    pub milliseconds: f64,
+    /// What the card could do.
+    pub ceilings: Ceilings,
+    /// MHz of the multiprocessors in the run before: below [`Ceilings::clock`] the card is held back by its power.
+    pub clock: Option<f64>,
+    /// In the order of their indices.
+    pub gpus: Vec<GpuProfile>,
+}
+
+impl ProfileReport {
+    /// Averages over `steps` steps; `clock` as in [`ProfileReport::clock`].
+    pub fn new(profile: &Profile, steps: usize, ceilings: Ceilings, clock: Option<f64>) -> Self {
+        let mut gpus: Vec<usize> = profile.spans.iter().map(|span| span.gpu).collect();
+        gpus.sort_unstable();
+        gpus.dedup();
+        let one = |gpu: usize| GpuProfile {
+            gpu,
+            rows: rows::rows(profile, gpu, steps, &ceilings),
+            totals: totals::totals(profile, gpu, steps),
+        };
+        let lost = match profile.dropped {
+            0 => String::new(),
+            count => format!(", {count} records were lost"),
+        };
+        let (source, kernels) = match &profile.source {
+            Source::Cupti { version } => (format!("CUPTI, API version {version}{lost}"), true),
+            Source::Events { why } => (format!("events around operations, kernels are not seen: {why}"), false),
+        };
+        Self {
+            source,
+            kernels,
+            steps,
+            milliseconds: milliseconds(profile.window, steps),
+            gpus: gpus.into_iter().map(one).collect(),
+            ceilings,
+            clock,
+        }
+    }
+}
+
+/// Of a step.
+fn milliseconds(nanoseconds: u64, steps: usize) -> f64 {
+    nanoseconds as f64 / 1e6 / steps.max(1) as f64
+}
+
+/// What a kernel is about that no operation has launched, by its name.
+fn kind_of(kernel: &str) -> Kind {
+    let kernel = kernel.to_ascii_lowercase();
+    let has = |parts: &[&str]| parts.iter().any(|part| kernel.contains(part));
+    match () {
+        _ if has(&["nccl"]) => Kind::Exchange,
+        _ if has(&["gemm", "nvjet", "cutlass", "matmul"]) => Kind::Product,
+        _ => Kind::Memory,
+    }
+}

@@ -1,0 +1,102 @@
+//! Totals of a GPU: kinds of work, and what of the exchanges is hidden behind it.
+
+use std::collections::HashMap;
+
+use backend_dist::profile::intervals::{Interval, shared, total, union};
+use backend_dist::profile::{Kind, Profile, Span};
+use serde::{Deserialize, Serialize};
+
+use super::{kind_of, milliseconds};
+
+/// Arithmetic of one kind, apart for what runs while an exchange takes multiprocessors and memory bandwidth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Arithmetic {
+    /// Milliseconds per step.
+    pub milliseconds: f64,
+    /// 10¹² FLOP/s.
+    pub teraflops: f64,
+    /// Milliseconds of operations during most of which an exchange ran.
+    pub beside_exchanges: f64,
+    /// Their 10¹² FLOP/s.
+    pub teraflops_beside: f64,
+}
+
+/// Sums of one GPU, in milliseconds per step. Kinds add up to what kernels took one by one; busy time, exposed exchanges and
+/// idle time add up to the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Matrix products.
+    pub products: Arithmetic,
+    /// Attention, forward and backward.
+    pub attention: Arithmetic,
+    /// Kernels that memory limits.
+    pub memory: f64,
+    /// Optimizer and norm.
+    pub optimizer: f64,
+    /// Times in which some kernel other than an exchange ran.
+    pub busy: f64,
+    /// Times in which an exchange ran beside another kernel.
+    pub exchanges_hidden: f64,
+    /// Times in which nothing but exchanges ran.
+    pub exchanges_exposed: f64,
+    /// Times in which nothing ran.
+    pub idle: f64,
+}
+
+/// Of one GPU.
+pub(super) fn totals(profile: &Profile, gpu: usize, steps: usize) -> Totals {
+    let kind = |span: &Span| match span.operation {
+        Some(index) => profile.operations[index].operation.kind,
+        None => kind_of(&span.name),
+    };
+    let spans: Vec<(Kind, &Span)> =
+        profile.spans.iter().filter(|span| span.gpu == gpu).map(|span| (kind(span), span)).collect();
+    let times = |exchanges: bool| {
+        let some = spans.iter().filter(|(kind, _)| (*kind == Kind::Exchange) == exchanges);
+        union(some.map(|(_, span)| (span.start, span.end)))
+    };
+    let (busy, exchanges) = (times(false), times(true));
+    let hidden: u64 = exchanges.iter().map(|exchange| shared(*exchange, &busy)).sum();
+    let exposed = total(&exchanges) - hidden;
+    let sum = |wanted: Kind| -> u64 {
+        spans.iter().filter(|(kind, _)| *kind == wanted).map(|(_, span)| span.end - span.start).sum()
+    };
+    let of = |nanoseconds| milliseconds(nanoseconds, steps);
+    Totals {
+        products: arithmetic(profile, &spans, Kind::Product, &exchanges, steps),
+        attention: arithmetic(profile, &spans, Kind::Attention, &exchanges, steps),
+        memory: of(sum(Kind::Memory)),
+        optimizer: of(sum(Kind::Optimizer)),
+        busy: of(total(&busy)),
+        exchanges_hidden: of(hidden),
+        exchanges_exposed: of(exposed),
+        idle: of(profile.window.saturating_sub(total(&busy) + exposed)),
+    }
+}
+
+fn arithmetic(
+    profile: &Profile,
+    spans: &[(Kind, &Span)],
+    wanted: Kind,
+    exchanges: &[Interval],
+    steps: usize,
+) -> Arithmetic {
+    // By operation, so that its arithmetic is counted once whatever it launches; what is not noted has none.
+    let mut by_operation: HashMap<Option<usize>, (u64, u64)> = HashMap::new();
+    for (_, span) in spans.iter().filter(|(kind, _)| *kind == wanted) {
+        let (time, beside) = by_operation.entry(span.operation).or_default();
+        *time += span.end - span.start;
+        *beside += shared((span.start, span.end), exchanges);
+    }
+    let rate = |beside_only: bool| {
+        let some = by_operation.iter().filter(|(_, (time, beside))| !beside_only || 2 * beside > *time);
+        let (mut time, mut flops) = (0, 0.0);
+        for (operation, (nanoseconds, _)) in some {
+            time += nanoseconds;
+            flops += operation.map_or(0.0, |index| profile.operations[index].operation.flops);
+        }
+        (milliseconds(time, steps), if time > 0 { flops / time as f64 / 1e3 } else { 0.0 })
+    };
+    let ((milliseconds, teraflops), (beside_exchanges, teraflops_beside)) = (rate(false), rate(true));
+    Arithmetic { milliseconds, teraflops, beside_exchanges, teraflops_beside }
+}

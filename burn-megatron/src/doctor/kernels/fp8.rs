@@ -1,0 +1,85 @@
+//! Linear layers in FP8 against their emulation on the CPU in f64: both cast the same numbers with the same scales, so what
+//! is left is the rounding of sums and results.
+
+use backend_dist::comm::Group;
+use backend_dist::ops::fp8::{Fp8Format, Fp8Linear, Fp8Recipe, MULTIPLE};
+use backend_dist::ops::main_grads::{self, MainGrad};
+use backend_dist::ops::{LinearOptions, Prologue, linear_with, pull_back};
+use burn::tensor::{DType, Device, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::cases::Scale;
+use super::{KernelCheck, Side, bound, error, numbers, values};
+
+const NAMES: [&str; 4] = ["output", "gradient of x", "gradient of w", "gradient of bias"];
+
+/// Fast sums keep some 14 bits: an eighth of a percent of the largest summand is lost in each addition at worst.
+const FAST: f64 = 1e-2;
+/// Sums of gradients go to f32 every few products.
+const FULL: f64 = 2e-3;
+
+/// The checks of types and sizes that FP8 layers have.
+pub fn check(device: &Device, scale: &Scale, dtype: DType) -> Vec<KernelCheck> {
+    let sizes = [scale.tokens(), scale.hidden, scale.ffn];
+    if !matches!(dtype, DType::BF16 | DType::F16) || !sizes.iter().all(|size| size.is_multiple_of(MULTIPLE)) {
+        return vec![];
+    }
+    let [side, reference] = Side::both(device, dtype);
+    let formats = [Fp8Format::E4m3, Fp8Format::Hybrid];
+    formats.into_iter().flat_map(|format| compare(&side, &reference, scale, format, dtype)).collect()
+}
+
+fn compare(side: &Side, reference: &Side, scale: &Scale, format: Fp8Format, dtype: DType) -> Vec<KernelCheck> {
+    let expected = run(reference, scale, format, false);
+    let in_place = main_grads::is_available(&side.device);
+    let mut checks = Vec::new();
+    for sums in [false, true].into_iter().filter(|sums| in_place || !sums) {
+        let found = catch_unwind(AssertUnwindSafe(|| run(side, scale, format, sums)));
+        main_grads::detach_all();
+        checks.extend(expected.iter().enumerate().map(|(i, expected)| KernelCheck {
+            name: format!("FP8 {format:?}{}: {}", if sums { ", main gradients" } else { "" }, NAMES[i]),
+            dtype: format!("{dtype:?}"),
+            shape: format!("[{}, {}] · [{}, {}]ᵀ", scale.tokens(), scale.hidden, scale.ffn, scale.hidden),
+            error: found.as_ref().map_or(f64::NAN, |found| error(&found[i], expected)),
+            bound: bound(dtype, 1) + [FAST, FULL, FULL, 0.0][i],
+        }));
+    }
+    checks
+}
+
+/// Output and gradients of two micro-batches' worth of one layer; with `sums` the parameters' are summed up in place.
+fn run(side: &Side, scale: &Scale, format: Fp8Format, sums: bool) -> [Vec<f64>; 4] {
+    let Scale { seq, batch, hidden, ffn, .. } = *scale;
+    let x: Tensor<3> = side.tensor(numbers(seq * batch * hidden, 1), [seq, batch, hidden]).require_grad();
+    let w: Tensor<2> = side.tensor(numbers(ffn * hidden, 2), [ffn, hidden]).require_grad();
+    let bias: Tensor<1> = side.tensor(numbers(ffn, 3), [ffn]).require_grad();
+    let places = [ffn * hidden, ffn].map(|len| {
+        let garbage = Tensor::<1>::full([len], 7.0, (&side.device.clone().inner(), DType::F32));
+        sums.then(|| (garbage.clone(), MainGrad::new(garbage)))
+    });
+    if let [Some((_, of_weight)), Some((_, of_bias))] = &places {
+        main_grads::attach(&w, of_weight.clone());
+        main_grads::attach(&bias, of_bias.clone());
+    }
+    let layer = Fp8Linear::new("layer", Fp8Recipe::tensorwise(format), Group::single());
+    let mut out = vec![];
+    let mut gradients = [vec![], vec![], vec![]];
+    for pass in 0..2 {
+        let options = LinearOptions { fp8: Some(layer.clone()), ..Default::default() };
+        let y = linear_with(x.clone(), Prologue::None, w.clone(), Some(bias.clone()), options);
+        let upstream = side.tensor(numbers(seq * batch * ffn, 10 + pass), [seq, batch, ffn]);
+        out = values(y.clone());
+        let grads = pull_back(y, upstream);
+        let found = [x.grad(&grads).map(values), w.grad(&grads).map(values), bias.grad(&grads).map(values)];
+        for (sum, found) in gradients.iter_mut().zip(found) {
+            let Some(found) = found else { continue };
+            *sum = if sum.is_empty() { found } else { sum.iter().zip(found).map(|(a, b)| a + b).collect() };
+        }
+    }
+    let [of_x, mut of_w, mut of_bias] = gradients;
+    if let [Some((weight, _)), Some((bias, _))] = places {
+        assert!(of_w.is_empty() && of_bias.is_empty(), "a gradient with a place was registered");
+        (of_w, of_bias) = (values(weight), values(bias));
+    }
+    [out, of_x, of_w, of_bias]
+}

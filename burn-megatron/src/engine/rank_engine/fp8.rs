@@ -1,0 +1,41 @@
+//! What FP8 layers keep from step to step.
+
+use std::collections::BTreeMap;
+
+use super::RankEngine;
+use backend_dist::mesh::Axis;
+use backend_dist::ops::fp8::{LayerHistory, weights_changed, weights_may_change};
+use models::CausalLm;
+use serde_json::Value;
+
+impl<M: CausalLm> RankEngine<M> {
+    /// Quantised weights of the last step are stale. Under ZeRO 3, where weights are here only while they are used, none is
+    /// kept.
+    pub(super) fn weights_changed(&self) {
+        match self.replicas.size() > 1 && self.rank.mesh.layout().zero == 3 {
+            true => weights_may_change(),
+            false => weights_changed(),
+        }
+    }
+
+    /// Moves the histories of delayed scaling on. They belong to the next step's scales, also where this one was skipped.
+    pub(super) fn end_fp8_step(&mut self) {
+        self.fp8.end_step(&[self.rank.group(Axis::Tp), self.replicas.clone()]);
+        self.weights_changed();
+    }
+
+    /// The histories of delayed scaling of the whole model, by layer; null where there are none. All ranks call it together,
+    /// and it waits for the device.
+    pub fn fp8_state(&self) -> Value {
+        let parts = self.stages.all_gather_host(self.fp8.state());
+        let all: BTreeMap<String, LayerHistory> = parts.into_iter().flatten().collect();
+        if all.is_empty() { Value::Null } else { serde_json::to_value(all).expect("plain data") }
+    }
+
+    /// Takes the histories up; what has none starts anew.
+    pub(super) fn restore_fp8(&mut self, state: &Value) {
+        let state: BTreeMap<String, LayerHistory> = serde_json::from_value(state.clone()).unwrap_or_default();
+        self.fp8.restore(&state, &self.rank.device, self.dtype);
+        self.weights_changed();
+    }
+}

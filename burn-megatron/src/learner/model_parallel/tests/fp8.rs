@@ -1,0 +1,137 @@
+//! Training in FP8, emulated: it learns what training without it learns, goes on bit for bit, and does not depend on the
+//! layout.
+
+use backend_dist::ops::fp8::{AmaxAlgorithm, Fp8Format, Fp8Scaling};
+use models::Fp8Config;
+
+use super::*;
+use crate::checkpoint::{Checkpoint, SaverOptions};
+
+/// All parts of two ranks are multiples of 16, as are the 16 tokens of a micro-batch.
+fn config() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 33,
+        hidden_size: 64,
+        intermediate_size: 128,
+        num_attention_heads: 8,
+        num_key_value_heads: 4,
+        head_dim: 8,
+        ..LlamaConfig::tiny()
+    }
+}
+
+fn tensorwise() -> Fp8Config {
+    Fp8Config { format: Some(Fp8Format::Hybrid), ..Fp8Config::default() }
+}
+
+fn delayed() -> Fp8Config {
+    Fp8Config {
+        recipe: Fp8Scaling::Delayed,
+        amax_history_len: 3,
+        amax_compute_algo: AmaxAlgorithm::Max,
+        ..tensorwise()
+    }
+}
+
+fn run_in(layout: &str, dtype: FloatDType, fp8: Fp8Config, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
+    let (mesh, config) = (Mesh::new(layout.parse().unwrap()).unwrap(), config());
+    let layers = config.num_hidden_layers;
+    let saver = SaverOptions { background: true, ..SaverOptions::default() };
+    Pretraining::new(mesh, engine(), 12, (data(900, 1), data(200, 2)), config.dims(), move |rank, part| {
+        let params = ParamBuilder::new(rank, dtype, 7).with_part(part).with_fp8(&fp8, layers);
+        Ok(Llama::build(&config, params)?)
+    })
+    .evaluate(5, 2)
+    .directory(folder.join("run"))
+    .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every, saver })
+}
+
+/// Loss and norm of every step after `step`.
+fn numbers(folder: &Path, step: u64) -> Vec<f64> {
+    let steps = log(&folder.join("run"));
+    let steps = steps.iter().filter(|line| line["kind"] == "train" && line["step"].as_u64() > Some(step));
+    steps.flat_map(|line| ["loss", "grad_norm"].map(|key| line[key].as_f64().unwrap())).collect()
+}
+
+fn finished(run: &Pretraining<Llama>) {
+    let result = launch(run);
+    assert!(result.error.is_none(), "{:?}", result.error);
+}
+
+#[test]
+fn runs_in_fp8_go_on_bit_for_bit() {
+    for (layout, dtype) in [("TP2 SP DP2", FloatDType::F32), ("PP2 DP2 ZeRO3", FloatDType::BF16)] {
+        for fp8 in [tensorwise(), delayed()] {
+            let whole = tempfile::tempdir().unwrap();
+            finished(&run_in(layout, dtype, fp8.clone(), whole.path(), Some(1)));
+            for step in [1, 5] {
+                let folder = tempfile::tempdir().unwrap();
+                let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&step].clone();
+                finished(&run_in(layout, dtype, fp8.clone(), folder.path(), None).resume(Resume::From(from)));
+                let found = numbers(folder.path(), 0);
+                assert!(
+                    found.len() == 2 * (12 - step as usize) && found == numbers(whole.path(), step),
+                    "{layout} {fp8:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn layouts_in_fp8_log_the_same_steps() {
+    for fp8 in [tensorwise(), delayed()] {
+        let steps = |layout: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            finished(&run_in(layout, FloatDType::F64, fp8.clone(), folder.path(), None));
+            numbers(folder.path(), 0)
+        };
+        let expected = steps("TP1");
+        for layout in ["TP2 SP DP2", "PP2 DP2 ZeRO1", "DP2 ZeRO3"] {
+            let found = steps(layout);
+            let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(found.len() == expected.len() && worst < 1e-9, "{layout} {:?}: off by {worst}", fp8.recipe);
+        }
+    }
+}
+
+/// Every other token follows from the one before, the rest are drawn: no model can have a loss below half of ln 32.
+fn half_random(length: usize) -> Arc<dyn TokenDataset> {
+    let mut state = 1u64;
+    let mut tokens = vec![0i64];
+    for index in 1..length {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        tokens.push(if index % 2 == 0 { (state >> 59) as i64 } else { (tokens[index - 1] * 5 + 3) % 32 });
+    }
+    Arc::new(TokensInMemory::new(tokens, SEQ))
+}
+
+#[test]
+fn fp8_learns_what_f32_learns() {
+    const STEPS: usize = 300;
+    let losses = |fp8: Fp8Config| {
+        let folder = tempfile::tempdir().unwrap();
+        let (mesh, config) = (Mesh::new(ParallelLayout::default()).unwrap(), config());
+        let layers = config.num_hidden_layers;
+        let engine = EngineConfig { lr: LrConfig { max: 3e-3, form: LrDecay::Constant, ..engine().lr }, ..engine() };
+        let data = (half_random(8 * SEQ * STEPS + 1), half_random(200));
+        let run = Pretraining::new(mesh, engine, STEPS, data, config.dims(), move |rank, part| {
+            let params = ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part).with_fp8(&fp8, layers);
+            Ok(Llama::build(&config, params)?)
+        });
+        finished(&run.evaluate(STEPS, 1).directory(folder.path().join("run")));
+        let losses: Vec<f64> = numbers(folder.path(), 0).into_iter().step_by(2).collect();
+        losses
+    };
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    let exact = losses(Fp8Config::default());
+    assert!(mean(&exact[STEPS - 100..]) < 0.7 * exact[0], "nothing was learned");
+    for fp8 in [tensorwise(), delayed()] {
+        let found = losses(fp8.clone());
+        for part in [0..100, 100..200, 200..300] {
+            let (found, exact) = (mean(&found[part.clone()]), mean(&exact[part.clone()]));
+            assert!((found - exact).abs() < 0.005 * exact, "{:?}, steps {part:?}: {found}, not {exact}", fp8.recipe);
+        }
+        assert!(found != exact);
+    }
+}

@@ -1,0 +1,58 @@
+//! Whether a device can do what `[fp8]` asks for.
+
+use backend_dist::gpu::GpuInfo;
+use models::Fp8Config;
+
+use crate::config::Precision;
+
+/// The first compute capability with FP8 tensor cores (Ada; Hopper is 9.0).
+const LEAST: (u32, u32) = (8, 9);
+
+/// `gpus` are those that the ranks have, none on CPU ranks.
+///
+/// # Errors
+/// On GPUs: a precision other than bf16 and f16, or a GPU without FP8 tensor cores.
+pub(super) fn possible(fp8: &Fp8Config, dtype: Precision, gpus: &[GpuInfo]) -> Result<(), String> {
+    let Some(format) = fp8.recipe().map(|recipe| recipe.format).filter(|_| !gpus.is_empty()) else { return Ok(()) };
+    let format = format!("fp8.format = {format:?}").to_lowercase();
+    if !matches!(dtype, Precision::Bf16 | Precision::F16) {
+        let dtype = format!("{dtype:?}").to_lowercase();
+        return Err(format!(
+            "{format} with training.dtype = {dtype}: on GPUs FP8 layers lie between others in bf16 or f16; nearest legal: \
+             training.dtype = bf16"
+        ));
+    }
+    match gpus.iter().find(|gpu| gpu.capability < LEAST) {
+        Some(GpuInfo { index, name, capability: (major, minor), .. }) => Err(format!(
+            "{format}: GPU {index} ({name}) has compute capability {major}.{minor}, FP8 products need {}.{} or more (Hopper: \
+             9.0); leave fp8.format out",
+            LEAST.0, LEAST.1
+        )),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use backend_dist::ops::fp8::Fp8Format;
+
+    #[test]
+    fn what_a_gpu_cannot_do_is_refused() {
+        let gpu = |capability| GpuInfo {
+            index: 1,
+            name: "NVIDIA A100".into(),
+            total: 0,
+            capability,
+            processors: 108,
+            bus: String::new(),
+        };
+        let hybrid = Fp8Config { format: Some(Fp8Format::Hybrid), ..Fp8Config::default() };
+        let refused = |dtype, capability| possible(&hybrid, dtype, &[gpu(capability)]).unwrap_err();
+        assert!(refused(Precision::F32, (9, 0)).starts_with("fp8.format = hybrid with training.dtype = f32: "));
+        assert!(refused(Precision::Bf16, (8, 0)).contains("GPU 1 (NVIDIA A100) has compute capability 8.0"));
+        assert_eq!(possible(&hybrid, Precision::Bf16, &[gpu((9, 0))]), Ok(()));
+        assert_eq!(possible(&hybrid, Precision::F64, &[]), Ok(()));
+        assert_eq!(possible(&Fp8Config::default(), Precision::F64, &[gpu((8, 0))]), Ok(()));
+    }
+}

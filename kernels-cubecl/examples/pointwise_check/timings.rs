@@ -1,0 +1,210 @@
+//! The sizes of Llama 3 8B with 8192 tokens. Bytes are those that must be moved: every input read and every output written
+//! once.
+use crate::checks::{tokens::upload_i32, upload, upload_u32};
+use crate::clock::Clock;
+use half::bf16;
+use kernels_cubecl::pointwise::accumulate::accumulate;
+use kernels_cubecl::pointwise::adamw::{self, AdamWBucket, AdamWStep};
+use kernels_cubecl::pointwise::column_sum::column_sum;
+use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
+use kernels_cubecl::pointwise::dropout::{self, Drop};
+use kernels_cubecl::pointwise::embedding::{self, TableShape};
+use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, FloatType, Run};
+use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
+use kernels_cubecl::pointwise::norm::{self, Affine, NormShape};
+use kernels_cubecl::pointwise::rope::{self, RopeShape};
+use kernels_cubecl::pointwise::{gelu, muon, swiglu};
+use std::collections::BTreeSet;
+
+const TOKENS: usize = 8192;
+const HIDDEN: usize = 4096;
+const FFN: usize = 14_336;
+const VOCABULARY: usize = 128_256;
+/// Parameters of a bucket.
+const BUCKET: usize = 1 << 28;
+
+pub fn optimizers(clock: &mut Clock) {
+    let names = ["adamw", "sgd", "lion", "muon", "squares"];
+    if !clock.wants(&names) {
+        return;
+    }
+    let client = clock.client;
+    let [master, first, second, gradient] = [(); 4].map(|()| clock.tensor(FloatType::F32, BUCKET));
+    let weight = client.empty(2 * BUCKET);
+    let tensors = 256;
+    let ends: Vec<u32> = (1..=tensors).map(|i| (i * BUCKET / tensors) as u32).collect();
+    let decays: Vec<u32> = (0..tensors as u32).map(|i| i % 2).collect();
+    let (ends, decays) = (upload_u32(client, &ends), upload_u32(client, &decays));
+    let bucket = AdamWBucket {
+        master: master.at(0),
+        first: first.at(0),
+        second: second.at(0),
+        gradient: gradient.at(0),
+        weight: Some((&weight, FloatType::Bf16)),
+        ends: &ends,
+        decays: &decays,
+        tensors,
+        len: BUCKET,
+    };
+    let (beta1, beta2, eps, step_size, root_scale, keep) = (0.9, 0.95, 1e-8, 1e-6, 1.0, 1.0 - 1e-7);
+    let step = AdamWStep { beta1, beta2, eps, step_size, root_scale, keep, gradient_scale: 1e-3 };
+    clock.time("adamw", 30 * BUCKET, |_| adamw::step(client, bucket, &step).expect("legal"));
+    let bucket = MomentumBucket {
+        master: master.at(0),
+        momentum: Some(first.at(0)),
+        gradient: gradient.at(0),
+        weight: Some((&weight, FloatType::Bf16)),
+        ends: &ends,
+        decays: &decays,
+        tensors,
+        len: BUCKET,
+    };
+    for (name, rule, bytes) in [
+        ("sgd without momentum", MomentumRule::Plain, 14),
+        ("sgd with momentum", MomentumRule::Sum, 22),
+        ("lion", MomentumRule::Lion, 22),
+    ] {
+        let k = MomentumStep { rule, a: 0.9, b: 0.95, lr: 1e-6, keep, gradient_scale: 1e-3 };
+        clock.time(name, bytes * BUCKET, |_| momentum::step(client, bucket, &k).expect("legal"));
+    }
+    clock.time("muon momentum", 16 * BUCKET, |_| {
+        let targets = (first.at(0), second.at(0));
+        muon::mix(client, gradient.at(0), targets, BUCKET, (0.95, 1e-3), true).expect("legal")
+    });
+    clock.time("muon step", 12 * BUCKET, |_| {
+        muon::apply(client, gradient.at(0), master.at(0), BUCKET, (keep, 1e-6)).expect("legal")
+    });
+    let starts: Vec<u32> = (0..BUCKET).step_by(CHUNK).map(|start| start as u32).collect();
+    let lens = upload_u32(client, &vec![CHUNK as u32; starts.len()]);
+    let (count, starts, sums) = (starts.len(), upload_u32(client, &starts), client.empty(4 * starts.len()));
+    clock.time("squares", 4 * BUCKET, |_| {
+        let chunks = Chunks { starts: &starts, lens: &lens, count, end: BUCKET };
+        flat::squares(client, gradient.at(0), chunks, &sums, 0).expect("legal")
+    });
+}
+
+pub fn activations(clock: &mut Clock) {
+    let names = ["swiglu", "swiglu gradient", "gelu", "gelu gradient", "gelu tanh", "gelu tanh gradient", "dropout"];
+    if !clock.wants(&names) {
+        return;
+    }
+    let client = clock.client;
+    let half = |len| clock.tensor(FloatType::Bf16, len);
+    let (len, both) = (TOKENS * FFN, 2 * TOKENS * FFN);
+    let (x, y, dy, dx) = (half(both), half(len), half(len), half(both));
+    clock.time(names[0], 6 * len, |i| swiglu::forward::<bf16>(client, x.at(i), y.at(i), TOKENS, FFN).expect("legal"));
+    clock.time(names[1], 10 * len, |i| {
+        swiglu::backward::<bf16>(client, x.at(i), dy.at(i), dx.at(i), TOKENS, FFN).expect("legal")
+    });
+    for (tanh, names) in [(false, [names[2], names[3]]), (true, [names[4], names[5]])] {
+        clock.time(names[0], 4 * len, |i| gelu::forward::<bf16>(client, x.at(i), y.at(i), len, tanh).expect("legal"));
+        clock.time(names[1], 6 * len, |i| {
+            gelu::backward::<bf16>(client, x.at(i), dy.at(i), dx.at(i), len, tanh).expect("legal")
+        });
+    }
+    let keys = upload_u32(client, &vec![77; 2 * TOKENS]);
+    let how = Drop { first_column: 0, limit: 1 << 29, scale: 1.25 };
+    clock.time(names[6], 4 * len, |i| {
+        dropout::apply::<bf16>(client, dy.at(i), &keys, y.at(i), (TOKENS, FFN), how).expect("legal")
+    });
+}
+
+pub fn norms(clock: &mut Clock) {
+    let names = ["rms norm", "rms norm gradient", "layer norm", "layer norm gradient", "column sum", "rope"];
+    if !clock.wants(&names) {
+        return;
+    }
+    let client = clock.client;
+    let half = |len| clock.tensor(FloatType::Bf16, len);
+    let len = TOKENS * HIDDEN;
+    let (x, y, slope, w) = (half(len), half(len), half(len), half(HIDDEN));
+    let (shape, sums) = (NormShape { rows: TOKENS, columns: HIDDEN }, client.empty(8 * HIDDEN));
+    for (affine, names) in
+        [(Affine::Rms(w.at(0)), [names[0], names[1]]), (Affine::Layer(w.at(0), w.at(1)), [names[2], names[3]])]
+    {
+        clock.time(names[0], 4 * len, |i| {
+            norm::forward::<bf16>(client, x.at(i), affine, y.at(i), 1e-5, shape).expect("legal")
+        });
+        clock.time(names[1], 6 * len, |i| {
+            let targets = (y.at(i), &sums);
+            norm::backward::<bf16>(client, x.at(i), affine, slope.at(i), targets, 1e-5, shape).expect("legal")
+        });
+    }
+    clock.time(names[4], 2 * len, |i| column_sum::<bf16>(client, x.at(i), &sums, TOKENS, HIDDEN).expect("legal"));
+    let shape = RopeShape { rows: TOKENS, batch: 1, heads: 40, all_heads: 48, head_dim: 128 };
+    let len = TOKENS * 48 * 128;
+    let half = |len| clock.tensor(FloatType::Bf16, len);
+    let (x, out, angles) = (half(len), half(len), half(TOKENS * 64));
+    clock.time(names[5], 4 * len, |i| {
+        let angles = (angles.at(0), angles.at(1));
+        rope::apply::<bf16>(client, x.at(i), angles, out.at(i), shape, false).expect("legal")
+    });
+}
+
+pub fn tokens(clock: &mut Clock) {
+    let names = [
+        "logits maximum",
+        "logits sums",
+        "logits maximum and sums at once",
+        "logits gradient",
+        "embedding",
+        "embedding gradient, equally frequent ids",
+        "embedding gradient, Zipf's ids",
+    ];
+    if !clock.wants(&names) {
+        return;
+    }
+    let client = clock.client;
+    let len = TOKENS * VOCABULARY;
+    let logits = clock.tensor(FloatType::Bf16, len);
+    let shape = LogitsShape { rows: TOKENS, columns: VOCABULARY, valid: VOCABULARY, first_row: 0 };
+    let even: Vec<i32> = (0..TOKENS).map(|token| (token * 7919 % 20_000) as i32).collect();
+    // The logarithms of ids are spread evenly, so that the frequency of an id falls as 1 / id.
+    let rare = |token: usize| (VOCABULARY as f64).powf((token * 7919 % TOKENS) as f64 / TOKENS as f64) as i32 - 1;
+    let zipf: Vec<i32> = (0..TOKENS).map(rare).collect();
+    let labels = upload_i32(client, &even);
+    let (top, sums) = (upload::<f32>(client, &vec![12.0; TOKENS]), client.empty(8 * TOKENS));
+    clock.time(names[0], 2 * len, |i| {
+        cross_entropy::maximum::<bf16>(client, logits.at(i), &sums, shape).expect("legal")
+    });
+    for (name, find) in [(names[1], false), (names[2], true)] {
+        clock.time(name, 2 * len, |i| {
+            cross_entropy::sums::<bf16>(client, logits.at(i), &labels, (&top, &sums), shape, find).expect("legal")
+        });
+    }
+    clock.time(names[3], 4 * len, |i| {
+        let statistics = (&top, &top);
+        cross_entropy::logits_gradient::<bf16>(client, logits.at(i), statistics, &labels, None, shape).expect("legal")
+    });
+    drop(logits);
+
+    let shape = TableShape { rows: VOCABULARY, hidden: HIDDEN, first_row: 0, ids: TOKENS };
+    let table = clock.tensor(FloatType::Bf16, VOCABULARY * HIDDEN);
+    let (out, sum) =
+        (clock.tensor(FloatType::Bf16, TOKENS * HIDDEN), clock.tensor(FloatType::F32, VOCABULARY * HIDDEN));
+    clock.time(names[4], 4 * TOKENS * HIDDEN, |i| {
+        embedding::forward(client, table.at(i), &labels, out.at(i), shape, 2).expect("legal")
+    });
+    for (name, ids) in [(names[5], &even), (names[6], &zipf)] {
+        // A row of the sum is read and written.
+        let bytes = 2 * TOKENS * HIDDEN + 8 * HIDDEN * ids.iter().collect::<BTreeSet<_>>().len();
+        let ids = upload_i32(client, ids);
+        clock.time(name, bytes, |i| {
+            embedding::backward::<bf16, f32>(client, out.at(i), &ids, sum.at(i), shape, true).expect("legal")
+        });
+    }
+}
+
+pub fn runs(clock: &mut Clock) {
+    let names = ["accumulate bf16 in fp32", "cast fp32 to bf16", "cast bf16 to fp32"];
+    if !clock.wants(&names) {
+        return;
+    }
+    let (client, len) = (clock.client, HIDDEN * FFN);
+    let (narrow, wide) = (clock.tensor(FloatType::Bf16, len), clock.tensor(FloatType::F32, len));
+    clock.time(names[0], 10 * len, |i| accumulate::<bf16>(client, narrow.at(i), wide.at(i), len, true).expect("legal"));
+    let small = |i| Run { handle: narrow.at(i), float: FloatType::Bf16, start: 0, len };
+    let large = |i| Run { handle: wide.at(i), float: FloatType::F32, start: 0, len };
+    clock.time(names[1], 6 * len, |i| flat::write(client, large(i), small(i), false).expect("legal"));
+    clock.time(names[2], 6 * len, |i| flat::write(client, small(i), large(i), false).expect("legal"));
+}

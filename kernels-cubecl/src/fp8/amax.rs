@@ -1,0 +1,154 @@
+//! The largest magnitude of a tensor, and the scale that follows from it.
+//!
+//! A maximum does not depend on the order it is taken in, so the result has the same bits in every division of the work.
+//! NaN is passed over; the cast keeps it.
+use super::{Format, UNITS, Vec8};
+use crate::pointwise::{PointwiseError, buffer, check};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+/// Cubes of the first pass: what fills any card of today several times.
+const CUBES: usize = 2048;
+/// Most elements, for 32-bit positions of vectors.
+const MOST: usize = 8 * (u32::MAX as usize / 2);
+
+/// The greatest value of all units of the cube, in unit 0.
+#[cube]
+fn cube_max(value: f32, scratch: &mut Shared<[f32]>) -> f32 {
+    let unit = UNIT_POS as usize;
+    scratch[unit] = value;
+    sync_cube();
+    #[unroll]
+    for step in 0..8usize {
+        let half = comptime![UNITS as usize >> (step + 1)];
+        if unit < half {
+            scratch[unit] = max(scratch[unit], scratch[unit + half]);
+        }
+        sync_cube();
+    }
+    scratch[0]
+}
+
+/// The greatest magnitude of eight numbers and `top`.
+#[cube]
+fn greatest<E: Float>(x: Vec8<E>, top: f32) -> f32 {
+    let mut found = top;
+    #[unroll]
+    for i in 0..8usize {
+        found = max(found, f32::cast_from(x.extract(i)).abs());
+    }
+    found
+}
+
+/// Every cube's greatest magnitude of the vectors it takes in turns with the others.
+#[cube(launch_unchecked)]
+pub fn cube_maxima<E: Float>(x: &[Vec8<E>], parts: &mut [f32], vectors: u32, units: u32) {
+    let mut scratch = Shared::<[f32]>::new_slice(UNITS as usize);
+    let mut at = CUBE_POS_X * UNITS + UNIT_POS;
+    let mut top = 0.0f32;
+    // Four loads are on their way at a time.
+    while at + 3 * units < vectors {
+        let a = x[at as usize];
+        let b = x[(at + units) as usize];
+        let c = x[(at + 2 * units) as usize];
+        let d = x[(at + 3 * units) as usize];
+        top = greatest::<E>(d, greatest::<E>(c, greatest::<E>(b, greatest::<E>(a, top))));
+        at += 4 * units;
+    }
+    while at < vectors {
+        top = greatest::<E>(x[at as usize], top);
+        at += units;
+    }
+    let top = cube_max(top, &mut scratch);
+    if UNIT_POS == 0 {
+        parts[CUBE_POS_X as usize] = top;
+    }
+}
+
+/// The greatest of `count` parts, by one cube.
+#[cube(launch_unchecked)]
+pub fn greatest_part(parts: &[f32], amax: &mut [f32], count: u32) {
+    let mut scratch = Shared::<[f32]>::new_slice(UNITS as usize);
+    let mut at = UNIT_POS;
+    let mut top = 0.0f32;
+    while at < count {
+        top = max(top, parts[at as usize]);
+        at += UNITS;
+    }
+    let top = cube_max(top, &mut scratch);
+    if UNIT_POS == 0 {
+        amax[0] = top;
+    }
+}
+
+/// The scale of a cast for the magnitude `amax`, so that it becomes the format's largest number, less `2^margin`:
+/// `most / amax / 2^margin`. 1 where there is none (`amax` 0, infinite or NaN), the largest finite number instead of
+/// infinity (Transformer Engine, `transformer_engine/common/recipe/recipe_common.cuh`).
+#[cube]
+fn scale_for(amax: f32, most: f32, shrink: f32) -> f32 {
+    let usable = amax > 0.0 && amax <= comptime![f32::MAX];
+    let divisor = select(usable, amax, 1.0f32);
+    let scale = min(most / divisor * shrink, comptime![f32::MAX]);
+    select(usable, scale, 1.0f32)
+}
+
+/// One unit: `scale` and its reciprocal from `amax`.
+#[cube(launch_unchecked)]
+pub fn write_scale(amax: &[f32], scale: &mut [f32], inverse: &mut [f32], most: f32, shrink: f32) {
+    if UNIT_POS == 0 {
+        let found = scale_for(amax[0], most, shrink);
+        scale[0] = found;
+        inverse[0] = 1.0 / found;
+    }
+}
+
+/// `amax [1] = max |x|`, fp32, of the `len` numbers of `x` of type `E` (2 bytes).
+///
+/// # Errors
+/// If there is no kernel for the length, or a buffer is too short.
+pub fn amax<E: Float>(client: &Client, x: &Handle, amax: &Handle, len: usize) -> Result<(), PointwiseError> {
+    check("len", len, 8, MOST)?;
+    let vectors = len / 8;
+    let cubes = vectors.div_ceil(UNITS as usize).min(CUBES);
+    let parts = client.empty(4 * cubes);
+    let (x, written) = (buffer("x", x, vectors, 16)?, buffer("parts", &parts, cubes, 4)?);
+    let (count, dim) = (CubeCount::Static(cubes as u32, 1, 1), CubeDim::new_1d(UNITS));
+    let target = buffer("amax", amax, 1, 4)?;
+    // SAFETY: units stay in front of `vectors`, and every cube writes its own part.
+    unsafe { cube_maxima::launch_unchecked::<E>(client, count, dim, x, written, vectors as u32, cubes as u32 * UNITS) };
+    let parts = buffer("parts", &parts, cubes, 4)?;
+    // SAFETY: the parts are `cubes` numbers.
+    unsafe { greatest_part::launch_unchecked(client, CubeCount::new_single(), dim, parts, target, cubes as u32) };
+    Ok(())
+}
+
+/// `scale [1]` and `inverse [1] = 1 / scale`, fp32, of a cast to `format` for `amax [1]`; see [`scale_for`] for zero and
+/// numbers that are not finite. The largest magnitude becomes the largest number divided by `2^margin`.
+///
+/// # Errors
+/// If a buffer is too short.
+pub fn scale(
+    client: &Client,
+    amax: &Handle,
+    [scale, inverse]: [&Handle; 2],
+    format: Format,
+    margin: i32,
+) -> Result<(), PointwiseError> {
+    let amax = buffer("amax", amax, 1, 4)?;
+    let (scale, inverse) = (buffer("scale", scale, 1, 4)?, buffer("inverse", inverse, 1, 4)?);
+    let (most, shrink) = (format.max(), 2f32.powi(-margin));
+    // SAFETY: unit 0 alone reads and writes one number of each.
+    unsafe {
+        write_scale::launch_unchecked(
+            client,
+            CubeCount::new_single(),
+            CubeDim::new_1d(32),
+            amax,
+            scale,
+            inverse,
+            most,
+            shrink,
+        )
+    };
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! FP8 operands: largest magnitudes, casts with a scale, transposes. Numbers of eight bits are kept four to a `u32`, the
+//! first in the lowest bits.
+//!
+//! A cast is `round(x · scale)` to nearest even, with everything beyond the largest number (infinity too) made that
+//! number, and NaN kept.
+#![allow(missing_docs, reason = "the launch macros write public items without documentation")]
+
+pub mod amax;
+pub mod cast;
+pub mod codec;
+pub mod ptx;
+pub mod transpose;
+
+use cubecl::prelude::*;
+
+/// Units of a cube.
+const UNITS: u32 = 256;
+/// Eight numbers of 16 bits.
+type Vec8<E> = Vector<E, Const<8>>;
+
+/// The two formats of the OCP's 8-bit floating point specification (2023).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// Four bits of exponent, three of mantissa, no infinity; up to 448.
+    E4m3,
+    /// Five bits of exponent, two of mantissa; up to 57344.
+    E5m2,
+}
+
+impl Format {
+    /// The largest number.
+    pub fn max(self) -> f32 {
+        match self {
+            Self::E4m3 => 448.0,
+            Self::E5m2 => 57344.0,
+        }
+    }
+}
+
+/// How four numbers are converted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Codec {
+    /// By the GPU's instruction (compute capability 8.9 or more).
+    Instruction,
+    /// By integer arithmetic, which every device has; the same bits.
+    Arithmetic,
+}
+
+/// The bits of four numbers, which are already scaled.
+#[cube]
+pub fn pack(a: f32, b: f32, c: f32, d: f32, #[comptime] format: Format, #[comptime] codec: Codec) -> u32 {
+    if comptime![matches!(codec, Codec::Instruction)] {
+        ptx::pack(a, b, c, d, format)
+    } else {
+        let (a, b) = (codec::encode(a, format), codec::encode(b, format));
+        let (c, d) = (codec::encode(c, format), codec::encode(d, format));
+        a | (b << 8) | (c << 16) | (d << 24)
+    }
+}

@@ -1,0 +1,110 @@
+//! How the units of a cube stand together, and what they find out together.
+use cubecl::prelude::*;
+
+/// Units of a cube of the kernels that have one shape on every device.
+pub(crate) const UNITS: u32 = CubeShape::GPU.units;
+
+/// Units of a cube and of a plane. A plane of one unit has no plane operations: CubeCL's cpu runtime, on which a unit is a
+/// thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CubeShape {
+    /// Units of a cube.
+    pub units: u32,
+    /// Units of a plane.
+    pub plane: u32,
+}
+
+impl CubeShape {
+    /// That of GPUs.
+    pub const GPU: Self = Self { units: 256, plane: 32 };
+    /// That of the cpu runtime: enough units to disagree.
+    pub const CPU: Self = Self { units: 2, plane: 1 };
+
+    /// The shape for this client's device.
+    pub fn of(client: &Client) -> Self {
+        if client.properties().hardware.plane_size_max == 1 { Self::CPU } else { Self::GPU }
+    }
+
+    /// Planes of a cube.
+    pub fn planes(self) -> usize {
+        (self.units / self.plane) as usize
+    }
+
+    /// Numbers of shared memory that [`cube_sums`] uses.
+    pub(super) fn scratch(self) -> usize {
+        4 * self.planes()
+    }
+
+    pub(super) fn dim(self) -> CubeDim {
+        CubeDim::new_1d(self.units)
+    }
+
+    /// Cubes along x with a unit for each of `items`.
+    pub(super) fn line(self, items: usize) -> CubeCount {
+        CubeCount::Static((items as u32).div_ceil(self.units), 1, 1)
+    }
+
+    /// Cubes along y with a unit for each of `items`, for every of `rows` along x.
+    pub(super) fn rows(self, rows: usize, items: usize) -> CubeCount {
+        CubeCount::Static(rows as u32, (items as u32).div_ceil(self.units), 1)
+    }
+
+    /// Vectors that each unit takes of a row of `width`.
+    pub(super) fn share(self, width: usize) -> usize {
+        width.div_ceil(self.units as usize)
+    }
+}
+
+/// The sums of `a` and of `b` over all units of the cube, the same in all of them. Calls in a row alternate `turn`
+/// between 0 and 1, so that a call needs to meet the cube only once.
+#[cube]
+pub(super) fn cube_sums(
+    a: f32,
+    b: f32,
+    scratch: &mut Shared<[f32]>,
+    turn: u32,
+    #[comptime] cube: CubeShape,
+) -> (f32, f32) {
+    let planes = comptime![cube.planes()];
+    let at = turn as usize * comptime![2 * planes];
+    let (a, b) = (plane_total(a, cube), plane_total(b, cube));
+    if UNIT_POS % comptime![cube.plane] == 0 {
+        let plane = (UNIT_POS / comptime![cube.plane]) as usize;
+        scratch[at + plane] = a;
+        scratch[at + planes + plane] = b;
+    }
+    sync_cube();
+    let mut a = 0.0f32;
+    let mut b = 0.0f32;
+    #[unroll]
+    for i in 0..planes {
+        a += scratch[at + i];
+        b += scratch[at + planes + i];
+    }
+    (a, b)
+}
+
+/// The sum over the plane, in all its units.
+#[cube]
+fn plane_total(value: f32, #[comptime] cube: CubeShape) -> f32 {
+    if comptime![cube.plane > 1] { plane_sum(value) } else { value }
+}
+
+/// The greatest number of all units of the cube, in all of them.
+#[cube]
+pub(super) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[comptime] cube: CubeShape) -> f32 {
+    let mut greatest = value;
+    if comptime![cube.plane > 1] {
+        greatest = plane_max(value);
+    }
+    if UNIT_POS % comptime![cube.plane] == 0 {
+        scratch[(UNIT_POS / comptime![cube.plane]) as usize] = greatest;
+    }
+    sync_cube();
+    let mut top = scratch[0];
+    #[unroll]
+    for i in 1..comptime![cube.planes()] {
+        top = max(top, scratch[i]);
+    }
+    top
+}

@@ -1,0 +1,88 @@
+//! Rows of a table by id, and their gradient.
+pub mod gradient;
+
+use super::{CubeShape, PointwiseError, buffer, check};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+pub use gradient::backward;
+
+/// Longest row of a table, in vectors.
+const LONGEST: usize = 1 << 20;
+
+/// 16 bytes of anything.
+type Bits = Vector<u32, Const<4>>;
+
+/// A table of `rows` rows, the first of which has id `first_row`, and the number of ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableShape {
+    /// Rows of the table.
+    pub rows: usize,
+    /// Numbers in a row.
+    pub hidden: usize,
+    /// Id of row 0.
+    pub first_row: usize,
+    /// Tokens.
+    pub ids: usize,
+}
+
+impl TableShape {
+    /// Whether there are kernels for this shape and numbers of `bytes` bytes.
+    pub fn has_kernel(&self, bytes: usize) -> bool {
+        self.check().is_ok() && (self.hidden * bytes).is_multiple_of(16)
+    }
+
+    fn check(&self) -> Result<(), PointwiseError> {
+        check("hidden", self.hidden, 8, 8 * LONGEST)?;
+        check("ids", self.ids, 1, i32::MAX as usize / (self.hidden / 2))?;
+        check("rows", self.rows, 1, i32::MAX as usize / (self.hidden / 2))?;
+        check("first_row + 1", self.first_row + 1, 1, i32::MAX as usize)
+    }
+}
+
+/// Cube `(token, vectors)`.
+#[cube(launch_unchecked)]
+pub fn gather(table: &[Bits], ids: &[i32], out: &mut [Bits], width: u32, rows: u32, first_row: i32) {
+    let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
+    if column < width {
+        // An id in front of the table wraps around to a row behind it.
+        let row = (ids[CUBE_POS_X as usize] - first_row) as u32;
+        let at = (CUBE_POS_X * width + column) as usize;
+        if row < rows {
+            out[at] = table[(row * width + column) as usize];
+        } else {
+            out[at] = Bits::new(0u32);
+        }
+    }
+}
+
+/// `out [ids, hidden]` from `table [rows, hidden]`, numbers of `bytes` bytes without gaps; zero for an id outside. Ids are
+/// `i32`.
+pub fn forward(
+    client: &Client,
+    table: &Handle,
+    ids: &Handle,
+    out: &Handle,
+    shape: TableShape,
+    bytes: usize,
+) -> Result<(), PointwiseError> {
+    shape.check()?;
+    check("bytes of a row", shape.hidden * bytes, 16, 16 * LONGEST)?;
+    let (cube, width) = (CubeShape::of(client), shape.hidden * bytes / 16);
+    let (table, ids) = (buffer("table", table, shape.rows * width, 16)?, buffer("ids", ids, shape.ids, 4)?);
+    let out = buffer("out", out, shape.ids * width, 16)?;
+    // SAFETY: rows are in the table, every unit stays in its row, and the buffers hold all rows.
+    unsafe {
+        gather::launch_unchecked(
+            client,
+            cube.rows(shape.ids, width),
+            cube.dim(),
+            table,
+            ids,
+            out,
+            width as u32,
+            shape.rows as u32,
+            shape.first_row as i32,
+        )
+    };
+    Ok(())
+}

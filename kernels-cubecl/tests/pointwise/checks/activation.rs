@@ -1,0 +1,81 @@
+//! SwiGLU, GELU and dropout.
+use super::{Element, download, poisoned, random, report, upload, upload_u32};
+use cubecl::prelude::*;
+use kernels_cubecl::pointwise::dropout::{self, Drop};
+use kernels_cubecl::pointwise::{gelu, swiglu};
+
+pub fn swiglu<E: Element>(client: &Client, rows: usize, half: usize) -> usize {
+    let (x, slope) = (random(rows * 2 * half, 1), random(rows * half, 2));
+    let (mut out, mut gradient) = (vec![0.0; rows * half], vec![0.0; rows * 2 * half]);
+    for row in 0..rows {
+        for c in 0..half {
+            let (at, d) = (row * 2 * half + c, slope[row * half + c]);
+            let (g, u) = (x[at], x[at + half]);
+            let s = 1.0 / (1.0 + (-g).exp());
+            out[row * half + c] = g * s * u;
+            gradient[at] = d * u * s * (1.0 + g * (1.0 - s));
+            gradient[at + half] = d * g * s;
+        }
+    }
+    let (x, slope) = (upload::<E>(client, &x), upload::<E>(client, &slope));
+    let (y, dx) = (poisoned::<E>(client, rows * half), poisoned::<E>(client, rows * half * 2));
+    swiglu::forward::<E>(client, &x, &y, rows, half).expect("legal");
+    swiglu::backward::<E>(client, &x, &slope, &dx, rows, half).expect("legal");
+    report(&format!("swiglu {}, {rows} × {half}", E::NAME), &download::<E>(client, &y), &out, E::LIMIT)
+        + report("swiglu gradient", &download::<E>(client, &dx), &gradient, E::LIMIT)
+}
+
+/// `Φ` and its slope; the error function by its series.
+fn gate(x: f64, tanh: bool) -> (f64, f64) {
+    let factor = (2.0 / std::f64::consts::PI).sqrt();
+    if tanh {
+        let u = factor * (x + 0.044715 * x.powi(3));
+        let phi = 0.5 * (1.0 + u.tanh());
+        return (phi, 0.5 * (1.0 - u.tanh().powi(2)) * factor * (1.0 + 3.0 * 0.044715 * x * x));
+    }
+    let bell = 0.5 * factor * (-0.5 * x * x).exp();
+    // Φ(x) = ½ + bell Σ xⁿ / (1·3·…·n) over odd n.
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= x * x / (2 * n + 1) as f64;
+        sum += term;
+    }
+    (0.5 + bell * sum, bell)
+}
+
+pub fn gelu<E: Element>(client: &Client, len: usize, tanh: bool) -> usize {
+    let (x, slope): (Vec<f64>, _) = (random(len, 1).iter().map(|x| 2.0 * x).collect(), random(len, 2));
+    let gates = x.iter().map(|x| gate(*x, tanh));
+    let out: Vec<f64> = gates.clone().zip(&x).map(|((phi, _), x)| x * phi).collect();
+    let gradient: Vec<f64> = gates.zip(&x).zip(&slope).map(|(((phi, bell), x), d)| d * (phi + x * bell)).collect();
+    let (x, slope) = (upload::<E>(client, &x), upload::<E>(client, &slope));
+    let (y, dx) = (poisoned::<E>(client, len), poisoned::<E>(client, len));
+    gelu::forward::<E>(client, &x, &y, len, tanh).expect("legal");
+    gelu::backward::<E>(client, &x, &slope, &dx, len, tanh).expect("legal");
+    report(&format!("gelu {}, tanh {tanh}, {len}", E::NAME), &download::<E>(client, &y), &out, E::LIMIT)
+        + report("gelu gradient", &download::<E>(client, &dx), &gradient, E::LIMIT)
+}
+
+fn mix(x: u32) -> u32 {
+    let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+    let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+    x ^ (x >> 16)
+}
+
+pub fn dropout<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
+    let x = random(rows * columns, 1);
+    let keys: Vec<u32> = (0..2 * rows as u32).map(|i| mix(i + 17)).collect();
+    let how = Drop { first_column: 40, limit: 1 << 30, scale: 4.0 / 3.0 };
+    let expected: Vec<f64> = (0..rows * columns)
+        .map(|i| {
+            let (row, column) = (i / columns, how.first_column + (i % columns) as u32);
+            let draw = mix(mix(column.wrapping_mul(0x9e37_79b9).wrapping_add(keys[2 * row])) ^ keys[2 * row + 1]);
+            if draw >= how.limit { x[i] * f64::from(how.scale) } else { 0.0 }
+        })
+        .collect();
+    let dropped = expected.iter().filter(|x| **x == 0.0).count() as f64 / expected.len() as f64;
+    assert!((0.1..0.4).contains(&dropped), "a quarter is dropped, not {dropped}");
+    let (x, keys, out) = (upload::<E>(client, &x), upload_u32(client, &keys), poisoned::<E>(client, rows * columns));
+    dropout::apply::<E>(client, &x, &keys, &out, (rows, columns), how).expect("legal");
+    report(&format!("dropout {}, {rows} × {columns}", E::NAME), &download::<E>(client, &out), &expected, E::LIMIT)
+}

@@ -1,0 +1,106 @@
+//! The pointwise kernels against their formulas in fp64: the same checks for the cpu runtime and for a GPU.
+//!
+//! A check uploads random numbers, calls the kernels on poisoned outputs and gives the number of results that are further
+//! from the formula than they may be.
+pub mod activation;
+pub mod norm;
+pub mod optimizer;
+pub mod rows;
+pub mod tokens;
+
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use half::{bf16, f16};
+
+pub const EPS: f64 = 1e-5;
+
+/// A type of numbers in buffers.
+pub trait Element: Float {
+    const NAME: &'static str;
+    /// Greatest error of a result that is rounded to this type once: half of its last digit, and of fp32 what sums need.
+    const LIMIT: f64;
+    fn write(value: f64, to: &mut Vec<u8>);
+    fn read(bytes: &[u8]) -> f64;
+}
+
+impl Element for f32 {
+    const NAME: &'static str = "f32";
+    const LIMIT: f64 = 1e-5;
+    fn write(value: f64, to: &mut Vec<u8>) {
+        to.extend((value as f32).to_le_bytes());
+    }
+    fn read(bytes: &[u8]) -> f64 {
+        f32::from_le_bytes(bytes.try_into().expect("four bytes")).into()
+    }
+}
+
+impl Element for bf16 {
+    const NAME: &'static str = "bf16";
+    const LIMIT: f64 = 4e-3;
+    fn write(value: f64, to: &mut Vec<u8>) {
+        to.extend(bf16::from_f64(value).to_le_bytes());
+    }
+    fn read(bytes: &[u8]) -> f64 {
+        bf16::from_le_bytes(bytes.try_into().expect("two bytes")).into()
+    }
+}
+
+impl Element for f16 {
+    const NAME: &'static str = "f16";
+    const LIMIT: f64 = 6e-4;
+    fn write(value: f64, to: &mut Vec<u8>) {
+        to.extend(f16::from_f64(value).to_le_bytes());
+    }
+    fn read(bytes: &[u8]) -> f64 {
+        f16::from_le_bytes(bytes.try_into().expect("two bytes")).into()
+    }
+}
+
+/// Numbers with mean 0 and variance 1 (uniform), rounded to bf16.
+pub fn random(len: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let unit = (state >> 11) as f64 / (1u64 << 53) as f64;
+            bf16::from_f64((unit - 0.5) * 12f64.sqrt()).to_f64()
+        })
+        .collect()
+}
+
+pub fn upload<E: Element>(client: &Client, values: &[f64]) -> Handle {
+    let mut bytes = vec![];
+    values.iter().for_each(|value| E::write(*value, &mut bytes));
+    client.create_from_slice(&bytes)
+}
+
+pub fn upload_u32(client: &Client, values: &[u32]) -> Handle {
+    client.create_from_slice(&values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())
+}
+
+pub fn download<E: Element>(client: &Client, handle: &Handle) -> Vec<f64> {
+    client.read_one_unchecked(handle.clone()).chunks_exact(size_of::<E>()).map(E::read).collect()
+}
+
+/// Room for `len` numbers, all of them NaN.
+pub fn poisoned<E: Element>(client: &Client, len: usize) -> Handle {
+    client.create_from_slice(&vec![0xff; len * size_of::<E>()])
+}
+
+/// Prints the greatest error, in units of the expected number or of the root mean square, whichever is more. 1 if it is
+/// over `limit` or not a number, else 0.
+pub fn report(name: &str, found: &[f64], expected: &[f64], limit: f64) -> usize {
+    assert_eq!(found.len(), expected.len(), "{name}");
+    let mean = (expected.iter().map(|b| b * b).sum::<f64>() / expected.len() as f64).sqrt();
+    let error = |(a, b): (&f64, &f64)| match (a - b).abs() {
+        0.0 => 0.0,
+        far if far.is_nan() => f64::INFINITY,
+        far => far / b.abs().max(mean),
+    };
+    let error = found.iter().zip(expected).map(error).fold(0.0, f64::max);
+    let good = error <= limit;
+    println!("{name:<44} error {error:.2e} {}", if good { "ok" } else { "BAD" });
+    !good as usize
+}

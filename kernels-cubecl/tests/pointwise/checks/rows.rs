@@ -1,0 +1,94 @@
+//! Column sums, accumulation, flat runs and squares.
+use super::{Element, download, poisoned, random, report, upload, upload_u32};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use half::{bf16, f16};
+use kernels_cubecl::pointwise::accumulate::accumulate as add_up;
+use kernels_cubecl::pointwise::column_sum;
+use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
+
+pub fn column_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
+    let x = random(rows * columns, 1);
+    let expected: Vec<f64> = (0..columns).map(|c| (0..rows).map(|row| x[row * columns + c]).sum()).collect();
+    let (x, total) = (upload::<E>(client, &x), poisoned::<f32>(client, columns));
+    column_sum::column_sum::<E>(client, &x, &total, rows, columns).expect("legal");
+    report(&format!("column sum {}, {rows} × {columns}", E::NAME), &download::<f32>(client, &total), &expected, 1e-5)
+}
+
+/// From the element `start` on: behind whole vectors or not.
+pub fn accumulate<E: Element>(client: &Client, len: usize, start: usize) -> usize {
+    let (x, y) = (random(start + len, 1), random(len, 2));
+    let expected: Vec<f64> = x[start..].iter().zip(&y).map(|(x, y)| x + y).collect();
+    let value = upload::<E>(client, &x).offset_start((start * size_of::<E>()) as u64);
+    let (sum, copy) = (upload::<f32>(client, &y), poisoned::<f32>(client, len));
+    add_up::<E>(client, &value, &sum, len, true).expect("legal");
+    add_up::<E>(client, &value, &copy, len, false).expect("legal");
+    report(&format!("accumulate {}, {len} from {start}", E::NAME), &download::<f32>(client, &sum), &expected, 1e-6)
+        + report("its first", &download::<f32>(client, &copy), &x[start..], 0.0)
+}
+
+/// Runs that begin and end inside vectors of four, between all types.
+pub fn runs(client: &Client) -> usize {
+    fn run(handle: &Handle, float: FloatType, start: usize, len: usize) -> Run<'_> {
+        Run { handle, float, start, len }
+    }
+    let mut failures = 0;
+    let floats = [FloatType::F32, FloatType::Bf16, FloatType::F16];
+    for (from, to) in floats.into_iter().flat_map(|from| floats.map(|to| (from, to))) {
+        let (x, y) = (random(400, 1), random(400, 2));
+        let upload = |float, values: &[f64]| match float {
+            FloatType::F32 => upload::<f32>(client, values),
+            FloatType::Bf16 => upload::<bf16>(client, values),
+            FloatType::F16 => upload::<f16>(client, values),
+        };
+        let (source, target) = (upload(from, &x), upload(to, &y));
+        flat::write(client, run(&source, from, 0, 100), run(&target, to, 0, 100), true).expect("legal");
+        flat::write(client, run(&source, from, 301, 77), run(&target, to, 202, 77), false).expect("legal");
+        let mut expected = y;
+        (0..100).for_each(|i| expected[i] += x[i]);
+        expected[202..279].copy_from_slice(&x[301..378]);
+        let (found, limit) = match to {
+            FloatType::F32 => (download::<f32>(client, &target), 1e-6),
+            FloatType::Bf16 => (download::<bf16>(client, &target), bf16::LIMIT),
+            FloatType::F16 => (download::<f16>(client, &target), f16::LIMIT),
+        };
+        failures += report(&format!("runs from {from:?} to {to:?}"), &found, &expected, limit);
+    }
+    failures
+}
+
+/// Squares of chunks: whole, of one element, and as long as a tensor's end makes them.
+pub fn squares(client: &Client) -> usize {
+    let len = CHUNK + 4000;
+    let x = random(len, 1);
+    let runs = [(3u32, CHUNK as u32), (CHUNK as u32 + 3, 1), (CHUNK as u32 + 10, 3990)];
+    let (starts, lens): (Vec<u32>, Vec<u32>) = runs.into_iter().unzip();
+    let (starts, lens) = (upload_u32(client, &starts), upload_u32(client, &lens));
+    let (values, sums) = (upload::<f32>(client, &x), upload::<f32>(client, &[7.0; 5]));
+    let chunks = Chunks { starts: &starts, lens: &lens, count: 3, end: len };
+    flat::squares(client, &values, chunks, &sums, 1).expect("legal");
+    let square = |(start, len): (u32, u32)| x[start as usize..(start + len) as usize].iter().map(|v| v * v).sum();
+    let expected = [vec![7.0], runs.map(square).to_vec(), vec![7.0]].concat();
+    report("squares", &download::<f32>(client, &sums), &expected, 1e-5)
+}
+
+/// Chunks out of an array and back into another one.
+pub fn copies(client: &Client) -> usize {
+    let x = random(3000, 1);
+    let chunks = [(7u32, 0u32, 1000u32), (2000, 1000, 1), (2500, 1001, 500)];
+    let column = |pick: fn(&(u32, u32, u32)) -> u32| upload_u32(client, &chunks.iter().map(pick).collect::<Vec<_>>());
+    let (apart, close, lens) = (column(|c| c.0), column(|c| c.1), column(|c| c.2));
+    let (source, packed, target) =
+        (upload::<f32>(client, &x), poisoned::<f32>(client, 1501), upload::<f32>(client, &[0.0; 3000]));
+    let out = Copies { from: &apart, to: &close, lens: &lens, count: 3, ends: [3000, 1501] };
+    let back = Copies { from: &close, to: &apart, lens: &lens, count: 3, ends: [1501, 3000] };
+    flat::copy(client, &source, &packed, out).expect("legal");
+    flat::copy(client, &packed, &target, back).expect("legal");
+    let (mut together, mut again) = (vec![0.0; 1501], vec![0.0; 3000]);
+    for (from, to, len) in chunks.map(|(from, to, len)| (from as usize, to as usize, len as usize)) {
+        together[to..to + len].copy_from_slice(&x[from..from + len]);
+        again[from..from + len].copy_from_slice(&x[from..from + len]);
+    }
+    report("chunks out of an array", &download::<f32>(client, &packed), &together, 0.0)
+        + report("chunks back into an array", &download::<f32>(client, &target), &again, 0.0)
+}

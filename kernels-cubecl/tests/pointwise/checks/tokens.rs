@@ -1,0 +1,115 @@
+//! Rope, the embedding and the cross-entropy.
+use super::{Element, download, poisoned, random, report, upload};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
+use kernels_cubecl::pointwise::embedding::{self, TableShape};
+use kernels_cubecl::pointwise::rope::{self, RopeShape};
+
+pub fn upload_i32(client: &Client, values: &[i32]) -> Handle {
+    client.create_from_slice(&values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())
+}
+
+pub fn rope<E: Element>(client: &Client, shape: RopeShape) -> usize {
+    let RopeShape { rows, batch, heads, all_heads, head_dim } = shape;
+    let half = head_dim / 2;
+    let (x, cos, sin) =
+        (random(rows * batch * all_heads * head_dim, 1), random(rows * half, 2), random(rows * half, 3));
+    let [x_on, cos_on, sin_on] = [&x, &cos, &sin].map(|values| upload::<E>(client, values));
+    let mut failures = 0;
+    for back in [false, true] {
+        let mut expected = x.clone();
+        for (i, head) in expected.chunks_exact_mut(head_dim).enumerate().filter(|(i, _)| i % all_heads < heads) {
+            let angles = i / all_heads / batch * half;
+            for c in 0..half {
+                let (cos, sin) = (cos[angles + c], if back { -sin[angles + c] } else { sin[angles + c] });
+                let (a, b) = (head[c], head[c + half]);
+                (head[c], head[c + half]) = (a * cos - b * sin, b * cos + a * sin);
+            }
+        }
+        let out = poisoned::<E>(client, x.len());
+        rope::apply::<E>(client, &x_on, (&cos_on, &sin_on), &out, shape, back).expect("legal");
+        let name = format!("rope {}, {heads} of {all_heads} × {head_dim}, back {back}", E::NAME);
+        failures += report(&name, &download::<E>(client, &out), &expected, E::LIMIT);
+    }
+    failures
+}
+
+pub fn cross_entropy<E: Element>(client: &Client, shape: LogitsShape) -> usize {
+    let LogitsShape { rows, columns, valid, first_row } = shape;
+    let (logits, slope) = (random(rows * columns, 1), random(rows, 2));
+    // Labels of this rank, of others on both sides, and in the padding.
+    let labels: Vec<i32> = (0..rows).map(|row| (first_row + row * 31) as i32 - 100).collect();
+    let (mut greatest, mut sums, mut lse) = (vec![], vec![0.0; 2 * rows], vec![]);
+    let mut gradient = vec![0.0; rows * columns];
+    for row in 0..rows {
+        let part = &logits[row * columns..][..valid];
+        let own = usize::try_from(i64::from(labels[row]) - first_row as i64).ok().filter(|own| *own < valid);
+        let top = part.iter().copied().fold(-1e30, f64::max);
+        sums[row] = part.iter().map(|x| (x - top).exp()).sum();
+        sums[rows + row] = own.map_or(0.0, |own| part[own] - top);
+        // Other ranks have as much again.
+        let total = f64::from((top + (2.0 * sums[row]).ln()) as f32);
+        for c in 0..valid {
+            let label = if own == Some(c) { 1.0 } else { 0.0 };
+            gradient[row * columns + c] = ((part[c] - total).exp() - label) * slope[row];
+        }
+        greatest.push(top);
+        lse.push(total);
+    }
+    let (x, labels) = (upload::<E>(client, &logits), upload_i32(client, &labels));
+    let [top, lse, slope] = [&greatest, &lse, &slope].map(|values| upload::<f32>(client, values));
+    let (top_found, sums_found) = (poisoned::<f32>(client, rows), poisoned::<f32>(client, 2 * rows));
+    let found = poisoned::<E>(client, rows * columns);
+    cross_entropy::maximum::<E>(client, &x, &top_found, shape).expect("legal");
+    cross_entropy::sums::<E>(client, &x, &labels, (&top, &sums_found), shape, false).expect("legal");
+    let (top_at_once, sums_at_once) = (poisoned::<f32>(client, rows), poisoned::<f32>(client, 2 * rows));
+    cross_entropy::sums::<E>(client, &x, &labels, (&top_at_once, &sums_at_once), shape, true).expect("legal");
+    cross_entropy::logits_gradient::<E>(client, &x, (&lse, &slope), &labels, Some(&found), shape).expect("legal");
+    cross_entropy::logits_gradient::<E>(client, &x, (&lse, &slope), &labels, None, shape).expect("legal");
+    let [sums_found, sums_at_once] = [sums_found, sums_at_once].map(|sums| download::<f32>(client, &sums));
+    let name = format!("maximum {}, {rows} × {valid} of {columns}", E::NAME);
+    report(&name, &download::<f32>(client, &top_found), &greatest, 0.0)
+        + report("sums of exponentials", &sums_found[..rows], &sums[..rows], 1e-5)
+        + report("labels' logits", &sums_found[rows..], &sums[rows..], 1e-6)
+        + report("maximum in one pass", &download::<f32>(client, &top_at_once), &greatest, 0.0)
+        + report("sums in one pass", &sums_at_once[..rows], &sums[..rows], 1e-5)
+        + report("labels' logits in one pass", &sums_at_once[rows..], &sums[rows..], 1e-6)
+        + report("gradient of the logits", &download::<E>(client, &found), &gradient, E::LIMIT)
+        + report("the same in place", &download::<E>(client, &x), &gradient, E::LIMIT)
+}
+
+/// Ids of which many are equal, and some not in the table.
+fn some_ids(shape: TableShape) -> Vec<i32> {
+    let id = |token: usize| match token % 3 {
+        0 => shape.first_row + 7,
+        1 => shape.first_row + token % shape.rows,
+        _ => token % (2 * shape.first_row + shape.rows),
+    };
+    (0..shape.ids).map(|token| id(token) as i32).collect()
+}
+
+pub fn embedding<E: Element>(client: &Client, shape: TableShape) -> usize {
+    let TableShape { rows, hidden, first_row, ids: tokens } = shape;
+    let (table, slope, before) = (random(rows * hidden, 1), random(tokens * hidden, 2), random(rows * hidden, 3));
+    let ids = some_ids(shape);
+    let (mut out, mut gradient) = (vec![0.0; tokens * hidden], vec![0.0; rows * hidden]);
+    for (token, id) in ids.iter().enumerate() {
+        let Some(row) = usize::try_from(*id as i64 - first_row as i64).ok().filter(|row| *row < rows) else { continue };
+        for c in 0..hidden {
+            out[token * hidden + c] = table[row * hidden + c];
+            gradient[row * hidden + c] += slope[token * hidden + c];
+        }
+    }
+    let sum: Vec<f64> = gradient.iter().zip(&before).map(|(a, b)| a + b).collect();
+    let (table, slope, ids) = (upload::<E>(client, &table), upload::<E>(client, &slope), upload_i32(client, &ids));
+    let (found, written) = (poisoned::<E>(client, tokens * hidden), upload::<E>(client, &vec![0.0; rows * hidden]));
+    let added = upload::<f32>(client, &before);
+    embedding::forward(client, &table, &ids, &found, shape, size_of::<E>()).expect("legal");
+    embedding::backward::<E, E>(client, &slope, &ids, &written, shape, false).expect("legal");
+    embedding::backward::<E, f32>(client, &slope, &ids, &added, shape, true).expect("legal");
+    let name = format!("embedding {}, {tokens} of {rows} × {hidden}", E::NAME);
+    report(&name, &download::<E>(client, &found), &out, 0.0)
+        + report("embedding gradient", &download::<E>(client, &written), &gradient, E::LIMIT)
+        + report("the same, added in fp32", &download::<f32>(client, &added), &sum, 1e-6)
+}

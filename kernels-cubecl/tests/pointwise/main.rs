@@ -1,0 +1,126 @@
+//! The pointwise kernels on CubeCL's cpu runtime: no GPU is needed. A unit is a thread there and a plane a single unit; how
+//! 256 units work together is checked on a GPU by `pointwise_check`, with the same checks.
+#![cfg(feature = "cpu")]
+
+#[path = "checks/mod.rs"]
+mod checks;
+
+use checks::{activation, norm, optimizer, rows, tokens};
+use cubecl::prelude::*;
+use cubecl_runtime::runtime::Runtime;
+use half::{bf16, f16};
+use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
+use kernels_cubecl::pointwise::embedding::TableShape;
+use kernels_cubecl::pointwise::flat::FloatType;
+use kernels_cubecl::pointwise::momentum::MomentumRule;
+use kernels_cubecl::pointwise::rope::RopeShape;
+
+fn client() -> Client {
+    cubecl::cpu::CpuRuntime::client(&Default::default())
+}
+
+/// Runs a check in fp32 and in bf16.
+macro_rules! both {
+    ($group:ident::$check:ident, $($argument:expr),*) => {{
+        let client = client();
+        let wide = $group::$check::<f32>(&client, $($argument),*);
+        assert_eq!(wide + $group::$check::<bf16>(&client, $($argument),*), 0);
+    }};
+}
+
+#[test]
+fn swiglu() {
+    both!(activation::swiglu, 5, 8);
+    both!(activation::swiglu, 3, 1032);
+}
+
+#[test]
+fn gelu() {
+    for tanh in [false, true] {
+        both!(activation::gelu, 1000, tanh);
+        both!(activation::gelu, 8, tanh);
+    }
+}
+
+#[test]
+fn dropout() {
+    both!(activation::dropout, 37, 72);
+}
+
+#[test]
+fn rms_norm() {
+    both!(norm::rms_norm, 7, 8);
+    both!(norm::rms_norm, 33, 72);
+}
+
+#[test]
+fn layer_norm() {
+    both!(norm::layer_norm, 7, 8);
+    both!(norm::layer_norm, 33, 72);
+}
+
+#[test]
+fn rope() {
+    both!(tokens::rope, RopeShape { rows: 7, batch: 3, heads: 5, all_heads: 6, head_dim: 32 });
+    both!(tokens::rope, RopeShape { rows: 5, batch: 1, heads: 3, all_heads: 3, head_dim: 16 });
+}
+
+#[test]
+fn cross_entropy() {
+    both!(tokens::cross_entropy, LogitsShape { rows: 21, columns: 104, valid: 99, first_row: 500 });
+    both!(tokens::cross_entropy, LogitsShape { rows: 3, columns: 8, valid: 8, first_row: 0 });
+}
+
+#[test]
+fn embedding() {
+    both!(tokens::embedding, TableShape { rows: 19, hidden: 24, first_row: 5, ids: 41 });
+    both!(tokens::embedding, TableShape { rows: 9, hidden: 64, first_row: 0, ids: 3 });
+    // Ids that go over chunks of 32 tokens, and over several.
+    both!(tokens::embedding, TableShape { rows: 9, hidden: 8, first_row: 2, ids: 331 });
+}
+
+#[test]
+fn column_sum() {
+    both!(rows::column_sum, 39, 24);
+    both!(rows::column_sum, 1, 8);
+}
+
+#[test]
+fn accumulate() {
+    both!(rows::accumulate, 1000, 0);
+    both!(rows::accumulate, 37, 3);
+}
+
+#[test]
+fn flat_runs_and_squares() {
+    assert_eq!(rows::runs(&client()) + rows::squares(&client()) + rows::copies(&client()), 0);
+}
+
+#[test]
+fn adamw() {
+    let client = client();
+    let failures = optimizer::adamw::<f32>(&client, FloatType::F32)
+        + optimizer::adamw::<bf16>(&client, FloatType::Bf16)
+        + optimizer::adamw::<f16>(&client, FloatType::F16);
+    assert_eq!(failures, 0);
+}
+
+#[test]
+fn sgd_and_lion() {
+    let client = client();
+    let rules = [MomentumRule::Plain, MomentumRule::Sum, MomentumRule::Nesterov, MomentumRule::Lion];
+    let failures: usize = rules
+        .map(|rule| {
+            optimizer::momentum::<f32>(&client, rule, FloatType::F32)
+                + optimizer::momentum::<bf16>(&client, rule, FloatType::Bf16)
+        })
+        .into_iter()
+        .sum();
+    assert_eq!(failures, 0);
+}
+
+#[test]
+fn muon() {
+    let client = client();
+    assert_eq!(optimizer::muon(&client, 1000, 0, true) + optimizer::muon(&client, 37, 3, false), 0);
+}
