@@ -7,6 +7,7 @@ use backend_dist::cache;
 use backend_dist::gpu::release_memory;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::ops::deterministic;
 use backend_dist::profile::{Profile, Session};
 use backend_dist::startup::{self, Phase, Startup, phase};
 use burn::data::dataloader::DataLoader;
@@ -94,6 +95,7 @@ impl WithModel for Bench<'_> {
         let tracing = self.config.log.trace.as_ref().map(|file| Tracing::new(file, 0, self.timing.warmup as u64));
         let tracing = tracing.transpose()?;
         cache::tune_products(self.config.performance.tune_products);
+        deterministic(self.config.performance.deterministic);
         let start = Instant::now();
         let seen = launch(&mesh, &self.devices, |rank| {
             let engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), self.config.engine())?;
