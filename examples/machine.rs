@@ -154,6 +154,7 @@ fn job(config: &LlamaConfig, task: &Task) -> Result<Job> {
         fp8: 0..0,
         recompute: Recompute::default(),
         gpu: true,
+        overlap: true,
     })
 }
 

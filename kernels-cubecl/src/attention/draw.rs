@@ -7,7 +7,7 @@ pub const UNITS: u32 = 128;
 
 /// SplitMix64 of Steele, Lea and Flood.
 #[cube]
-fn splitmix(x: u64) -> u64 {
+pub fn splitmix(x: u64) -> u64 {
     let x = x + 0x9e37_79b9_7f4a_7c15u64;
     let x = (x ^ (x >> 30)) * 0xbf58_476d_1ce4_e5b9u64;
     let x = (x ^ (x >> 27)) * 0x94d0_49bb_1331_11ebu64;

@@ -18,7 +18,6 @@ pub mod rope;
 pub mod swiglu;
 
 pub use cube::CubeShape;
-pub(crate) use cube::UNITS;
 use cubecl::prelude::*;
 
 /// Most items of a kernel that has a unit for each, for 32-bit positions.

@@ -3,6 +3,7 @@ use super::{buffer, compile, hopper, settings};
 use cubecl_runtime::kernel::CubeKernel;
 use half::{bf16, f16};
 use kernels_cubecl::attention::forward::{self, ForwardPlan};
+use kernels_cubecl::attention::joint_gradient::{self, JointGradientPlan};
 use kernels_cubecl::attention::key_gradient::{self, Gradient, KeyGradientPlan};
 use kernels_cubecl::attention::query_gradient::{self, QueryGradientPlan};
 use kernels_cubecl::attention::variant::SizesCompilationArg;
@@ -188,4 +189,30 @@ fn what_goes_around_the_products_compiles() {
     let kernel = draw::drop_keys::DropKeys::new(settings(), hopper(), none, buffer(), (), (), (), (), (), (), ());
     let ptx = compile("drop keys", kernel);
     assert!(ptx.contains("mul.lo.s64"), "64-bit keys are multiplied in 64 bits");
+}
+
+#[test]
+fn joint_gradient_overlaps_its_products() {
+    let plans: Vec<JointGradientPlan> = variants().into_iter().filter_map(JointGradientPlan::fastest).collect();
+    assert_eq!(plans.len(), 4, "heads of 128, causal and full, bf16 and fp16");
+    for plan in plans {
+        let kernel = joint_gradient::joint_gradient::JointGradient::new(
+            settings(),
+            hopper(),
+            Default::default(),
+            (),
+            (),
+            (),
+            (),
+            (),
+            buffer(),
+            (),
+            (),
+            sizes(),
+            (),
+            plan,
+        );
+        // Scores, their gradients, values, keys, and queries; the queries of the last step stand behind the loop.
+        check(&format!("{plan:?}"), kernel, 8 + 8 + 4 + 4 + 2 * 8);
+    }
 }

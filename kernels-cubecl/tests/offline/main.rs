@@ -8,6 +8,7 @@
 mod attention;
 mod fp8;
 mod pointwise;
+mod portable;
 mod random;
 
 use cubecl::Compiler;
