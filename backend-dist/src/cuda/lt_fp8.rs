@@ -14,6 +14,7 @@ use super::lt_plan::{self, Extras, Key};
 pub(crate) use super::lt_plan::{Onto, Sums};
 use super::{failed, submit};
 use crate::column_major::{Matrices, Problem};
+use crate::profile::{self, Kind, Operation, Precision};
 
 /// What every side of an FP8 product must be a multiple of.
 pub(crate) const MULTIPLE: usize = 16;
@@ -74,6 +75,7 @@ pub(crate) fn multiply(a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &
         bias.assert_is_on_same_device(out);
     }
     loaded();
+    let _noted = profile::operation(out, || what.operation());
     let device = out.client.service_id().device;
     let run = move |pointers, scales, bias: Option<_>, stream| {
         let key = Key::new(problem, kinds, onto, bias.is_some(), Some(sums), pointers);
@@ -109,6 +111,22 @@ struct Named {
     bias: bool,
     out: DType,
     onto: Onto,
+}
+
+impl Named {
+    /// For a profile; products of the same sizes and types have one name.
+    fn operation(&self) -> Operation {
+        let Self { a: (a, m, k), b: (b, n, _), out, onto, .. } = self;
+        let [rows, columns, inner] = [m, n, k].map(|size| *size as f64);
+        let passes = if *onto == Onto::Add { 2.0 } else { 1.0 };
+        Operation {
+            name: format!("product [{m}, {k}] {a:?} · [{n}, {k}]ᵀ {b:?} to {out:?}").into(),
+            kind: Kind::Product,
+            precision: Precision::Fp8,
+            flops: 2.0 * rows * columns * inner,
+            bytes: (rows + columns) * inner + passes * rows * columns * out.size() as f64,
+        }
+    }
 }
 
 impl fmt::Display for Named {

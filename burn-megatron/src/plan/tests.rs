@@ -64,6 +64,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         moments: Moments::ADAMW,
         recompute: Recompute::default(),
         fp8: 0..0,
+        fp8_weights: true,
         gpu: false,
     }
 }
@@ -345,7 +346,9 @@ fn a_report_says_what_fits() {
 #[test]
 fn fp8_keeps_inputs_in_bytes_and_two_more_copies_of_weights() {
     let job = |fp8| Job { fp8, ..single(llama3_8b()) }.on_gpus();
-    let kept = |job: &Job, layer: usize| UnitMemory::new(&job.units(&job.stages.stages()[0])[1 + layer], job).kept;
+    let kept = |job: &Job, layer: usize| {
+        super::memory::UnitMemory::new(&job.units(&job.stages.stages()[0])[1 + layer], job).kept
+    };
     let (plain, some) = (job(0..0), job(1..31));
     // Two norms and the activation in bytes instead of bf16; attention keeps its own output either way.
     let tokens = 2 * 1024;

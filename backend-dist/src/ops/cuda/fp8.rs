@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::fp8::{Codec, Format, amax, cast, transpose};
 
-use super::{Float, are_half, columns, empty, launched, packed, rows};
+use super::{Float, are_half, columns, empty, launched, packed, rows, work};
 use crate::comm::Group;
 use crate::cuda::lt_fp8::{Onto, Operand, Sums, multiply};
 use crate::exchange::{Exchange, ExchangeOps};
@@ -44,6 +44,7 @@ impl Fp8Kernels for Cube {
     fn fp8_amax(x: Float) -> Float {
         let x = half(x);
         let (found, len) = (empty(&x, [1], DType::F32), x.meta.shape().num_elements());
+        let _noted = work::memory("FP8 amax", &x, |bytes| bytes);
         launched("FP8 amax", by_half!(x, E => amax::amax::<E>(&x.client, &x.handle, &found.handle, len)));
         found
     }
@@ -59,6 +60,8 @@ impl Fp8Kernels for Cube {
         let (rows, columns, x) = (rows(&x), columns(&x), half(x));
         let bytes = |wanted: bool| wanted.then(|| empty(&x, [rows * columns], DType::U8));
         let (by_rows, by_columns) = (bytes(sides.by_rows), bytes(sides.by_columns));
+        let written = usize::from(sides.by_rows) + usize::from(sides.by_columns);
+        let _noted = work::memory("cast to FP8", &x, |bytes| bytes + written * bytes / 2);
         let conversion = cast::Conversion { format: format(number), codec: Codec::Instruction, rows, columns };
         let [lines, turned] = [&by_rows, &by_columns].map(|x| x.as_ref().map(|x| &x.handle));
         let scale = &scales.scale.handle;
@@ -74,6 +77,7 @@ impl Fp8Kernels for Cube {
     fn fp8_transposed(x: Matrix<Self>) -> Matrix<Self> {
         let Matrix { data, rows, inner, inverse, number } = x;
         let turned = empty(&data, [rows * inner], DType::U8);
+        let _noted = work::memory("FP8 transpose", &data, |bytes| 2 * bytes);
         launched("FP8 transpose", transpose::transpose(&data.client, &data.handle, &turned.handle, rows, inner));
         Matrix { data: turned, rows: inner, inner: rows, inverse, number }
     }
