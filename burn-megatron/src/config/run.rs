@@ -219,6 +219,7 @@ impl RunConfig {
             clip: training.clip,
             loss: training.loss,
             seed: training.seed,
+            keep_fp8_weights: self.fp8.keep_weights,
             ..EngineConfig::new(training.micro_batch, training.global_batch, self.lr.clone())
         }
     }

@@ -55,6 +55,8 @@ pub struct Job {
     pub recompute: Recompute,
     /// Layers whose linear layers are in FP8.
     pub fp8: Range<usize>,
+    /// They keep their quantised weights.
+    pub fp8_weights: bool,
     /// Ranks are GPUs: gradients are summed up and reduced where they lie, and the driver takes memory of its own.
     pub gpu: bool,
     /// On GPUs exchanges of tensor parallelism run beside the matrix products.

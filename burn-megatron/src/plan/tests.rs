@@ -64,6 +64,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         moments: Moments::ADAMW,
         recompute: Recompute::default(),
         fp8: 0..0,
+        fp8_weights: true,
         gpu: false,
         overlap: true,
     }

@@ -1,6 +1,9 @@
 //! How the units of a cube stand together, and what they find out together.
 use cubecl::prelude::*;
 
+/// Units of a cube of the kernels that have one shape on every device.
+pub(crate) const UNITS: u32 = CubeShape::GPU.units;
+
 /// Units of a cube and of a plane. A plane of one unit has no plane operations: CubeCL's cpu runtime, on which a unit is a
 /// thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,16 +31,16 @@ impl CubeShape {
     }
 
     /// Numbers of shared memory that [`cube_sums`] uses.
-    pub(super) fn scratch(self) -> usize {
+    pub(crate) fn scratch(self) -> usize {
         4 * self.planes()
     }
 
-    pub(super) fn dim(self) -> CubeDim {
+    pub(crate) fn dim(self) -> CubeDim {
         CubeDim::new_1d(self.units)
     }
 
     /// Cubes along x with a unit for each of `items`.
-    pub(super) fn line(self, items: usize) -> CubeCount {
+    pub(crate) fn line(self, items: usize) -> CubeCount {
         CubeCount::Static((items as u32).div_ceil(self.units), 1, 1)
     }
 
@@ -89,7 +92,7 @@ fn plane_total(value: f32, #[comptime] cube: CubeShape) -> f32 {
 
 /// The greatest number of all units of the cube, in all of them.
 #[cube]
-pub(super) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[comptime] cube: CubeShape) -> f32 {
+pub(crate) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[comptime] cube: CubeShape) -> f32 {
     let mut greatest = value;
     if comptime![cube.plane > 1] {
         greatest = plane_max(value);

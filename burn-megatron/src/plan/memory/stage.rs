@@ -74,7 +74,7 @@ impl StageMemory {
         owned.iter().flatten().for_each(|bucket| states += States::of(bucket, job));
         let quantised = units.iter().flat_map(|unit| &unit.ops).filter_map(|op| op.fp8).map(|fp8| fp8.weight);
         // Weights that come and go are quantised whenever they are used.
-        states.quantised = if zero == 3 { 0 } else { quantised.sum() };
+        states.quantised = if zero == 3 || !job.fp8_weights { 0 } else { quantised.sum() };
         let most = |of: &dyn Fn(&Bucket) -> u64| owned.iter().flatten().map(of).max().unwrap_or(0);
         let reduce = |bucket: &Bucket| match (replicas, zero) {
             (1, _) | (_, 2..) => 0,
