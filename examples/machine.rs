@@ -152,8 +152,10 @@ fn job(config: &LlamaConfig, task: &Task) -> Result<Job> {
         element: 2,
         moments: Moments { matrices: 2, others: 2 },
         fp8: 0..0,
+        fp8_weights: true,
         recompute: Recompute::default(),
         gpu: true,
+        overlap: true,
     })
 }
 

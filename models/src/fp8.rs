@@ -21,6 +21,8 @@ pub struct Fp8Config {
     pub amax_history_len: usize,
     /// Which of their magnitudes counts.
     pub amax_compute_algo: AmaxAlgorithm,
+    /// Quantised weights are kept for a whole step, not made anew by every micro-batch.
+    pub keep_weights: bool,
     /// The first and last layers stay out.
     pub first_last_layers_bf16: bool,
     /// How many at the start.
@@ -37,6 +39,7 @@ impl Default for Fp8Config {
             margin: 0,
             amax_history_len: 1,
             amax_compute_algo: AmaxAlgorithm::MostRecent,
+            keep_weights: true,
             first_last_layers_bf16: false,
             num_layers_at_start_in_bf16: 1,
             num_layers_at_end_in_bf16: 1,

@@ -119,7 +119,13 @@ fn run(kind: Kind, way: Way, (entry, exit): &(Entry, Exit), tracked: [bool; 4], 
                 x,
                 [a, b],
                 w,
-                LinearOptions { entry: entry.clone(), exit: exit.clone(), recompute, ..Default::default() },
+                LinearOptions {
+                    entry: entry.clone(),
+                    exit: exit.clone(),
+                    recompute,
+                    overlap: true,
+                    ..Default::default()
+                },
             )
         }
     };

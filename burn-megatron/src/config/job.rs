@@ -22,6 +22,7 @@ impl RunConfig {
         let (matrices, others) = self.optimizer.moments();
         Ok(Job {
             fp8: self.fp8.layers(decoder.layers),
+            fp8_weights: self.fp8.keep_weights,
             decoder,
             layout: layout.clone(),
             schedule,
@@ -32,6 +33,7 @@ impl RunConfig {
             moments: Moments { matrices: matrices as u64, others: others as u64 },
             recompute: self.recompute.clone(),
             gpu: false,
+            overlap: self.performance.tp_comm_overlap,
         })
     }
 }

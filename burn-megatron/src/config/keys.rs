@@ -156,6 +156,7 @@ pub const KEYS: &[Key] = {
         key("fp8.amax-history-len", Count, "1", "Delayed: steps to look back").or(&["fp8-amax-history-len"]),
         key("fp8.amax-compute-algo", Choice(&["max", "most_recent"]), "\"most_recent\"", "Delayed: which of their magnitudes counts")
             .or(&["fp8-amax-compute-algo"]),
+        key("fp8.keep-weights", Flag, "true", "Keep quantised weights for a step (2 bytes each), instead of casting them in every pass"),
         key("fp8.first-last-layers-bf16", Flag, "false", "The first and last layers stay out"),
         key("fp8.num-layers-at-start-in-bf16", Whole, "1", "How many at the start"),
         key("fp8.num-layers-at-end-in-bf16", Whole, "1", "How many at the end"),
@@ -201,6 +202,10 @@ pub const KEYS: &[Key] = {
         key("data.keep-partial-validation", Flag, "false", "Keep the last partial validation row, padded"),
         key("data.cache", Path, "\"none\"", "Folder that keeps sample orders between runs").or(&["data-cache-path"]).optional(),
         key("performance.tune-products", Flag, "false", "On GPUs: time cuBLASLt's algorithms for every matrix product of the first steps and keep the choice in ~/.cache/burn-megatron; runs with other choices differ in rounding"),
+        key("performance.deterministic", Flag, "false", "On GPUs: take every sum in one order, so that two runs give the same bits; attention's backward pass is slower")
+            .or(&["deterministic-mode"]),
+        key("performance.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products")
+            .or(&["tp-comm-overlap"]),
         key("evaluation.every", Count, "", "Steps between two evaluations; default: a tenth of training.steps")
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0 does none").or(&["eval-iters"]),

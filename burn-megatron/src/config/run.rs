@@ -150,6 +150,10 @@ pub struct DataSection {
 pub struct PerformanceSection {
     /// Time cuBLASLt's algorithms and keep the quickest.
     pub tune_products: bool,
+    /// Every sum in one order, so that two runs give the same bits.
+    pub deterministic: bool,
+    /// On GPUs exchanges of tensor parallelism run beside the matrix products.
+    pub tp_comm_overlap: bool,
 }
 
 /// `[evaluation]`
@@ -215,6 +219,7 @@ impl RunConfig {
             clip: training.clip,
             loss: training.loss,
             seed: training.seed,
+            keep_fp8_weights: self.fp8.keep_weights,
             ..EngineConfig::new(training.micro_batch, training.global_batch, self.lr.clone())
         }
     }

@@ -48,9 +48,16 @@ pub struct EngineConfig {
     /// Of `f16` parameters.
     #[serde(default)]
     pub loss_scale: LossScalerConfig,
+    /// FP8 layers keep their quantised weights from update to update; never under ZeRO 3.
+    #[serde(default = "yes")]
+    pub keep_fp8_weights: bool,
     /// Seed of dropout. Masks depend on it, the step and the place in the global batch, not on the layout.
     #[serde(default)]
     pub seed: u64,
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl EngineConfig {
@@ -65,6 +72,7 @@ impl EngineConfig {
             loss: LossMean::default(),
             pipeline: PipelineConfig::default(),
             recompute: Recompute::default(),
+            keep_fp8_weights: true,
             loss_scale: LossScalerConfig::default(),
             seed: 0,
         }

@@ -55,8 +55,12 @@ pub struct Job {
     pub recompute: Recompute,
     /// Layers whose linear layers are in FP8.
     pub fp8: Range<usize>,
+    /// They keep their quantised weights.
+    pub fp8_weights: bool,
     /// Ranks are GPUs: gradients are summed up and reduced where they lie, and the driver takes memory of its own.
     pub gpu: bool,
+    /// On GPUs exchanges of tensor parallelism run beside the matrix products.
+    pub overlap: bool,
 }
 
 impl Job {
@@ -91,7 +95,7 @@ impl Job {
     }
 
     fn units(&self, stage: &Stage) -> Vec<Unit> {
-        let (share, again) = (self.share(), self.zero() == 3);
+        let (share, again) = (self.share(), self.zero() == 3 && !self.gpu);
         operations::units(self, &share, stage, again)
     }
 }

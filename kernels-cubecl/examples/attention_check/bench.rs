@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use kernels_cubecl::attention::forward::ForwardPlan;
 use kernels_cubecl::attention::key_gradient::{Gradient, KeyGradientPlan};
 use kernels_cubecl::attention::query_gradient::QueryGradientPlan;
-use kernels_cubecl::attention::{self, Variant};
+use kernels_cubecl::attention::{self, Extras, Variant};
 use std::time::Instant;
 
 /// Seconds a call takes, the median of `rounds` batches of `calls`.
@@ -50,6 +50,11 @@ pub fn bench(client: &Client, case: &Case, sweep: bool) -> [f64; 2] {
             println!("{:<16} | {what:<44} {:7.3} ms {:6.1} TFLOP/s", case.name, seconds * 1e3, flops / seconds / 1e12);
         };
         let variant = Variant::of(&shape, &extras);
+        let same = Extras { deterministic: true, ..extras };
+        let seconds = time(client, 5, 10, || {
+            attention::backward(client, &shape, scale, &same, saved, &out_gradient, gradients).expect("a legal call")
+        });
+        line("backward, deterministic".into(), seconds, 2.5 * flops);
         for plan in forward_plans(variant) {
             let seconds = time(client, 5, 10, || {
                 let tensors = (&q, &k, &v);

@@ -93,7 +93,13 @@ impl Case {
             longest_query: lengths.iter().map(|l| l.0).max().expect("a sequence"),
             longest_key: lengths.iter().map(|l| l.1).max().expect("a sequence"),
         });
-        Extras { element: self.element, packed, dropout: self.dropout, first_query: self.first_query }
+        Extras {
+            element: self.element,
+            packed,
+            dropout: self.dropout,
+            first_query: self.first_query,
+            deterministic: false,
+        }
     }
 }
 

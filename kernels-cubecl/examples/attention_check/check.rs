@@ -4,8 +4,9 @@ use crate::reference::{Gradients, Problem, Rounding, normal};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
+use kernels_cubecl::attention::joint_gradient::JointGradientPlan;
 use kernels_cubecl::attention::merge::merge;
-use kernels_cubecl::attention::{self, AttentionShape, Extras, Half, Tensor4};
+use kernels_cubecl::attention::{self, AttentionShape, Extras, Half, Tensor4, Variant};
 
 pub fn upload(client: &Client, values: &[f32], shape: [usize; 4], element: Half) -> Tensor4 {
     let bits: Vec<u8> = match element {
@@ -116,14 +117,23 @@ pub fn check(client: &Client, case: &Case) -> Verdict {
     let out_gradient = tensor(&problem.out_gradient, shape.out_shape());
     let saved = attention::Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
     let gradients = attention::Gradients { q: &dq, k: &dk, v: &dv };
-    let back = || {
+    let back = |deterministic| {
+        let extras = Extras { deterministic, ..extras };
         attention::backward(client, &shape, scale, &extras, saved, &out_gradient, gradients).expect("a legal call");
         [&dq, &dk, &dv].map(|t| download(client, t, element))
     };
-    let first = back();
+    let first = back(true);
+    report.hold("second backward pass gives the same bits", back(true) == first);
     compare_gradients(&mut report, &first, &exact, &rounded);
-    report.hold("second backward pass gives the same bits", back() == first);
-    report.verdict()
+    let mut verdict = report.verdict();
+    if JointGradientPlan::fastest(Variant::of(&shape, &extras)).is_some() {
+        let mut joint = Report::new(case);
+        joint.label += " joint";
+        compare_gradients(&mut joint, &back(false), &exact, &rounded);
+        verdict.ratios[1..].copy_from_slice(&joint.ratios);
+        verdict.failures += joint.failures;
+    }
+    verdict
 }
 
 fn compare_gradients(report: &mut Report, found: &[Vec<f64>; 3], exact: &Gradients, rounded: &Gradients) {

@@ -34,6 +34,8 @@ impl ForwardPlan {
         let (block, pipelined) = match variant.head_dim {
             // Small enough for two cubes on a multiprocessor.
             64 => (80, false),
+            // The draws need registers too.
+            96 | 128 if variant.dropout => (112, true),
             96 => (160, true),
             128 if variant.causal || variant.window => (160, true),
             128 => (176, true),

@@ -13,6 +13,8 @@ pub mod delta;
 pub mod draw;
 mod error;
 pub mod forward;
+pub mod joint_gradient;
+pub mod joint_sum;
 pub mod key_gradient;
 mod maps;
 pub mod merge;

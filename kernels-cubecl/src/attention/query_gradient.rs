@@ -160,7 +160,8 @@ pub fn query_gradient(
     let place = Place { row, column: (lane % 4) * 2 };
 
     barrier_at(&fixed, 0usize).wait_parity(0);
-    if comptime![variant.window] {
+    // Two copies of a step, one without masks, save some of its time; long heads lack the registers.
+    if comptime![variant.window || d > 128] {
         let mut step = 0u32;
         loop {
             let edge = step < blocks.edge || step + blocks.low_edge >= count;

@@ -284,8 +284,8 @@ pub fn survives(draws: &Draws, place: u32, limit: u32, #[comptime] index: usize)
 }
 
 /// Stores 64 rows of `sum`, each times its factor, at `row` of a sequence that begins at `first` in the tensor. `tile` is
-/// 64 rows of shared memory that no MMA reads any more; each plane uses the 16 rows that its own MMAs read. Rows past the
-/// tensor's end are left out; when sequences are packed, those from `rows` on: the next sequence's.
+/// 64 rows of shared memory that no MMA of this plane reads any more; each plane uses the 16 rows that its own MMAs read.
+/// Rows past the tensor's end are left out; when sequences are packed, those from `rows` on: the next sequence's.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub fn store(
@@ -305,6 +305,10 @@ pub fn store(
     let layout = comptime![mma::k_major(mma::ROWS, width)];
     let plane = (UNIT_POS / 32) % 4;
     let lane = UNIT_POS % 32;
+    if comptime![variant.packed] {
+        // Rows without panels lie across what the MMAs of other planes read.
+        sync_cube();
+    }
     #[unroll]
     for i in 0..comptime![head_dim / 4] {
         let half = comptime![i % 2];

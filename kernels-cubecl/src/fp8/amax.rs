@@ -2,8 +2,8 @@
 //!
 //! A maximum does not depend on the order it is taken in, so the result has the same bits in every division of the work.
 //! NaN is passed over; the cast keeps it.
-use super::{Format, UNITS, Vec8};
-use crate::pointwise::{PointwiseError, buffer, check};
+use super::{Format, Vec8};
+use crate::pointwise::{CubeShape, PointwiseError, buffer, check, cube_max};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -11,23 +11,6 @@ use cubecl::server::Handle;
 const CUBES: usize = 2048;
 /// Most elements, for 32-bit positions of vectors.
 const MOST: usize = 8 * (u32::MAX as usize / 2);
-
-/// The greatest value of all units of the cube, in unit 0.
-#[cube]
-fn cube_max(value: f32, scratch: &mut Shared<[f32]>) -> f32 {
-    let unit = UNIT_POS as usize;
-    scratch[unit] = value;
-    sync_cube();
-    #[unroll]
-    for step in 0..8usize {
-        let half = comptime![UNITS as usize >> (step + 1)];
-        if unit < half {
-            scratch[unit] = max(scratch[unit], scratch[unit + half]);
-        }
-        sync_cube();
-    }
-    scratch[0]
-}
 
 /// The greatest magnitude of eight numbers and `top`.
 #[cube]
@@ -42,9 +25,9 @@ fn greatest<E: Float>(x: Vec8<E>, top: f32) -> f32 {
 
 /// Every cube's greatest magnitude of the vectors it takes in turns with the others.
 #[cube(launch_unchecked)]
-pub fn cube_maxima<E: Float>(x: &[Vec8<E>], parts: &mut [f32], vectors: u32, units: u32) {
-    let mut scratch = Shared::<[f32]>::new_slice(UNITS as usize);
-    let mut at = CUBE_POS_X * UNITS + UNIT_POS;
+pub fn cube_maxima<E: Float>(x: &[Vec8<E>], parts: &mut [f32], vectors: u32, units: u32, #[comptime] cube: CubeShape) {
+    let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
+    let mut at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     let mut top = 0.0f32;
     // Four loads are on their way at a time.
     while at + 3 * units < vectors {
@@ -59,7 +42,7 @@ pub fn cube_maxima<E: Float>(x: &[Vec8<E>], parts: &mut [f32], vectors: u32, uni
         top = greatest::<E>(x[at as usize], top);
         at += units;
     }
-    let top = cube_max(top, &mut scratch);
+    let top = cube_max(top, &mut scratch, cube);
     if UNIT_POS == 0 {
         parts[CUBE_POS_X as usize] = top;
     }
@@ -67,15 +50,15 @@ pub fn cube_maxima<E: Float>(x: &[Vec8<E>], parts: &mut [f32], vectors: u32, uni
 
 /// The greatest of `count` parts, by one cube.
 #[cube(launch_unchecked)]
-pub fn greatest_part(parts: &[f32], amax: &mut [f32], count: u32) {
-    let mut scratch = Shared::<[f32]>::new_slice(UNITS as usize);
+pub fn greatest_part(parts: &[f32], amax: &mut [f32], count: u32, #[comptime] cube: CubeShape) {
+    let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
     let mut at = UNIT_POS;
     let mut top = 0.0f32;
     while at < count {
         top = max(top, parts[at as usize]);
-        at += UNITS;
+        at += CUBE_DIM_X;
     }
-    let top = cube_max(top, &mut scratch);
+    let top = cube_max(top, &mut scratch, cube);
     if UNIT_POS == 0 {
         amax[0] = top;
     }
@@ -108,17 +91,17 @@ pub fn write_scale(amax: &[f32], scale: &mut [f32], inverse: &mut [f32], most: f
 /// If there is no kernel for the length, or a buffer is too short.
 pub fn amax<E: Float>(client: &Client, x: &Handle, amax: &Handle, len: usize) -> Result<(), PointwiseError> {
     check("len", len, 8, MOST)?;
-    let vectors = len / 8;
-    let cubes = vectors.div_ceil(UNITS as usize).min(CUBES);
+    let (vectors, cube) = (len / 8, CubeShape::of(client));
+    let cubes = vectors.div_ceil(cube.units as usize).min(CUBES);
     let parts = client.empty(4 * cubes);
     let (x, written) = (buffer("x", x, vectors, 16)?, buffer("parts", &parts, cubes, 4)?);
-    let (count, dim) = (CubeCount::Static(cubes as u32, 1, 1), CubeDim::new_1d(UNITS));
+    let (count, units) = (CubeCount::Static(cubes as u32, 1, 1), cubes as u32 * cube.units);
     let target = buffer("amax", amax, 1, 4)?;
     // SAFETY: units stay in front of `vectors`, and every cube writes its own part.
-    unsafe { cube_maxima::launch_unchecked::<E>(client, count, dim, x, written, vectors as u32, cubes as u32 * UNITS) };
-    let parts = buffer("parts", &parts, cubes, 4)?;
+    unsafe { cube_maxima::launch_unchecked::<E>(client, count, cube.dim(), x, written, vectors as u32, units, cube) };
+    let (parts, one) = (buffer("parts", &parts, cubes, 4)?, CubeCount::new_single());
     // SAFETY: the parts are `cubes` numbers.
-    unsafe { greatest_part::launch_unchecked(client, CubeCount::new_single(), dim, parts, target, cubes as u32) };
+    unsafe { greatest_part::launch_unchecked(client, one, cube.dim(), parts, target, cubes as u32, cube) };
     Ok(())
 }
 
@@ -142,7 +125,7 @@ pub fn scale(
         write_scale::launch_unchecked(
             client,
             CubeCount::new_single(),
-            CubeDim::new_1d(32),
+            CubeDim::new_1d(1),
             amax,
             scale,
             inverse,

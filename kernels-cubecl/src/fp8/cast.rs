@@ -1,7 +1,7 @@
 //! Casts to FP8 with a scale on the device: rows as they lie, and in the same pass the transpose.
 use super::transpose::{BLOCK_COLUMNS, BLOCK_ROWS, TILE, Words, check_matrix, put, tiles, write_columns};
 use super::{Codec, Format, UNITS, Vec8, pack};
-use crate::pointwise::{PointwiseError, buffer, check};
+use crate::pointwise::{CubeShape, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -39,7 +39,7 @@ pub fn cast_flat<E: Float>(
     #[comptime] format: Format,
     #[comptime] codec: Codec,
 ) {
-    let unit = CUBE_POS_X * UNITS + UNIT_POS;
+    let unit = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if unit < vectors {
         let at = unit as usize;
         let factor = scale[0];
@@ -151,15 +151,13 @@ pub fn cast<E: Float>(
         None => check("elements", len, 16, 16 * (u32::MAX as usize - UNITS as usize))?,
     }
     let (x, scale) = (buffer("x", x, len / 8, 16)?, buffer("scale", scale, 1, 4)?);
-    let dim = CubeDim::new_1d(UNITS);
+    let cube = CubeShape::of(client);
     let Some(by_columns) = by_columns else {
         let Some(by_rows) = by_rows else { return Ok(()) };
         let out = buffer("by_rows", by_rows, len / 16, 16)?;
-        let count = CubeCount::Static((len / 16).div_ceil(UNITS as usize) as u32, 1, 1);
+        let (count, dim, vectors) = (cube.line(len / 16), cube.dim(), (len / 16) as u32);
         // SAFETY: units past the last vector do nothing; the buffers hold all vectors.
-        unsafe {
-            cast_flat::launch_unchecked::<E>(client, count, dim, x, scale, out, (len / 16) as u32, format, codec)
-        };
+        unsafe { cast_flat::launch_unchecked::<E>(client, count, dim, x, scale, out, vectors, format, codec) };
         return Ok(());
     };
     let unused = client.empty(8);
@@ -170,7 +168,7 @@ pub fn cast<E: Float>(
         cast_tiles::launch_unchecked::<E>(
             client,
             tiles(rows, columns),
-            dim,
+            CubeDim::new_1d(UNITS),
             x,
             scale,
             target,

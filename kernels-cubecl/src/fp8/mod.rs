@@ -11,10 +11,9 @@ pub mod codec;
 pub mod ptx;
 pub mod transpose;
 
+use crate::pointwise::UNITS;
 use cubecl::prelude::*;
 
-/// Units of a cube.
-const UNITS: u32 = 256;
 /// Eight numbers of 16 bits.
 type Vec8<E> = Vector<E, Const<8>>;
 

@@ -31,16 +31,16 @@ impl CubeShape {
     }
 
     /// Numbers of shared memory that [`cube_sums`] uses.
-    pub(super) fn scratch(self) -> usize {
+    pub(crate) fn scratch(self) -> usize {
         4 * self.planes()
     }
 
-    pub(super) fn dim(self) -> CubeDim {
+    pub(crate) fn dim(self) -> CubeDim {
         CubeDim::new_1d(self.units)
     }
 
     /// Cubes along x with a unit for each of `items`.
-    pub(super) fn line(self, items: usize) -> CubeCount {
+    pub(crate) fn line(self, items: usize) -> CubeCount {
         CubeCount::Static((items as u32).div_ceil(self.units), 1, 1)
     }
 
@@ -92,7 +92,7 @@ fn plane_total(value: f32, #[comptime] cube: CubeShape) -> f32 {
 
 /// The greatest number of all units of the cube, in all of them.
 #[cube]
-pub(super) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[comptime] cube: CubeShape) -> f32 {
+pub(crate) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[comptime] cube: CubeShape) -> f32 {
     let mut greatest = value;
     if comptime![cube.plane > 1] {
         greatest = plane_max(value);

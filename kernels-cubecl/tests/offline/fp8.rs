@@ -3,6 +3,7 @@ use super::{buffer, compile, hopper, settings};
 use cubecl_runtime::kernel::CubeKernel;
 use half::bf16;
 use kernels_cubecl::fp8::{Codec, Format, amax, cast, transpose};
+use kernels_cubecl::pointwise::CubeShape;
 
 fn check(what: &str, kernel: impl CubeKernel, conversion: Option<&str>) {
     let ptx = compile(what, kernel);
@@ -45,9 +46,17 @@ fn fp8_kernels_compile() {
         }
     }
     let (s, d) = device();
-    check("amax", amax::cube_maxima::CubeMaxima::<bf16>::new(s, d, Default::default(), b(), b(), (), ()), None);
+    check(
+        "amax",
+        amax::cube_maxima::CubeMaxima::<bf16>::new(s, d, Default::default(), b(), b(), (), (), CubeShape::GPU),
+        None,
+    );
     let (s, d) = device();
-    check("greatest part", amax::greatest_part::GreatestPart::new(s, d, Default::default(), b(), b(), ()), None);
+    check(
+        "greatest part",
+        amax::greatest_part::GreatestPart::new(s, d, Default::default(), b(), b(), (), CubeShape::GPU),
+        None,
+    );
     let (s, d) = device();
     check("scale", amax::write_scale::WriteScale::new(s, d, Default::default(), b(), b(), b(), (), ()), None);
     let (s, d) = device();

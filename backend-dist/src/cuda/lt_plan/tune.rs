@@ -17,14 +17,24 @@ use crate::cache::choices::Choices;
 use crate::cuda::watch::from_disk;
 use crate::shard::stable_hash;
 
-/// Calls of every algorithm that are timed, after one that is not; the quickest counts.
-const ROUNDS: usize = 4;
+/// Suggestions to choose from.
+pub(super) const CANDIDATES: usize = 64;
+/// Times that an algorithm is timed.
+const ROUNDS: usize = 2;
+/// How many are timed in rows.
+const FINALISTS: usize = 4;
+/// Milliseconds of such a row.
+const SUSTAINED: f32 = 50.0;
 
 static ON: AtomicBool = AtomicBool::new(false);
 
 /// Whether products that are planned from now on are tuned.
 pub(crate) fn tune_products(on: bool) {
     ON.store(on, Relaxed);
+}
+
+pub(super) fn is_on() -> bool {
+    ON.load(Relaxed)
 }
 
 /// If it is wanted, puts one of the plan's algorithms first: the one that was chosen for this product on this kind of GPU, or
@@ -41,7 +51,7 @@ pub(super) unsafe fn tune(
     pointers: [*mut c_void; 3],
     stream: CUstream,
 ) {
-    if !ON.load(Relaxed) || plan.algorithms.len() < 2 {
+    if !is_on() || plan.algorithms.len() < 2 {
         return;
     }
     let first = name(key).and_then(|name| match choices().get(&name).and_then(|chosen| place(plan, chosen)) {
@@ -51,9 +61,9 @@ pub(super) unsafe fn tune(
         }
         None => {
             // SAFETY: as promised by the caller.
-            let quickest = unsafe { quickest(plan, key, library, pointers, stream) }?;
+            let (quickest, note) = unsafe { quickest(plan, key, library, pointers, stream) }?;
             let own = id(&plan.algorithms[quickest]);
-            let settled = choices().settle(&name, own, |chosen| place(plan, chosen).is_some());
+            let settled = choices().settle(&name, own, &note, |chosen| place(plan, chosen).is_some());
             Ok(place(plan, settled).unwrap_or(quickest))
         }
     });
@@ -82,7 +92,9 @@ fn place(plan: &Plan, chosen: u64) -> Option<usize> {
     plan.algorithms.iter().position(|algorithm| id(algorithm) == chosen)
 }
 
-/// The place of the algorithm that is quickest for these operands.
+/// The place of the algorithm that is quickest for these operands, and what was seen. A GPU that multiplies matrices without a
+/// pause is at its power limit, where what counts is how long an algorithm takes at the clock that it leaves itself: the quickest
+/// few are timed in long rows.
 ///
 /// # Safety
 /// As [`tune`].
@@ -92,7 +104,7 @@ unsafe fn quickest(
     (handle, workspace): (sys::cublasLtHandle_t, CUdeviceptr),
     [a, b, out]: [*mut c_void; 3],
     stream: CUstream,
-) -> Result<usize, String> {
+) -> Result<(usize, String), String> {
     let watch = Stopwatch::new(stream)?;
     // What is added to must not be added to more than once.
     let elements = key.problem.batches * key.problem.out.rows * key.problem.out.columns;
@@ -100,21 +112,43 @@ unsafe fn quickest(
         (key.onto == Onto::Add).then(|| Scratch::new(elements * key.kinds.out_bytes(), stream)).transpose()?;
     let out = scratch.as_ref().map_or(out, Scratch::pointer);
     let algorithms = plan.algorithms.clone();
-    let mut best = vec![f32::INFINITY; algorithms.len()];
+    // Milliseconds of one of `launches` in a row.
+    let mut time = |place: usize, launches: usize| {
+        plan.algorithms = vec![algorithms[place]];
+        // SAFETY: as promised by the caller; the scratch memory has the result's size and is freed on this stream.
+        let work = || (0..launches).try_for_each(|_| unsafe { plan.launch(handle, workspace, [a, b, out], stream) });
+        watch.time(work).map_or(f32::INFINITY, |time| time / launches as f32)
+    };
     // In turns, so that a change of the GPU's clock meets all.
+    let mut alone = vec![f32::INFINITY; algorithms.len()];
     for round in 0..=ROUNDS {
-        for (best, algorithm) in best.iter_mut().zip(&algorithms) {
-            plan.algorithms = vec![*algorithm];
-            // SAFETY: as promised by the caller; the scratch memory has the result's size and is freed on this stream.
-            let time = watch.time(|| unsafe { plan.launch(handle, workspace, [a, b, out], stream) });
+        for (place, best) in alone.iter_mut().enumerate() {
+            let time = time(place, 1);
             if round > 0 {
-                *best = best.min(time.unwrap_or(f32::INFINITY));
+                *best = best.min(time);
             }
         }
     }
+    let mut places: Vec<usize> = (0..alone.len()).filter(|place| alone[*place].is_finite()).collect();
+    places.sort_by(|a, b| alone[*a].total_cmp(&alone[*b]));
+    places.truncate(FINALISTS);
+    let mut sustained = vec![0.0; places.len()];
+    for _ in 0..ROUNDS {
+        for (place, sum) in places.iter().zip(&mut sustained) {
+            *sum += time(*place, (SUSTAINED / alone[*place]).clamp(1.0, 1000.0) as usize) / ROUNDS as f32;
+        }
+    }
     plan.algorithms = algorithms;
-    let quickest = best.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).filter(|(_, time)| time.is_finite());
-    quickest.map(|(place, _)| place).ok_or("no algorithm could be timed".into())
+    let best = places.iter().zip(&sustained).min_by(|a, b| a.1.total_cmp(b.1)).filter(|(_, time)| time.is_finite());
+    let (&place, time) = best.ok_or("no algorithm could be timed")?;
+    let first = alone[0];
+    let note = format!(
+        "{} suggested; the first takes {first:.3} ms alone; number {} alone {:.3}, in a row {time:.3}",
+        alone.len(),
+        place + 1,
+        alone[place]
+    );
+    Ok((place, note))
 }
 
 /// What was chosen before, with this version of the library.

@@ -9,6 +9,7 @@ use kernels_cubecl::attention::portable::{self, Element, mma};
 use kernels_cubecl::attention::{self as hopper, AttentionShape, Dropout, Extras, Gradients, Half, Saved, Tensor4};
 
 use super::{Float, empty, is_aligned, is_here, launched};
+use crate::ops::determinism::is_deterministic;
 use crate::ops::{
     options::{AttentionDropout, AttentionOptions, PackedHeads},
     plain,
@@ -121,7 +122,7 @@ impl Call {
             queries,
         };
         let element_of = Extras { element: half.unwrap_or_default(), ..Default::default() };
-        let extras = Extras { dropout: dropout.map(of_whole), ..element_of };
+        let extras = Extras { dropout: dropout.map(of_whole), deterministic: is_deterministic(), ..element_of };
         let kernel = match half {
             Some(_) if scale > 0.0 && shape.check(&x.client, &extras).is_ok() => Kernel::Hopper,
             Some(half) if mma::has_kernel(&x.client, half, &shape) => Kernel::Mma,

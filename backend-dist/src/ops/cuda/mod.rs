@@ -17,12 +17,14 @@ macro_rules! by_half {
 mod accumulate;
 mod activation;
 mod attention;
+mod blocks;
 mod cross_entropy;
 mod dropout;
 mod embedding;
 mod fp8;
 mod linear;
 mod norm;
+mod product;
 mod rope;
 mod work;
 

@@ -10,11 +10,12 @@ use serde_json::Value;
 
 impl<M: CausalLm> RankEngine<M> {
     /// Quantised weights of the last step are stale. Under ZeRO 3, where weights are here only while they are used, none is
-    /// kept.
+    /// kept, nor where the configuration says so.
     pub(super) fn weights_changed(&self) {
-        match self.replicas.size() > 1 && self.rank.mesh.layout().zero == 3 {
-            true => weights_may_change(),
-            false => weights_changed(),
+        let come_and_go = self.replicas.size() > 1 && self.rank.mesh.layout().zero == 3;
+        match self.config.keep_fp8_weights && !come_and_go {
+            true => weights_changed(),
+            false => weights_may_change(),
         }
     }
 
