@@ -155,6 +155,7 @@ fn job(config: &LlamaConfig, task: &Task) -> Result<Job> {
         fp8_weights: true,
         recompute: Recompute::default(),
         gpu: true,
+        overlap: true,
     })
 }
 

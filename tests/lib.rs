@@ -24,7 +24,7 @@ pub fn llama() -> LlamaConfig {
     }
 }
 
-/// Tied embeddings and dropout.
+/// Tied embeddings and dropout, also of attention weights.
 pub fn gpt() -> GptConfig {
     GptConfig {
         vocab_size: 101,
@@ -33,6 +33,7 @@ pub fn gpt() -> GptConfig {
         num_hidden_layers: 3,
         num_attention_heads: 4,
         hidden_dropout: 0.1,
+        attention_dropout: 0.2,
         ..GptConfig::tiny()
     }
 }

@@ -106,6 +106,8 @@ pub(crate) struct Problem {
     pub out: Stored,
     /// Products.
     pub batches: usize,
+    /// Multiprocessors that they leave to what runs beside them.
+    pub left: usize,
 }
 
 impl Problem {
@@ -116,7 +118,18 @@ impl Problem {
         let out = Matrices::dense(a.batches, a.rows, b.columns);
         // A result with one column would pass as either; it must not be transposed.
         let out = Stored { transposed: false, rows: out.columns, columns: out.rows, ld: out.columns, ..out.stored()? };
-        fits.then_some(Self { first: b.stored()?, second: a.stored()?, out, batches: a.batches })
+        fits.then_some(Self { first: b.stored()?, second: a.stored()?, out, batches: a.batches, left: 0 })
+    }
+
+    /// The same products into the rows of `out`, which may have gaps between them; `None` if they do not fit or elements of
+    /// a row do not follow each other.
+    pub fn onto(self, out: &Matrices) -> Option<Self> {
+        let [rows, columns] = [self.out.columns, self.out.rows];
+        let ld = if rows == 1 { columns } else { out.row };
+        let batch = if out.batches > 1 { out.batch } else { 0 };
+        let fits = [out.batches, out.rows, out.columns] == [self.batches, rows, columns];
+        let are_runs = (out.column == 1 || columns == 1) && ld >= columns;
+        (fits && are_runs).then_some(Self { out: Stored { ld, batch, ..self.out }, ..self })
     }
 }
 
@@ -208,6 +221,22 @@ mod tests {
         assert_eq!((weight.out.rows, weight.out.columns), (input, output));
         assert_eq!(Problem::new(&x, &w), None, "inner sizes differ");
         assert_ne!(forward, weight);
+    }
+
+    #[test]
+    fn results_go_to_rows_with_gaps() {
+        let (x, w) = (Matrices::dense(2, 3, 4), Matrices { batch: 0, ..Matrices::dense(2, 5, 4) }.transposed());
+        let problem = Problem::new(&x, &w).unwrap();
+        assert_eq!((problem.first.batch, problem.out.batch), (0, 15));
+        // Rows 3 to 5 of each half of 12 rows.
+        let out = Matrices::batched(&[2, 3, 5], &[30, 5, 1]).unwrap();
+        let there = problem.onto(&out).unwrap();
+        assert_eq!(there.out, Stored { batch: 30, ..problem.out });
+        assert_eq!((there.first, there.second), (problem.first, problem.second));
+        assert_eq!(problem.onto(&Matrices::dense(2, 3, 5)), Some(problem));
+        assert_eq!(problem.onto(&Matrices::dense(2, 5, 3)), None);
+        assert_eq!(problem.onto(&Matrices::dense(1, 6, 5)), None);
+        assert_eq!(problem.onto(&Matrices::batched(&[2, 3, 5], &[30, 1, 3]).unwrap()), None);
     }
 
     #[test]

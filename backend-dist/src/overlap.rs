@@ -3,6 +3,8 @@
 //! An operation begins when the compute stream has done what was queued before it, and the compute stream goes on; it waits
 //! only at [`Pending::wait`]. The host never waits.
 
+pub(crate) mod pieces;
+
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda;
 use crate::in_place::is_in_place_or_apart;
@@ -134,9 +136,23 @@ pub fn all_gather_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group) ->
     begin(DeviceOpKind::AllGather(0), buffers, [count, group.size() * count], group, operation)
 }
 
-/// Queues `operation(source and target, communicator, stream)` behind what the compute stream has queued so far.
+/// [`begin_piece`] of all of the source.
 fn begin(
     kind: DeviceOpKind,
+    buffers: [CubeTensor; 2],
+    lengths: [usize; 2],
+    group: &Group,
+    operation: impl FnOnce([*mut c_void; 2], ncclComm_t, cudaStream_t) -> Outcome + Send + 'static,
+) -> Pending {
+    let shape = buffers[0].meta.shape().clone();
+    begin_piece(kind, &shape, buffers, lengths, group, operation)
+}
+
+/// Queues `operation(source and target, communicator, stream)` behind what the compute stream has queued so far. The
+/// operation is one on a tensor of `shape`, somewhere in the buffers, which have `lengths` elements.
+fn begin_piece(
+    kind: DeviceOpKind,
+    shape: &[usize],
     buffers: [CubeTensor; 2],
     lengths: [usize; 2],
     group: &Group,
@@ -151,8 +167,11 @@ fn begin(
     let link = connect(group, gpu_of(&source.device))
         .unwrap_or_else(|| panic!("{group:?} has members that share a GPU or have none: ask `has_device_link` first"));
     let times = timeline::exchange(matches!(kind, DeviceOpKind::AllGather(_)));
-    let op = DeviceOp::new(kind, source.dtype, source.meta.shape());
-    let noted = profile::operation(source, || exchanged(&op, bytes[0], group.size(), ", beside"));
+    let op = DeviceOp::new(kind, source.dtype, shape);
+    let noted = profile::operation(source, || {
+        let bytes = shape.iter().product::<usize>() * source.dtype.size();
+        exchanged(&op, bytes, group.size(), ", beside")
+    });
     let sequence = group.issue(op.clone());
     let (slot, rank) = (link.events.take(), group.rank());
     let held = buffers.clone().map(Held::new);

@@ -168,6 +168,7 @@ fn save(folder: &HfFolder, root: &Path, tokenizer: Option<PathBuf>) {
         schedule: json!(null),
         rng: json!(null),
         loss_scale: json!(null),
+        fp8: json!(null),
     };
     saver.submit(0, slices.collect(), &state).unwrap();
     saver.wait().unwrap();

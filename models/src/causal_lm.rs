@@ -23,14 +23,6 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
         Ok(())
     }
 
-    /// Whether a model of these sizes can also be trained.
-    ///
-    /// # Errors
-    /// As [`ModelConfig::check`], and where training would need something that these models do not do.
-    fn check_training(&self) -> Result<(), ConfigError> {
-        self.check()
-    }
-
     /// What a layout must divide; see [`ModelDims::check`].
     fn dims(&self) -> ModelDims;
 

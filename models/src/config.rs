@@ -86,14 +86,3 @@ pub(crate) fn share(key: &'static str, value: f64) -> Result<(), ConfigError> {
         }
     }
 }
-
-/// A share of dropped elements that training cannot drop.
-pub(crate) fn zero(key: &'static str, value: f64) -> Result<(), ConfigError> {
-    match value == 0.0 {
-        true => Ok(()),
-        false => {
-            let range = "0, the only value that training has";
-            Err(ConfigError::OutOfRange { key, value, range, nearest: 0.0 })
-        }
-    }
-}

@@ -60,10 +60,6 @@ impl ModelConfig for FamilyConfig {
         ask!(self, config => config.check())
     }
 
-    fn check_training(&self) -> Result<(), ConfigError> {
-        ask!(self, config => config.check_training())
-    }
-
     fn dims(&self) -> ModelDims {
         ask!(self, config => config.dims())
     }

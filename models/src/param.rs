@@ -70,6 +70,8 @@ pub struct TensorParallel {
     pub group: Group,
     /// Activations between tensor parallel regions are cut along the sequence.
     pub sequence: bool,
+    /// Where the group has a device link its exchanges run beside the matrix products.
+    pub overlap: bool,
 }
 
 impl TensorParallel {
@@ -120,7 +122,11 @@ impl<'a> ParamBuilder<'a> {
     /// in every layout.
     pub fn new(rank: &Rank, dtype: FloatDType, seed: u64) -> Self {
         Self {
-            parallel: TensorParallel { group: rank.group(Axis::Tp), sequence: rank.mesh.layout().sequence_parallel() },
+            parallel: TensorParallel {
+                group: rank.group(Axis::Tp),
+                sequence: rank.mesh.layout().sequence_parallel(),
+                overlap: true,
+            },
             device: rank.device.clone().autodiff(),
             dtype,
             seed,
@@ -189,6 +195,13 @@ impl<'a> ParamBuilder<'a> {
     /// Layers drop what selective recomputation says and compute it again in the backward pass.
     pub fn with_recompute(mut self, recompute: &Recompute) -> Self {
         self.recompute = recompute.clone();
+        self
+    }
+
+    /// Whether exchanges of tensor parallelism run beside the matrix products where they can, as they do without this
+    /// (Megatron's `--tp-comm-overlap`).
+    pub fn with_tp_comm_overlap(mut self, overlap: bool) -> Self {
+        self.parallel.overlap = overlap;
         self
     }
 

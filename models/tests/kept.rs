@@ -61,6 +61,7 @@ fn block(activation: Activation, norm: NormKind) -> BlockConfig {
             kv_heads: KV_HEADS,
             head_dim: HEAD_DIM,
             window: None,
+            dropout: 0.0,
             head_norm_eps: None,
             input: linear,
             output: linear,

@@ -169,7 +169,6 @@ fn what_the_models_lack_is_refused() {
         refuse(GPT2, "scale_attn_weights", json!(false)),
         "config.json: `scale_attn_weights` is false, which this model does not have; nearest legal: true"
     );
-    assert!(refuse(LLAMA3, "attention_dropout", json!(0.1)).contains("`attention_dropout` is 0.1"));
     assert!(refuse(LLAMA3, "hidden_act", json!("gelu")).contains("nearest legal: silu"));
     assert!(refuse(LLAMA3, "rope_parameters", json!({"rope_type": "yarn"})).contains("`rope_type` is yarn"));
     assert!(refuse(LLAMA3, "rope_scaling", json!({"rope_type": "default"})).contains("`rope_scaling` is given twice"));
@@ -206,18 +205,15 @@ fn an_architecture_that_is_not_here_is_refused() {
     assert!(message.contains("`architectures` LlamaForSequenceClassification; supported: llama"), "{message}");
 }
 
-/// GPT-2 was trained with attention dropout, which is read and written but cannot be trained with.
 #[test]
-fn attention_dropout_is_kept_and_not_trained_with() {
-    let mut original = parse(GPT2);
-    original["attn_pdrop"] = json!(0.1);
-    let config = FamilyConfig::from_hf(&original).unwrap();
-    assert_eq!(config.to_hf().unwrap()["attn_pdrop"], json!(0.1));
-    assert_eq!(config.check(), Ok(()));
-    assert_eq!(
-        config.check_training().unwrap_err().to_string(),
-        "attention_dropout = 0.1 is not 0, the only value that training has; nearest legal: 0"
-    );
+fn attention_dropout_is_read_and_written() {
+    for (base, key) in [(GPT2, "attn_pdrop"), (LLAMA3, "attention_dropout"), (MISTRAL, "attention_dropout")] {
+        let mut original = parse(base);
+        original[key] = json!(0.1);
+        let config = FamilyConfig::from_hf(&original).unwrap();
+        assert_eq!(config.to_hf().unwrap()[key], json!(0.1));
+        assert_eq!(config.check(), Ok(()));
+    }
 }
 
 /// `config.json` of published models, word for word: all of their keys are known, and the presets are those models.

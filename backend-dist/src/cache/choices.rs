@@ -26,13 +26,14 @@ impl Choices {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).get(name).copied()
     }
 
-    /// Chooses `value` for `name`, unless somebody else was quicker with one that `is_legal`; returns what holds for all.
-    pub fn settle(&self, name: &str, value: u64, is_legal: impl Fn(u64) -> bool) -> u64 {
+    /// Chooses `value` for `name`, unless somebody else was quicker with one that `is_legal`; returns what holds for all. The
+    /// `note` is for people who read the file.
+    pub fn settle(&self, name: &str, value: u64, note: &str, is_legal: impl Fn(u64) -> bool) -> u64 {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = known.get(name).copied().filter(|before| is_legal(*before)) {
             return before;
         }
-        let shared = self.path.as_ref().map(|path| settle_in(path, name, value, is_legal));
+        let shared = self.path.as_ref().map(|path| settle_in(path, name, value, note, is_legal));
         let value = match shared {
             Some(Ok(value)) => value,
             Some(Err(error)) => {
@@ -46,7 +47,7 @@ impl Choices {
     }
 }
 
-fn settle_in(path: &Path, name: &str, value: u64, is_legal: impl Fn(u64) -> bool) -> Result<u64, String> {
+fn settle_in(path: &Path, name: &str, value: u64, note: &str, is_legal: impl Fn(u64) -> bool) -> Result<u64, String> {
     let named = |error: io::Error| format!("{}: {error}", path.display());
     let mut file = File::options().create(true).read(true).append(true).open(path).map_err(named)?;
     // Given back when the file is closed.
@@ -60,7 +61,7 @@ fn settle_in(path: &Path, name: &str, value: u64, is_legal: impl Fn(u64) -> bool
         return Ok(before);
     }
     let gap = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
-    file.write_all(format!("{gap}{name} = {value:016x}\n").as_bytes()).map_err(named)?;
+    file.write_all(format!("{gap}# {note}\n{name} = {value:016x}\n").as_bytes()).map_err(named)?;
     Ok(value)
 }
 
@@ -87,12 +88,12 @@ mod tests {
     fn the_first_choice_holds_for_all_and_for_the_next_run() {
         let path = file("first");
         let (one, other) = (Choices::open(Some(path.clone())), Choices::open(Some(path.clone())));
-        assert_eq!((one.get("a = b"), one.settle("a = b", 7, |_| true)), (None, 7));
-        assert_eq!(other.settle("a = b", 8, |_| true), 7, "one was quicker");
-        assert_eq!(other.settle("c", 9, |_| true), 9);
+        assert_eq!((one.get("a = b"), one.settle("a = b", 7, "seen = 5", |_| true)), (None, 7));
+        assert_eq!(other.settle("a = b", 8, "seen = 5", |_| true), 7, "one was quicker");
+        assert_eq!(other.settle("c", 9, "seen = 5", |_| true), 9);
         let later = Choices::open(Some(path.clone()));
         assert_eq!((later.get("a = b"), later.get("c"), later.get("d")), (Some(7), Some(9), None));
-        assert_eq!(later.settle("c", 3, |value| value != 9), 3, "9 is no choice any more");
+        assert_eq!(later.settle("c", 3, "seen = 5", |value| value != 9), 3, "9 is no choice any more");
         assert_eq!(Choices::open(Some(path.clone())).get("c"), Some(3));
         std::fs::remove_file(path).unwrap();
     }
@@ -103,12 +104,15 @@ mod tests {
         std::fs::write(&path, b"a = 0000000000000001\nb = 12\n\xff\xfe = x\nc = 00000000000000").unwrap();
         let choices = Choices::open(Some(path.clone()));
         assert_eq!((choices.get("a"), choices.get("b"), choices.get("c")), (Some(1), None, None));
-        assert_eq!(choices.settle("c", 2, |_| true), 2);
+        assert_eq!(choices.settle("c", 2, "seen = 5", |_| true), 2);
         assert_eq!(Choices::open(Some(path.clone())).get("c"), Some(2));
         std::fs::remove_file(path).unwrap();
         for path in [None, Some(PathBuf::from("/proc/no such folder/file"))] {
             let choices = Choices::open(path);
-            assert_eq!((choices.settle("a", 1, |_| true), choices.settle("a", 2, |_| true)), (1, 1));
+            assert_eq!(
+                (choices.settle("a", 1, "seen = 5", |_| true), choices.settle("a", 2, "seen = 5", |_| true)),
+                (1, 1)
+            );
         }
     }
 
@@ -118,7 +122,7 @@ mod tests {
         let chosen: Vec<u64> = std::thread::scope(|scope| {
             let one = |value| {
                 let path = path.clone();
-                scope.spawn(move || Choices::open(Some(path)).settle("a", value, |_| true))
+                scope.spawn(move || Choices::open(Some(path)).settle("a", value, "seen = 5", |_| true))
             };
             let threads: Vec<_> = (0..8).map(one).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()

@@ -1,5 +1,6 @@
 //! Matrix products by cuBLASLt on CubeCL's buffers, in the order of the rank's compute stream.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -13,6 +14,19 @@ use super::lt_plan::{self, Extras, Key};
 use super::{clear, dense, failed, submit};
 use crate::column_major::{Matrices, Problem};
 use crate::profile::{self, Kind, Operation, Precision};
+
+thread_local! {
+    /// Multiprocessors that products of this thread leave to exchanges.
+    static LEFT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Runs `work`, whose products leave this many multiprocessors to exchanges beside them.
+pub(crate) fn leaving<T>(processors: usize, work: impl FnOnce() -> T) -> T {
+    let before = LEFT.replace(processors);
+    let result = work();
+    LEFT.set(before);
+    result
+}
 
 /// A tensor as a batch of matrices where it lies, or a copy of it where the library could not read that.
 pub(crate) struct Operand {
@@ -69,12 +83,17 @@ pub(crate) fn product(a: Operand, b: Operand, shape: Shape, dtype: DType) -> Cub
     out
 }
 
-/// [`product`] of single matrices, with `bias` added to every row before the result is rounded. `bias` has no gaps, starts
-/// at a multiple of 16 bytes, and has an element of type `dtype`, other than f64, for each column.
+/// [`product`] with `bias` added to every row before the result is rounded. `bias` has no gaps, starts at a multiple of 16
+/// bytes, and has an element of type `dtype`, other than f64, for each column.
 pub(crate) fn product_and_bias(a: Operand, b: Operand, bias: CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     let out = empty_like(&a, shape, dtype);
-    issue(a, b, Some(bias), &out, Onto::Replace);
+    multiply_and_add_bias(a, b, bias, &out);
     out
+}
+
+/// [`multiply`], with the `bias` of [`product_and_bias`], which all matrices of a batch share.
+pub(crate) fn multiply_and_add_bias(a: Operand, b: Operand, bias: CubeTensor, out: &CubeTensor) {
+    issue(a, b, Some(bias), out, Onto::Replace);
 }
 
 fn empty_like(a: &Operand, shape: Shape, dtype: DType) -> CubeTensor {
@@ -82,7 +101,8 @@ fn empty_like(a: &Operand, shape: Shape, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
-/// Writes `a · b` to the elements of `out`, or adds it to them. Sums are taken in f32, for f64 in f64.
+/// Writes `a · b` to the elements of `out`, or adds it to them. Sums are taken in f32, for f64 in f64. An `out` that is a
+/// batch of matrices may have gaps between its rows and matrices; any other has none.
 ///
 /// The inputs have one type, bf16, f16, f32 or f64; `out` has the same, or f32 where they have 16 bits.
 ///
@@ -97,13 +117,20 @@ pub(crate) fn multiply(a: Operand, b: Operand, out: &CubeTensor, onto: Onto) {
 fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, onto: Onto) {
     let (am, bm) = (a.matrices, b.matrices);
     let what = Named { a: (am, a.tensor.dtype), b: (bm, b.tensor.dtype), bias: bias.is_some(), out: out.dtype, onto };
-    let Some(problem) = Problem::new(&am, &bm) else { panic!("{what}: the sizes do not fit") };
+    let there = match out.is_contiguous() {
+        true => Some(Matrices::dense(am.batches, am.rows, bm.columns)),
+        false => Matrices::batched(out.meta.shape(), out.meta.strides()),
+    };
+    let problem = there.and_then(|there| Some((Problem::new(&am, &bm)?.onto(&there)?, there.span())));
+    let Some((problem, span)) = problem else {
+        panic!("{what}: the sizes do not fit, or not a result of {:?}, {:?}", out.meta.shape(), out.meta.strides())
+    };
     let kinds = lt_plan::kinds(a.tensor.dtype, b.tensor.dtype, out.dtype);
     let Some(kinds) = kinds else { panic!("{what}: cuBLASLt is not asked for products of these types") };
     let elements = am.batches * am.rows * bm.columns;
     let held = out.handle.size_in_used() as usize / out.dtype.size();
     assert!(
-        out.is_contiguous() && out.meta.shape().num_elements() == elements && held >= elements,
+        out.meta.shape().num_elements() == elements && held >= span,
         "{what}: the result has {:?} elements with strides {:?}",
         out.meta.shape(),
         out.meta.strides()
@@ -114,12 +141,13 @@ fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, ont
         a.tensor.assert_is_on_same_device(bias);
         let held = bias.handle.size_in_used() as usize / out.dtype.size();
         assert!(
-            bias.dtype == out.dtype && bias.is_contiguous() && held >= bm.columns && am.batches == 1 && am.columns > 0,
+            bias.dtype == out.dtype && bias.is_contiguous() && held >= bm.columns && am.columns > 0,
             "{what}: the bias is {:?} {:?}",
             bias.meta.shape(),
             bias.dtype
         );
     }
+    let problem = Problem { left: LEFT.get(), ..problem };
     if elements == 0 {
         return;
     }

@@ -113,26 +113,26 @@ struct Named {
     onto: Onto,
 }
 
-impl Named {
-    /// For a profile; products of the same sizes and types have one name.
-    fn operation(&self) -> Operation {
-        let Self { a: (a, m, k), b: (b, n, _), out, onto, .. } = self;
-        let [rows, columns, inner] = [m, n, k].map(|size| *size as f64);
-        let passes = if *onto == Onto::Add { 2.0 } else { 1.0 };
-        Operation {
-            name: format!("product [{m}, {k}] {a:?} · [{n}, {k}]ᵀ {b:?} to {out:?}").into(),
-            kind: Kind::Product,
-            precision: Precision::Fp8,
-            flops: 2.0 * rows * columns * inner,
-            bytes: (rows + columns) * inner + passes * rows * columns * out.size() as f64,
-        }
-    }
-}
-
 impl fmt::Display for Named {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Self { a: (a, m, k), b: (b, n, l), bias, out, onto } = self;
         let bias = if *bias { " + bias" } else { "" };
         write!(f, "FP8 product [{m}, {k}] {a:?} · [{n}, {l}]ᵀ {b:?}{bias} -> {out:?} ({onto:?})")
+    }
+}
+
+impl Named {
+    /// For a profile; products of the same sizes and types have one name.
+    fn operation(&self) -> Operation {
+        let Self { a: (a, m, k), b: (b, n, _), bias, out, onto } = *self;
+        let adds = onto == Onto::Add;
+        let ends = [(bias, " + bias"), (adds, " +=")].map(|(has, text)| if has { text } else { "" }).concat();
+        Operation {
+            name: format!("product [{m}, {k}] · [{k}, {n}] {a:?} {b:?} to {out:?}{ends}").into(),
+            kind: Kind::Product,
+            precision: Precision::Fp8,
+            flops: 2.0 * m as f64 * (n * k) as f64,
+            bytes: (m * k + k * n + m * n * out.size() * (1 + usize::from(adds))) as f64,
+        }
     }
 }

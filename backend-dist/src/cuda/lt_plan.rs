@@ -12,7 +12,7 @@ use burn::tensor::DType;
 use cubecl_common::device::DeviceId;
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::result as driver;
-use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use cudarc::driver::sys::{self as driver_sys, CUdeviceptr, CUstream};
 use kernels_cubecl::fp8::Format;
 
 use super::watch::planning;
@@ -23,6 +23,7 @@ pub(crate) use tune::tune_products;
 const WORKSPACE: usize = 64 << 20;
 /// Algorithms asked for; the first that runs is kept.
 const CANDIDATES: usize = 8;
+const _: () = assert!(CANDIDATES <= tune::CANDIDATES);
 /// Plans kept for a stream. Lengths that change with every call (text generation) would fill memory otherwise.
 const MOST_PLANS: usize = 4096;
 
@@ -248,6 +249,11 @@ impl Plan {
         plan.first = layout(&problem.first, kinds.b, problem.batches)?;
         plan.second = layout(&problem.second, kinds.a, problem.batches)?;
         plan.out = layout(&problem.out, kinds.out, problem.batches)?;
+        if problem.left > 0 {
+            let target = processors()?.saturating_sub(problem.left as i32).max(1);
+            // SAFETY: the attribute is a 32-bit integer.
+            unsafe { plan.describe(Attribute::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, target) }?;
+        }
         plan.algorithms = plan.heuristic(handle, alignments)?;
         Ok(plan)
     }
@@ -298,7 +304,8 @@ impl Plan {
             (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out),
         ];
         // SAFETY: an all-zero result is a valid value of the plain C struct (status 0 is success).
-        let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; tune::CANDIDATES] = unsafe { std::mem::zeroed() };
+        let wanted = if tune::is_on() { tune::CANDIDATES } else { CANDIDATES };
         let mut count = 0;
         // SAFETY: preference, descriptors and layouts are alive; the attributes have the sizes given (64 bits for the
         // workspace, 32 for the others); `found` has room for what is asked for.
@@ -317,7 +324,7 @@ impl Plan {
                     self.out,
                     self.out,
                     preference,
-                    CANDIDATES as i32,
+                    wanted as i32,
                     found.as_mut_ptr(),
                     &mut count,
                 )
@@ -414,6 +421,18 @@ fn layout(stored: &Stored, kind: sys::cudaDataType, batches: usize) -> Result<sy
             })
     };
     batch.map(|()| layout).map_err(failed)
+}
+
+/// Multiprocessors of the current context's device.
+fn processors() -> Result<i32, String> {
+    let attribute = driver_sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    let mut device = 0;
+    // SAFETY: the device is written before it is read.
+    let count = unsafe {
+        let found = driver_sys::cuCtxGetDevice(&mut device).result();
+        found.and_then(|()| driver::device::get_attribute(device, attribute))
+    };
+    count.map_err(|error| format!("the number of multiprocessors: {error}"))
 }
 
 fn bytes<T>(value: &T) -> *const c_void {

@@ -7,7 +7,7 @@ use super::{
     drop_key::DropKey,
     fused::{FusedOps, How},
     local::LocalOps,
-    options::{AttentionOptions, GeluKind, PackedHeads},
+    options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads},
     product::Ends,
     prologue::Step,
 };
@@ -100,20 +100,20 @@ pub fn gelu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_gelu(x.into_dispatch(), kind))
 }
 
-/// Softmax attention of `q [s, b, hq, d]` over `k, v [t, b, hkv, d]`; output `[s, b, hq, d]`. Query head `h` uses
-/// key/value head `h / (hq/hkv)`. The score matrix is never held for all heads at once.
+/// Softmax attention of `q [s, b, hq, d]` over `k [t, b, hkv, d]` and `v [t, b, hkv, dv]`; output `[s, b, hq, dv]`. Query
+/// head `h` uses key/value head `h / (hq/hkv)`. The score matrix is never held for all heads at once.
 ///
 /// `t` may be larger than `s`: the queries then have the last `s` of the keys' `t` positions, as in a decoder that keeps
 /// the keys and values of what it has read.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit, `hq` is not a multiple of `hkv`, or the window is empty.
+/// If the shapes do not fit, `hq` is not a multiple of `hkv`, the window is empty, or the dropout is not one of these heads.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<4> {
-    let ([s, b, hq, d], kv) = (q.dims(), k.dims());
-    assert_eq!(kv, v.dims(), "attention: k and v differ in shape");
-    assert!(s <= kv[0] && [b, d] == [kv[1], kv[3]], "attention: q is {:?}, k and v are {kv:?}", q.dims());
-    check_heads(hq, kv[2], options);
+    let ([s, b, hq, d], keys, values) = (q.dims(), k.dims(), v.dims());
+    assert_eq!(keys[..3], values[..3], "attention: k is {keys:?}, v is {values:?}; only the last may differ");
+    assert!(s <= keys[0] && [b, d] == [keys[1], keys[3]], "attention: q is {:?}, k is {keys:?}", q.dims());
+    check_heads(hq, keys[2], options);
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_attention(q, k, v, options))
 }
@@ -123,7 +123,8 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
 ///
 /// # Panics
 ///
-/// If `heads` does not fit `qkv`, `hq` is not a multiple of `hkv`, or the window is empty.
+/// If `heads` does not fit `qkv`, `hq` is not a multiple of `hkv`, the window is empty, or the dropout is not one of these
+/// heads.
 pub fn attention_packed(qkv: Tensor<4>, heads: PackedHeads, options: AttentionOptions) -> Tensor<4> {
     assert_eq!(qkv.dims()[2], heads.total(), "attention_packed: {heads:?} do not make up the input's heads");
     check_heads(heads.heads, heads.kv_heads, options);
@@ -161,4 +162,8 @@ fn check_heads(hq: usize, hkv: usize, options: AttentionOptions) {
         "attention: {hq} query heads are not a multiple of {hkv} key/value heads"
     );
     assert!(options.window != Some(0), "attention: a window of 0 hides every key");
+    if let Some(AttentionDropout { p, first_head, heads, .. }) = options.dropout {
+        assert!((0.0..1.0).contains(&p), "attention: dropout of {p} is not in 0..1");
+        assert!(first_head + hq <= heads, "attention: heads {first_head}..{} of {heads} to drop from", first_head + hq);
+    }
 }

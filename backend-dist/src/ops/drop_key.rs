@@ -56,7 +56,8 @@ impl DropKey {
 pub(crate) struct RowKey(u32, u32);
 
 impl RowKey {
-    fn new(seed: u64, row: u64) -> Self {
+    /// Of the row with this number in the global tensor.
+    pub(crate) fn new(seed: u64, row: u64) -> Self {
         let key = splitmix(seed ^ splitmix(row));
         Self((key >> 32) as u32, key as u32)
     }

@@ -17,6 +17,7 @@ pub mod conjugate;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod determinism;
 mod drop_key;
 mod flex;
 pub mod fp8;
@@ -25,6 +26,8 @@ mod kernels;
 mod local;
 pub mod main_grads;
 mod options;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) mod pieces;
 mod plain;
 mod product;
 mod prologue;
@@ -38,10 +41,11 @@ pub use api::{
     swiglu,
 };
 pub use cross_entropy::vocab_parallel_cross_entropy;
+pub use determinism::deterministic;
 pub use drop_key::DropKey;
 pub use fused::{LinearOptions, linear_with};
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
-pub use options::{AttentionOptions, GeluKind, PackedHeads, Rotation};
+pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
 pub use product::{Entry, Exit};
 pub use prologue::Prologue;
 pub use tape::{Tape, pull_back};

@@ -1,5 +1,7 @@
 //! Plain values which say how an operation is to be done.
 
+use super::drop_key::{RowKey, threshold};
+
 /// Which GELU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GeluKind {
@@ -9,7 +11,7 @@ pub enum GeluKind {
     Tanh,
 }
 
-/// Which keys a query sees, and the factor in front of the scores.
+/// Which keys a query sees, the factor in front of the scores, and which weights are dropped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionOptions {
     /// Factor of `q·k`, usually `1/√head_dim`.
@@ -18,12 +20,14 @@ pub struct AttentionOptions {
     pub causal: bool,
     /// Sliding window: query `i` sees only keys with `|i - j| < window` (itself included), as in Mistral.
     pub window: Option<usize>,
+    /// Dropout of the weights after the softmax.
+    pub dropout: Option<AttentionDropout>,
 }
 
 impl AttentionOptions {
-    /// Causal attention with the usual scale `1/√head_dim` and no window.
+    /// Causal attention with the usual scale `1/√head_dim`, no window and no dropout.
     pub fn causal(head_dim: usize) -> Self {
-        Self { scale: 1.0 / (head_dim as f64).sqrt(), causal: true, window: None }
+        Self { scale: 1.0 / (head_dim as f64).sqrt(), causal: true, window: None, dropout: None }
     }
 
     /// The half-open range of `keys` keys which the query at position `i` may see.
@@ -32,6 +36,42 @@ impl AttentionOptions {
         let low = (i + 1).saturating_sub(reach).min(keys);
         let high = if self.causal { i + 1 } else { i.saturating_add(reach) };
         (low, high.min(keys))
+    }
+}
+
+/// Dropout of attention weights: after the softmax a weight becomes zero with probability `p`, else it is divided by
+/// `1 - p`. Which ones is a function of the seed and the weight's place `[sample, head, query, key]` in the global tensor,
+/// so ranks with other samples or heads draw the mask of one rank that has them all, and a forward pass that is repeated
+/// drops the same. The rule is that of [`DropKey`](super::DropKey).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionDropout {
+    /// Probability in `0..1`, rounded to f32.
+    pub p: f64,
+    /// Another one for every layer and step.
+    pub seed: u64,
+    /// Index of the call's first sample in the global batch.
+    pub first_sample: usize,
+    /// Index of the call's first query head in the layer.
+    pub first_head: usize,
+    /// Query heads of the layer.
+    pub heads: usize,
+}
+
+impl AttentionDropout {
+    /// Draws below this are dropped.
+    pub(crate) fn limit(&self) -> u32 {
+        threshold(f64::from(self.p as f32))
+    }
+
+    /// What the other weights are multiplied with.
+    pub(crate) fn scale(&self) -> f64 {
+        1.0 / (1.0 - f64::from(self.p as f32))
+    }
+
+    /// The key of a row of weights, one of `queries`, in the call's `sample` and `head`.
+    pub(crate) fn row(&self, [sample, head]: [usize; 2], query: usize, queries: usize) -> RowKey {
+        let head = (self.first_sample + sample) * self.heads + self.first_head + head;
+        RowKey::new(self.seed, (head * queries + query) as u64)
     }
 }
 
@@ -66,7 +106,7 @@ mod tests {
 
     #[test]
     fn visible_keys() {
-        let causal = AttentionOptions { scale: 1.0, causal: true, window: None };
+        let causal = AttentionOptions { scale: 1.0, ..AttentionOptions::causal(1) };
         assert_eq!(causal.visible(0, 5), (0, 1));
         assert_eq!(causal.visible(4, 5), (0, 5));
         let window = AttentionOptions { window: Some(2), ..causal };

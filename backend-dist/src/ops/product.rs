@@ -39,6 +39,9 @@ pub enum Exit {
 pub(super) struct Ends {
     pub entry: Entry,
     pub exit: Exit,
+    /// They run beside the products where a backend can do that.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "CPU ranks do one after the other"))]
+    pub overlap: bool,
 }
 
 /// A weight that wants a gradient.
@@ -122,8 +125,6 @@ pub(super) trait Products: Fp8Kernels {
 }
 
 impl Products for Flex {}
-#[cfg(feature = "cuda")]
-impl Products for burn::backend::Cube {}
 
 /// [`Products::product`], step by step.
 pub(super) fn forward<B: LocalKernels + ExchangeOps>(
@@ -149,12 +150,21 @@ pub(super) fn backward<B: LocalKernels + ExchangeOps>(
     grads: &mut Gradients,
 ) -> Option<FloatTensor<B>> {
     let grad = ends.exit.backward::<B>(grad);
-    if let Some(Weight { id, is_leaf, input }) = weight {
-        let (grad, entry) = (grad.clone(), ends.entry.clone());
-        let job = move |grads: &mut Gradients| deliver_weight_grad::<B>(grads, id, grad, entry.forward::<B>(input));
-        if is_leaf { run_or_defer(grads, job) } else { job(grads) }
-    }
+    weight_grad::<B>(grad.clone(), weight, &ends.entry, grads);
     w.map(|w| ends.entry.backward::<B>(B::linear_input_grad(grad, w)))
+}
+
+/// Brings the gradient of `weight` to its place, now or later; `grad` is the gradient of the product.
+pub(super) fn weight_grad<B: LocalKernels + ExchangeOps>(
+    grad: FloatTensor<B>,
+    weight: Option<Weight<B>>,
+    entry: &Entry,
+    grads: &mut Gradients,
+) {
+    let Some(Weight { id, is_leaf, input }) = weight else { return };
+    let entry = entry.clone();
+    let job = move |grads: &mut Gradients| deliver_weight_grad::<B>(grads, id, grad, entry.forward::<B>(input));
+    if is_leaf { run_or_defer(grads, job) } else { job(grads) }
 }
 
 /// Brings `gradᵀ · x` to the place of the leaf or inner node `id`.

@@ -3,7 +3,7 @@
 use burn::backend::{DType, Flex, Shape, Slice, TensorData, flex::FlexTensor, ops::FloatTensorOps};
 
 use super::{
-    AttentionOptions, DropKey, GeluKind, LocalKernels, NormNeeds, PackedHeads, Rotation,
+    AttentionDropout, AttentionOptions, DropKey, GeluKind, LocalKernels, NormNeeds, PackedHeads, Rotation,
     plain::{activation, attention, cross_entropy, dropout, embedding, linear, norm, rope},
 };
 
@@ -91,8 +91,10 @@ fn activation_kernels() {
 fn attention_kernels() {
     let heads = PackedHeads { heads: 4, kv_heads: 2 };
     let (qkv, grad) = (tensor(&[9, 2, 8, 3], 1), tensor(&[9, 2, 4, 3], 2));
-    for (causal, window) in [(true, None), (false, None), (true, Some(3)), (false, Some(4))] {
-        let options = AttentionOptions { scale: 0.6, causal, window };
+    let drop = Some(AttentionDropout { p: 0.3, seed: 5, first_sample: 2, first_head: 4, heads: 8 });
+    let cases = [(true, None, None), (false, None, drop), (true, Some(3), drop), (false, Some(4), None)];
+    for (causal, window, dropout) in cases {
+        let options = AttentionOptions { scale: 0.6, causal, window, dropout };
         // All queries, and the last two of them.
         for queries in [9, 2] {
             let last = |x: FlexTensor| Flex::float_slice(x, &[Slice::from(9 - queries..9)]);
@@ -115,6 +117,24 @@ fn attention_kernels() {
                 same("packed gradient", packed, Flex::float_cat(plain.into(), 2));
             }
         }
+    }
+}
+
+#[test]
+fn attention_with_values_of_another_length() {
+    let dropout = Some(AttentionDropout { p: 0.3, seed: 5, first_sample: 0, first_head: 0, heads: 4 });
+    let options = AttentionOptions { dropout, ..AttentionOptions::causal(3) };
+    let parts = [tensor(&[150, 2, 4, 3], 1), tensor(&[160, 2, 2, 3], 2), tensor(&[160, 2, 2, 5], 3)];
+    let grad = tensor(&[150, 2, 4, 5], 4);
+    let [q, k, v] = parts.clone();
+    let (out, lse) = attention::forward::<Flex>(q.clone(), k.clone(), v.clone(), options);
+    let fast = Flex::attention_forward(q, k, v, options);
+    same("output", fast.0, out.clone());
+    same("log-sum-exp", fast.1, lse.clone());
+    let result = [out, lse];
+    let plain = attention::grads::<Flex>(parts.clone(), result.clone(), grad.clone(), options);
+    for (fast, plain) in Flex::attention_grads(parts, result, grad, options).into_iter().zip(plain) {
+        same("gradient", fast, plain);
     }
 }
 

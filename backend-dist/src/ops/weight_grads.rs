@@ -71,6 +71,12 @@ impl fmt::Debug for Deferred {
     }
 }
 
+/// Whether this is within [`deferred`].
+#[cfg(feature = "cuda")]
+pub(super) fn is_deferring() -> bool {
+    QUEUE.with_borrow(Option::is_some)
+}
+
 /// Runs `job` within [`deferred`] later, else now.
 pub(super) fn run_or_defer(grads: &mut AutodiffGradients, job: impl FnOnce(&mut AutodiffGradients) + Send + 'static) {
     let now = QUEUE.with_borrow_mut(|queue| match queue {

@@ -1,8 +1,8 @@
 //! Attention against the whole score matrix.
 
-use crate::compare::same;
-use backend_dist::ops::{AttentionOptions, PackedHeads, attention, attention_packed};
-use burn::tensor::{Bool, Device, Tensor, TensorData, activation::softmax};
+use crate::compare::{same, values};
+use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, attention, attention_packed};
+use burn::tensor::{Bool, DType, Device, Tensor, TensorData, activation::softmax};
 
 /// `[s, b, h, d]` to `[b, h, s, d]`, every head `times` times.
 fn heads(x: Tensor<4>, times: usize) -> Tensor<4> {
@@ -12,7 +12,18 @@ fn heads(x: Tensor<4>, times: usize) -> Tensor<4> {
 }
 
 fn plain(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<4> {
-    let [s, b, hq, d] = q.dims();
+    plain_times(q, k, v, options, None)
+}
+
+/// `keep [b, hq, s, t]` multiplies the weights.
+fn plain_times(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    options: AttentionOptions,
+    keep: Option<Tensor<4>>,
+) -> Tensor<4> {
+    let ([s, b, hq, _], d) = (q.dims(), v.dims()[3]);
     let [t, _, hkv, _] = k.dims();
     let group = hq / hkv;
     let scores = heads(q, 1).matmul(heads(k, group).swap_dims(2, 3)) * options.scale;
@@ -22,7 +33,12 @@ fn plain(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) ->
         .collect();
     let hidden = Tensor::<4, Bool>::from_data(TensorData::new(hidden, [1, 1, s, t]), &Device::flex().autodiff());
     let scores = scores.mask_fill(hidden.expand([b, hq, s, t]), -1e30);
-    let out: Tensor<4> = softmax(scores, 3).matmul(heads(v, group));
+    let weights = softmax(scores, 3);
+    let weights = match keep {
+        Some(keep) => weights * keep,
+        None => weights,
+    };
+    let out: Tensor<4> = weights.matmul(heads(v, group));
     assert_eq!(out.dims(), [b, hq, s, d]);
     out.permute([2, 0, 1, 3])
 }
@@ -43,7 +59,7 @@ fn all_masks_and_groupings() {
     ];
     for [s, t, b, hq, hkv, d] in shapes {
         for (causal, window) in [(true, None), (false, None), (true, Some(3)), (false, Some(2)), (true, Some(140))] {
-            let options = AttentionOptions { scale: 0.7, causal, window };
+            let options = AttentionOptions { scale: 0.7, causal, window, dropout: None };
             let (nq, nkv) = (s * b * hq * d, t * b * hkv * d);
             let parts = |x: &[Tensor<1>]| -> [Tensor<4>; 3] {
                 [
@@ -103,6 +119,81 @@ fn strided_and_packed_inputs() {
             },
         );
     }
+}
+
+/// What dropout multiplies every weight with, `[b, h, s, s]`: attention with equal weights over values that are the rows of
+/// the unit matrix gives the weights.
+fn mask(s: usize, b: usize, h: usize, dropout: AttentionDropout) -> Tensor<4> {
+    let device = Device::flex().autodiff();
+    let zeros = Tensor::<4>::zeros([s, b, h, 1], (&device, DType::F64));
+    let unit: Vec<f64> = (0..s * b * h * s).map(|i| f64::from(i / (b * h * s) == i % s)).collect();
+    let unit = Tensor::<4>::from_data(TensorData::new(unit, [s, b, h, s]), (&device, DType::F64));
+    let options = AttentionOptions { causal: false, dropout: Some(dropout), ..AttentionOptions::causal(1) };
+    (attention(zeros.clone(), zeros, unit, options) * s as f64).permute([1, 2, 0, 3])
+}
+
+fn dropout(p: f64) -> AttentionDropout {
+    AttentionDropout { p, seed: 11, first_sample: 0, first_head: 0, heads: 4 }
+}
+
+#[test]
+fn dropped_weights_and_values_of_another_length() {
+    for [s, b, hq, hkv, d, dv] in [[9, 2, 4, 2, 3, 3], [140, 1, 2, 2, 4, 6], [5, 2, 4, 1, 6, 2]] {
+        for window in [None, Some(4)] {
+            let drop = dropout(0.4);
+            let options = AttentionOptions { window, dropout: Some(drop), ..AttentionOptions::causal(d) };
+            let keep = mask(s, b, hq, drop);
+            let parts = |x: &[Tensor<1>]| -> [Tensor<4>; 3] {
+                [
+                    x[0].clone().reshape([s, b, hq, d]),
+                    x[1].clone().reshape([s, b, hkv, d]),
+                    x[2].clone().reshape([s, b, hkv, dv]),
+                ]
+            };
+            let n = s * b * hq * dv;
+            same(
+                &format!("attention with dropout {s} {b} {hq} {hkv} {d} {dv} {window:?}"),
+                &[s * b * hq * d, s * b * hkv * d, s * b * hkv * dv],
+                |x| {
+                    let [q, k, v] = parts(&x);
+                    attention(q, k, v, options).reshape([n])
+                },
+                |x| {
+                    let [q, k, v] = parts(&x);
+                    plain_times(q, k, v, options, Some(keep.clone())).reshape([n])
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn dropout_has_its_share_and_its_scale() {
+    for p in [0.0, 0.1, 0.5] {
+        let found = values(mask(96, 2, 4, dropout(p)));
+        let (kept, n) = (found.iter().filter(|x| **x > 0.0).count() as f64, found.len() as f64);
+        // Four standard deviations.
+        assert!((kept / n - (1.0 - p)).abs() <= 4.0 * (p * (1.0 - p) / n).sqrt(), "{p}: {kept} of {n}");
+        let scale = 1.0 / (1.0 - f64::from(p as f32));
+        assert!(found.iter().all(|x| *x == 0.0 || (x - scale).abs() < 1e-12), "{p}");
+    }
+}
+
+/// Ranks with some of the samples and heads drop what one rank with all of them drops.
+#[test]
+fn a_mask_does_not_depend_on_who_draws_it() {
+    let whole = mask(6, 3, 4, dropout(0.5));
+    let part = mask(6, 2, 2, AttentionDropout { first_sample: 1, first_head: 2, ..dropout(0.5) });
+    let expected = whole.clone().narrow(0, 1, 2).narrow(1, 2, 2);
+    assert_eq!(values(part), values(expected));
+    let other = mask(6, 3, 4, AttentionDropout { seed: 12, ..dropout(0.5) });
+    assert_ne!(values(other), values(whole));
+}
+
+#[test]
+#[should_panic(expected = "attention: heads 3..5 of 4 to drop from")]
+fn heads_outside_the_layer_are_refused() {
+    mask(2, 1, 2, AttentionDropout { first_head: 3, ..dropout(0.5) });
 }
 
 #[test]

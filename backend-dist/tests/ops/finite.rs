@@ -1,7 +1,9 @@
 //! Gradients against differences of the function itself, independent of any autodiff.
 
 use crate::compare::{numbers, run};
-use backend_dist::ops::{AttentionOptions, GeluKind, attention, gelu, layer_norm, linear, rms_norm, rope, swiglu};
+use backend_dist::ops::{
+    AttentionDropout, AttentionOptions, GeluKind, attention, gelu, layer_norm, linear, rms_norm, rope, swiglu,
+};
 use burn::tensor::{DType, Tensor};
 
 fn check(name: &str, sizes: &[usize], f: impl Fn(Vec<Tensor<1>>) -> Tensor<1>) {
@@ -46,5 +48,11 @@ fn gradients_are_slopes() {
         let [k, v] = [1, 2].map(|i: usize| x[i].clone().reshape([4, 1, 1, 2]));
         let options = AttentionOptions { window: Some(3), ..AttentionOptions::causal(2) };
         attention(x[0].clone().reshape([4, 1, 2, 2]), k, v, options).reshape([16])
+    });
+    check("attention with dropout", &[16, 8, 12], |x| {
+        let (k, v) = (x[1].clone().reshape([4, 1, 1, 2]), x[2].clone().reshape([4, 1, 1, 3]));
+        let dropout = AttentionDropout { p: 0.3, seed: 2, first_sample: 0, first_head: 0, heads: 2 };
+        let options = AttentionOptions { dropout: Some(dropout), ..AttentionOptions::causal(2) };
+        attention(x[0].clone().reshape([4, 1, 2, 2]), k, v, options).reshape([24])
     });
 }

@@ -17,7 +17,7 @@ use burn::tensor::{DType, Device, Tensor};
 const SEQ: usize = 6;
 const BATCH: usize = 2;
 const HEADS: PackedHeads = PackedHeads { heads: 4, kv_heads: 2 };
-const OPTIONS: AttentionOptions = AttentionOptions { scale: 0.7, causal: true, window: None };
+const OPTIONS: AttentionOptions = AttentionOptions { scale: 0.7, causal: true, window: None, dropout: None };
 const OUT: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -119,7 +119,13 @@ fn run(kind: Kind, way: Way, (entry, exit): &(Entry, Exit), tracked: [bool; 4], 
                 x,
                 [a, b],
                 w,
-                LinearOptions { entry: entry.clone(), exit: exit.clone(), recompute, ..Default::default() },
+                LinearOptions {
+                    entry: entry.clone(),
+                    exit: exit.clone(),
+                    recompute,
+                    overlap: true,
+                    ..Default::default()
+                },
             )
         }
     };

@@ -7,6 +7,7 @@ use backend_dist::cache;
 use backend_dist::gpu::release_memory;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::ops::deterministic;
 use backend_dist::profile::{Profile, Session};
 use backend_dist::startup::{self, Phase, Startup, phase};
 use burn::data::dataloader::DataLoader;
@@ -92,6 +93,7 @@ impl WithModel for Bench<'_> {
         let build = stage_builder::<M>(sizes, self.config, None);
         let dims = sizes.dims();
         cache::tune_products(self.config.performance.tune_products);
+        deterministic(self.config.performance.deterministic);
         let start = Instant::now();
         let seen = launch(&mesh, &self.devices, |rank| {
             let engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), self.config.engine())?;

@@ -48,7 +48,7 @@ pub struct Args {
     /// Tokens of the vocabulary
     #[arg(long, value_name = "N")]
     vocab: Option<usize>,
-    /// Share of dropped activations (GPT)
+    /// Share of dropped activations and attention weights (GPT)
     #[arg(long, value_name = "P", default_value_t = 0.1)]
     dropout: f64,
     /// Tokens per row

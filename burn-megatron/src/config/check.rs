@@ -28,7 +28,7 @@ impl RunConfig {
         let mut problems = Vec::new();
         let mut note = |result: Result<(), String>| problems.extend(result.err().map(Problem::new));
         let (training, layout) = (&self.training, &self.parallel);
-        let sizes = self.model.config.check_training().map_err(|error| format!("model: {error}"));
+        let sizes = self.model.config.check().map_err(|error| format!("model: {error}"));
         let model_is_sound = sizes.is_ok();
         note(sizes);
         let layout_runs = runnable(layout).map_err(|error| format!("parallel: {error}"));

@@ -147,6 +147,8 @@ pub const KEYS: &[Key] = {
         key("training.clip", Number, "1.0", "Largest norm of the gradient; larger ones are scaled down")
             .or(&["clip-grad"])
             .optional(),
+        key("training.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products")
+            .or(&["tp-comm-overlap"]),
         key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "e4m3 everywhere, or with e5m2 for gradients of outputs")
             .or(&["fp8-format"])
             .optional(),
@@ -202,6 +204,8 @@ pub const KEYS: &[Key] = {
         key("data.keep-partial-validation", Flag, "false", "Keep the last partial validation row, padded"),
         key("data.cache", Path, "\"none\"", "Folder that keeps sample orders between runs").or(&["data-cache-path"]).optional(),
         key("performance.tune-products", Flag, "false", "On GPUs: time cuBLASLt's algorithms for every matrix product of the first steps and keep the choice in ~/.cache/burn-megatron; runs with other choices differ in rounding"),
+        key("performance.deterministic", Flag, "false", "On GPUs: take every sum in one order, so that two runs give the same bits; attention's backward pass is slower")
+            .or(&["deterministic-mode"]),
         key("evaluation.every", Count, "", "Steps between two evaluations; default: a tenth of training.steps")
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0 does none").or(&["eval-iters"]),
@@ -244,7 +248,7 @@ pub const SIZES: &[(&str, &str)] = &[
     ("tie-word-embeddings", "The output layer shares the embedding's weight"),
     ("initializer-range", "Standard deviation of random initial weights"),
     ("hidden-dropout", "Share dropped after the embedding and before each residual addition"),
-    ("attention-dropout", "Share of attention dropped; training needs 0"),
+    ("attention-dropout", "Share of the attention weights dropped after the softmax"),
     ("make-vocab-size-divisible-by", "Every rank's rows of the vocabulary are a multiple of this"),
 ];
 

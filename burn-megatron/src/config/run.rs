@@ -74,6 +74,8 @@ pub struct TrainingSection {
     pub loss: LossMean,
     /// Largest gradient norm.
     pub clip: Option<f64>,
+    /// On GPUs exchanges of tensor parallelism run beside the matrix products.
+    pub tp_comm_overlap: bool,
 }
 
 /// What a run is computed in.
@@ -150,6 +152,8 @@ pub struct DataSection {
 pub struct PerformanceSection {
     /// Time cuBLASLt's algorithms and keep the quickest.
     pub tune_products: bool,
+    /// Every sum in one order, so that two runs give the same bits.
+    pub deterministic: bool,
 }
 
 /// `[evaluation]`

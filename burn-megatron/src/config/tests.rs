@@ -243,8 +243,8 @@ fn contradictions_are_found_together() {
     }
     assert!(contradiction("").contains("data.prefixes or data.text is needed"));
     assert!(contradiction("[parallel]\ncp = 2\n").contains("context-parallel 2 does not run yet"));
-    let gpt = "[model]\npreset = \"gpt-tiny\"\nattention-dropout = 0.1\n";
-    assert!(contradiction(gpt).contains("attention_dropout = 0.1"));
+    let gpt = "[model]\npreset = \"gpt-tiny\"\nattention-dropout = 1.5\n";
+    assert!(contradiction(gpt).contains("attention_dropout = 1.5 is not at least 0 and below 1"));
     assert!(contradiction("[model]\nnum-key-value-heads = 3\n").contains("num_key_value_heads = 3 does not divide"));
 }
 

@@ -59,6 +59,8 @@ pub struct Job {
     pub fp8_weights: bool,
     /// Ranks are GPUs: gradients are summed up and reduced where they lie, and the driver takes memory of its own.
     pub gpu: bool,
+    /// On GPUs exchanges of tensor parallelism run beside the matrix products.
+    pub overlap: bool,
 }
 
 impl Job {

@@ -66,6 +66,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         fp8: 0..0,
         fp8_weights: true,
         gpu: false,
+        overlap: true,
     }
 }
 
@@ -128,6 +129,21 @@ fn gpus_keep_gradients_in_place_and_pay_for_their_libraries() {
     // The widest moment works with activations and their gradients, not with gradients of weights.
     let cpu = memory_of(&single(llama3_8b()))[0];
     assert!(on("TP1").working < cpu.working && on("TP1").activations == cpu.activations);
+}
+
+/// Under sequence parallelism a column-parallel layer holds its gathered input and the part of its input's gradient while
+/// it computes the weight's gradient. Over 8 ranks that makes the MLP's first layer the widest moment, in parts of the
+/// stream 1 + 0.875 + 1.125, where it was the activation with 5 x 0.4375.
+#[test]
+fn exchanges_in_flight_are_counted() {
+    let backward = |layout: &str, overlap: bool| {
+        let job = Job { overlap, ..job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1).on_gpus() };
+        super::memory::UnitMemory::new(&job.units(&job.stages.stages()[0])[1], &job).backward
+    };
+    let stream = 2 * 2 * 1024 * 4096;
+    assert_eq!(backward("TP8 SP", true) - backward("TP8 SP", false), stream * 13 / 16);
+    assert_eq!(backward("TP2 SP", true), backward("TP2 SP", false));
+    assert_eq!(backward("TP8", true), backward("TP8", false));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use backend_dist::cache;
 use backend_dist::gpu::gpus;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::ops::deterministic;
 use backend_dist::process::Processes;
 use burn::tensor::{Device, FloatDType};
 use models::{CausalLm, ModelConfig, ParamBuilder, Part, WithModel};
@@ -51,6 +52,7 @@ impl WithModel for Launch<'_> {
         let (dims, engine) = (sizes.dims(), config.engine());
         let build = stage_builder::<M>(sizes, config, weights);
         cache::tune_products(config.performance.tune_products);
+        deterministic(config.performance.deterministic);
         let peak = devices.first().and_then(|device| peak(device, training.dtype.bytes()));
         let mesh = Mesh::new(config.parallel.clone())?;
         let json = |part: Result<Value, serde_json::Error>| part.expect("configurations are plain data");
@@ -101,6 +103,7 @@ where
     let (sizes, recompute, fp8) = (sizes.clone(), config.recompute.clone(), config.fp8.clone());
     let layers = sizes.dims().layers;
     let (precision, seed) = (config.training.dtype, config.training.seed);
+    let overlap = config.training.tp_comm_overlap;
     move |rank, part| {
         let dtype = FloatDType::from(precision);
         let gpus = if fp8.format.is_some() && on_gpu(&rank.device) { gpus()? } else { vec![] };
@@ -108,6 +111,7 @@ where
         let params = ParamBuilder::new(rank, dtype, seed)
             .with_part(part)
             .with_recompute(&recompute)
+            .with_tp_comm_overlap(overlap)
             .with_fp8(&fp8, layers)
             .with_replicas(rank.group(Axis::DpCp));
         let params = match &weights {

@@ -1,27 +1,30 @@
-//! Attention on the CPU: exactly (fp64), and as a textbook program in bf16 would compute it.
-use half::bf16;
-use kernels_cubecl::attention::AttentionShape;
+//! Attention on the CPU: exactly (fp64), and as a textbook program in 16 bits would compute it.
+use crate::case::Case;
+use half::{bf16, f16};
+use kernels_cubecl::attention::{AttentionShape, Dropout, Half};
+use std::ops::Range;
 
 /// Where the computation rounds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Rounding {
     /// Nowhere but in fp64.
     Fp64,
-    /// Every matrix product and every softmax gives bf16, from exact sums.
-    Bf16,
+    /// Every matrix product and every softmax gives 16 bits, from exact sums.
+    To(Half),
 }
 
 impl Rounding {
     fn round(self, x: f64) -> f64 {
         match self {
             Rounding::Fp64 => x,
-            Rounding::Bf16 => bf16::from_f64(x).to_f64(),
+            Rounding::To(Half::Bf16) => bf16::from_f64(x).to_f64(),
+            Rounding::To(Half::F16) => f16::from_f64(x).to_f64(),
         }
     }
 }
 
-/// Normal numbers, rounded to bf16.
-pub fn normal(len: usize, seed: u64) -> Vec<f32> {
+/// Normal numbers, rounded to 16 bits.
+pub fn normal(len: usize, seed: u64, element: Half) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut uniform = || {
         state ^= state << 13;
@@ -32,14 +35,14 @@ pub fn normal(len: usize, seed: u64) -> Vec<f32> {
     (0..len)
         .map(|_| {
             let (a, b) = (uniform(), uniform());
-            bf16::from_f64((-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()).to_f32()
+            Rounding::To(element).round((-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()) as f32
         })
         .collect()
 }
 
 /// Inputs of a small problem.
 pub struct Problem {
-    shape: AttentionShape,
+    case: Case,
     pub q: Vec<f32>,
     pub k: Vec<f32>,
     pub v: Vec<f32>,
@@ -54,89 +57,101 @@ pub struct Gradients {
     pub v: Vec<f64>,
 }
 
+/// A row of scores: the keys it sees, and of each its probability and what dropout multiplies it with.
+struct Row {
+    keys: Range<usize>,
+    p: Vec<f64>,
+    kept: Vec<f64>,
+    lse: f64,
+}
+
 impl Problem {
-    pub fn random(shape: AttentionShape, seed: u64) -> Self {
-        let len = |s: [usize; 4]| s.iter().product::<usize>();
+    pub fn random(case: &Case, seed: u64) -> Self {
+        let random = |s: [usize; 4], seed| normal(s.iter().product(), seed, case.element);
+        let shape = case.shape;
         Self {
-            shape,
-            q: normal(len(shape.query_shape()), seed),
-            k: normal(len(shape.key_shape()), seed + 1),
-            v: normal(len(shape.key_shape()), seed + 2),
-            out_gradient: normal(len(shape.query_shape()), seed + 3),
+            case: case.clone(),
+            q: random(shape.query_shape(), seed),
+            k: random(shape.key_shape(), seed + 1),
+            v: random(shape.value_shape(), seed + 2),
+            out_gradient: random(shape.out_shape(), seed + 3),
         }
     }
 
     pub fn scale(&self) -> f64 {
-        1.0 / (self.shape.head_dim as f64).sqrt()
+        1.0 / (self.case.shape.head_dim as f64).sqrt()
     }
 
-    fn row<'a>(&self, data: &'a [f32], heads: usize, position: usize, batch: usize, head: usize) -> &'a [f32] {
-        let d = self.shape.head_dim;
-        &data[((position * self.shape.batch + batch) * heads + head) * d..][..d]
+    /// The keys that a query sees.
+    fn seen(&self, query: usize) -> Range<usize> {
+        let (s, starts) = (&self.case.shape, self.case.starts());
+        let sequence =
+            starts.windows(2).find(|w| (w[0].0..w[1].0).contains(&query)).expect("every query has a sequence");
+        let (first, keys) = (sequence[0].1 as i64, (sequence[1].1 - sequence[0].1) as i64);
+        let queries = (sequence[1].0 - sequence[0].0) as i64;
+        let place = (query - sequence[0].0) as i64 + self.case.first_query.unwrap_or(keys - queries);
+        let reach = s.window.map_or(i64::MAX / 4, |window| window as i64);
+        let end = if s.causal { place + 1 } else { place + reach }.clamp(0, keys);
+        let begin = (place + 1 - reach).clamp(0, end);
+        (first + begin) as usize..(first + end) as usize
     }
 
-    fn seen(&self, query: usize) -> usize {
-        let s = &self.shape;
-        if s.causal { query + 1 + s.keys - s.queries } else { s.keys }
-    }
-
-    /// Probabilities of one query and its log-sum-exp.
-    fn probabilities(&self, query: usize, batch: usize, head: usize, rounding: Rounding) -> (Vec<f64>, f64) {
-        let s = &self.shape;
-        let q = self.row(&self.q, s.heads, query, batch, head);
-        let scores: Vec<f64> = (0..self.seen(query))
-            .map(|key| {
-                let k = self.row(&self.k, s.kv_heads, key, batch, head / (s.heads / s.kv_heads));
-                rounding.round(dot(q, k)) * self.scale()
-            })
-            .map(|score| rounding.round(score))
+    fn row(&self, query: usize, batch: usize, head: usize, rounding: Rounding) -> Row {
+        let s = &self.case.shape;
+        let q = line(&self.q, s.query_shape(), query, batch, head);
+        let keys = self.seen(query);
+        let scores: Vec<f64> = keys
+            .clone()
+            .map(|key| rounding.round(dot(q, line(&self.k, s.key_shape(), key, batch, head / (s.heads / s.kv_heads)))))
+            .map(|score| rounding.round(score * self.scale()))
             .collect();
         let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let total: f64 = scores.iter().map(|score| (score - top).exp()).sum();
-        (scores.iter().map(|score| rounding.round((score - top).exp() / total)).collect(), top + total.ln())
+        let p = scores.iter().map(|score| rounding.round((score - top).exp() / total)).collect();
+        let factor = |key| self.case.dropout.map_or(1.0, |dropout| kept(&dropout, batch, head, query, key));
+        let lse = if keys.is_empty() { f64::NEG_INFINITY } else { top + total.ln() };
+        Row { p, kept: keys.clone().map(factor).collect(), keys, lse }
     }
 
-    /// The output `[seq, batch, heads, head_dim]` and the log-sum-exp `[batch, heads, seq]`.
+    /// The output `[seq, batch, heads, value_dim]` and the log-sum-exp `[batch, heads, seq]`.
     pub fn forward(&self, rounding: Rounding) -> (Vec<f64>, Vec<f64>) {
-        let s = self.shape;
-        let mut out = vec![0.0; s.query_shape().iter().product()];
+        let s = self.case.shape;
+        let mut out = vec![0.0; s.out_shape().iter().product()];
         let mut lse = Vec::new();
         for (batch, head, query) in positions(&s) {
-            let (p, l) = self.probabilities(query, batch, head, rounding);
-            lse.push(l);
-            let at = ((query * s.batch + batch) * s.heads + head) * s.head_dim;
-            let row = &mut out[at..][..s.head_dim];
-            for (key, p) in p.iter().enumerate() {
-                axpy(row, *p, self.row(&self.v, s.kv_heads, key, batch, head / (s.heads / s.kv_heads)));
+            let row = self.row(query, batch, head, rounding);
+            lse.push(row.lse);
+            let sum = line_mut(&mut out, s.out_shape(), query, batch, head);
+            for (key, (p, kept)) in row.keys.zip(row.p.iter().zip(&row.kept)) {
+                let v = line(&self.v, s.value_shape(), key, batch, head / (s.heads / s.kv_heads));
+                axpy(sum, rounding.round(p * kept), v);
             }
-            row.iter_mut().for_each(|x| *x = rounding.round(*x));
+            sum.iter_mut().for_each(|x| *x = rounding.round(*x));
         }
         (out, lse)
     }
 
     /// The gradients of `sum(out · out_gradient)`, given the output that the forward pass stored.
     pub fn backward(&self, out: &[f64], rounding: Rounding) -> Gradients {
-        let s = self.shape;
+        let s = self.case.shape;
         let group = s.heads / s.kv_heads;
-        let kv_len = s.key_shape().iter().product();
-        let mut g = Gradients { q: vec![0.0; out.len()], k: vec![0.0; kv_len], v: vec![0.0; kv_len] };
+        let zeros = |shape: [usize; 4]| vec![0.0; shape.iter().product()];
+        let mut g = Gradients { q: zeros(s.query_shape()), k: zeros(s.key_shape()), v: zeros(s.value_shape()) };
         for (batch, head, query) in positions(&s) {
-            let (p, _) = self.probabilities(query, batch, head, rounding);
-            let at = ((query * s.batch + batch) * s.heads + head) * s.head_dim;
-            let out_gradient = self.row(&self.out_gradient, s.heads, query, batch, head);
-            let delta: f64 = out_gradient.iter().zip(&out[at..]).map(|(a, b)| *a as f64 * b).sum();
-            let q = self.row(&self.q, s.heads, query, batch, head);
-            for (key, p) in p.iter().enumerate() {
-                let (k, v) = (
-                    self.row(&self.k, s.kv_heads, key, batch, head / group),
-                    self.row(&self.v, s.kv_heads, key, batch, head / group),
-                );
-                let dp = rounding.round(dot(out_gradient, v));
-                let ds = rounding.round(p * (dp - delta)) * self.scale();
-                let kv_at = ((key * s.batch + batch) * s.kv_heads + head / group) * s.head_dim;
-                axpy(&mut g.q[at..][..s.head_dim], ds, k);
-                axpy(&mut g.k[kv_at..][..s.head_dim], ds, q);
-                axpy(&mut g.v[kv_at..][..s.head_dim], *p, out_gradient);
+            let row = self.row(query, batch, head, rounding);
+            let out_gradient = line(&self.out_gradient, s.out_shape(), query, batch, head);
+            let out = line(out, s.out_shape(), query, batch, head);
+            let delta: f64 = out_gradient.iter().zip(out).map(|(a, b)| *a as f64 * b).sum();
+            let q = line(&self.q, s.query_shape(), query, batch, head);
+            for (key, (p, kept)) in row.keys.zip(row.p.iter().zip(&row.kept)) {
+                let v = line(&self.v, s.value_shape(), key, batch, head / group);
+                let k = line(&self.k, s.key_shape(), key, batch, head / group);
+                let slope = rounding.round(dot(out_gradient, v)) * kept;
+                let ds = rounding.round(p * (slope - delta)) * self.scale();
+                axpy(line_mut(&mut g.q, s.query_shape(), query, batch, head), ds, k);
+                axpy(line_mut(&mut g.k, s.key_shape(), key, batch, head / group), ds, q);
+                let weight = rounding.round(p * kept);
+                axpy(line_mut(&mut g.v, s.value_shape(), key, batch, head / group), weight, out_gradient);
             }
         }
         for values in [&mut g.q, &mut g.k, &mut g.v] {
@@ -146,9 +161,48 @@ impl Problem {
     }
 }
 
+/// What dropout multiplies a probability with, from the definition.
+fn kept(dropout: &Dropout, batch: usize, head: usize, query: usize, key: usize) -> f64 {
+    let [b, h, i, j] = dropout.first;
+    let row = ((b + batch) * dropout.heads + h + head) * dropout.queries + i + query;
+    let words = splitmix(dropout.seed ^ splitmix(row as u64));
+    let place = ((j + key) as u32).wrapping_mul(0x9e37_79b9).wrapping_add((words >> 32) as u32);
+    let drawn = f64::from(mix(mix(place) ^ words as u32));
+    let p = f64::from(dropout.p);
+    if drawn < (p * 4_294_967_296.0).floor() { 0.0 } else { 1.0 / (1.0 - p) }
+}
+
+fn splitmix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn mix(x: u32) -> u32 {
+    let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+    let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+    x ^ (x >> 16)
+}
+
 fn positions(s: &AttentionShape) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
     let (batch, heads, queries) = (s.batch, s.heads, s.queries);
     (0..batch).flat_map(move |b| (0..heads).flat_map(move |h| (0..queries).map(move |q| (b, h, q))))
+}
+
+/// One head's row of a tensor `[seq, batch, heads, dim]`.
+fn line<T>(data: &[T], [_, batches, heads, dim]: [usize; 4], position: usize, batch: usize, head: usize) -> &[T] {
+    &data[((position * batches + batch) * heads + head) * dim..][..dim]
+}
+
+fn line_mut<T>(
+    data: &mut [T],
+    [_, batches, heads, dim]: [usize; 4],
+    position: usize,
+    batch: usize,
+    head: usize,
+) -> &mut [T] {
+    &mut data[((position * batches + batch) * heads + head) * dim..][..dim]
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {

@@ -17,8 +17,11 @@ use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
 
+/// Gives the number of results that are too far off.
+type Check = fn(&Client) -> usize;
+
 /// Checks by the name that a filter is compared with.
-fn all_checks() -> Vec<(&'static str, fn(&Client) -> usize)> {
+fn all_checks() -> Vec<(&'static str, Check)> {
     vec![
         ("swiglu", |c| activation::swiglu::<bf16>(c, 33, 1032) + activation::swiglu::<f32>(c, 5, 4104)),
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),

@@ -1,83 +1,103 @@
 //! What the kernels are asked for, and whether they can.
+use super::error::AttentionError;
+use crate::hopper::mma::Half;
 use crate::tiling::QUERY_ROWS;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Why a call was refused. Nothing has been launched then.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AttentionError {
-    /// The device has no warpgroup MMA or no tensor maps, or CubeCL was built without its LLVM compiler.
-    #[error("this device (or this build of CubeCL) has no warpgroup MMA on bf16; these kernels need a Hopper GPU")]
-    Device,
-    /// A head dimension without a kernel.
-    #[error("head dimension {0}: the kernels exist for 64 and 128")]
-    HeadDim(usize),
-    /// Query heads that do not divide among the key heads.
-    #[error("{heads} query heads do not divide among {kv_heads} key heads")]
-    Heads {
-        /// Query heads.
-        heads: usize,
-        /// Key heads.
-        kv_heads: usize,
-    },
-    /// A dimension of length zero.
-    #[error("{0} is zero")]
-    Empty(&'static str),
-    /// Causal attention in which the first queries see no key.
-    #[error("causal attention of {queries} queries on {keys} keys: the first queries would see no key")]
-    MoreQueriesThanKeys {
-        /// Length of the query sequence.
-        queries: usize,
-        /// Length of the key sequence.
-        keys: usize,
-    },
-    /// A tensor of another shape than the problem says.
-    #[error("{name} has shape {found:?}, the problem asks for {expected:?} [seq, batch, heads, head_dim]")]
-    Shape {
-        /// Which tensor.
-        name: &'static str,
-        /// Its shape.
-        found: [usize; 4],
-        /// The right one.
-        expected: [usize; 4],
-    },
-    /// Strides the copy engine cannot follow.
-    #[error("{name} has strides {strides:?}: each must be a multiple of 8 elements (16 bytes)")]
-    Strides {
-        /// Which tensor.
-        name: &'static str,
-        /// Its strides.
-        strides: [usize; 3],
-    },
-    /// A buffer too small for what it should hold.
-    #[error("the buffer of {name} has {found} bytes, {expected} are needed")]
-    Buffer {
-        /// Which tensor.
-        name: &'static str,
-        /// Its bytes.
-        found: u64,
-        /// The bytes needed.
-        expected: u64,
-    },
-}
+/// Batches, heads or packed sequences of a call: cubes in the second dimension of a grid.
+const MOST_CUBES: usize = u16::MAX as usize;
+/// Longest sequence, and the furthest place of the first query: blocks of 128 of them are cubes in the third dimension of a grid.
+pub(super) const FURTHEST: usize = u16::MAX as usize * QUERY_ROWS;
 
 /// The sizes of an attention call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionShape {
-    /// Sequences.
+    /// Sequences; 1 when they are packed.
     pub batch: usize,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Length of the query sequence.
+    /// Length of the query sequence; of all of them together when they are packed.
     pub queries: usize,
-    /// Length of the key and value sequence.
+    /// Length of the key and value sequence; of all of them together when they are packed.
     pub keys: usize,
-    /// Length of a query, key and value: 64 or 128.
+    /// Length of a query and key: 64, 96, 128, 192 or 256.
     pub head_dim: usize,
-    /// Query `i` sees the keys up to `i + keys - queries`.
+    /// Length of a value and of an output row: `head_dim`, or 128 when that is 192.
+    pub value_dim: usize,
+    /// A query sees no key after its own position. Query `i` stands at key `i + keys - queries`: the last query at the
+    /// last key ([`Extras::first_query`] puts them elsewhere).
     pub causal: bool,
+    /// A query at key `p` sees key `j` only if `|p - j| < window`.
+    pub window: Option<usize>,
+}
+
+/// Sequences that lie one after the other in a batch of 1, and do not see each other. Positions count from the start of
+/// each sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Packed<'a> {
+    /// Where each sequence's queries begin: `i32 [sequences + 1]` on the device, ascending, the first 0, the last
+    /// [`AttentionShape::queries`].
+    pub query_starts: &'a Handle,
+    /// The same for keys. May be the same buffer.
+    pub key_starts: &'a Handle,
+    /// Sequences; empty ones are allowed.
+    pub sequences: usize,
+    /// Queries of the longest sequence, or more: the size of the grid. Those past it get no result.
+    pub longest_query: usize,
+    /// Keys of the longest sequence, or more. The gradient of keys past it is not written.
+    pub longest_key: usize,
+}
+
+/// Dropout of attention weights: the probability that query `i` of head `h` gives key `j` of batch `b` is multiplied with
+/// 0 or `1 / (1 - p)`. The draw is a function of `seed` and the element's place `[b, h, i, j]` in the whole tensor
+/// `[batches, heads, queries, keys]` of which this call computes a part: with `row = (b heads + h) queries + i` and
+/// `key = splitmix64(seed ^ splitmix64(row))`, the element is dropped if
+/// `mix(mix(j 0x9e3779b9 + (key >> 32)) ^ key as u32) < p 2³²` (`mix` as in [`crate::pointwise::dropout`]).
+/// Packed sequences count queries and keys from the start of the packed tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// Probability of being dropped.
+    pub p: f32,
+    /// Seed of the draws; another one for each layer, step and micro-batch.
+    pub seed: u64,
+    /// Place `[b, h, i, j]` of this call's first element in the whole tensor.
+    pub first: [usize; 4],
+    /// Heads of the whole tensor.
+    pub heads: usize,
+    /// Queries of the whole tensor.
+    pub queries: usize,
+}
+
+impl Dropout {
+    /// Draws below this are dropped.
+    pub(super) fn limit(&self) -> u32 {
+        (f64::from(self.p) * 4_294_967_296.0).min(f64::from(u32::MAX)) as u32
+    }
+
+    /// For a call that computes all of the attention.
+    pub fn whole(p: f32, seed: u64, shape: &AttentionShape) -> Self {
+        Self { p, seed, first: [0; 4], heads: shape.heads, queries: shape.queries }
+    }
+}
+
+/// What most calls leave out.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extras<'a> {
+    /// Type of all tensors of the call.
+    pub element: Half,
+    /// Several sequences in one batch.
+    pub packed: Option<Packed<'a>>,
+    /// Dropout of attention weights.
+    pub dropout: Option<Dropout>,
+    /// The key position of query 0, if it is not `keys - queries`. For a step of a ring with a window: the first query's
+    /// position in the whole sequence less that of the first key. May be negative. A query that sees no key gives an
+    /// output of 0, a log-sum-exp of minus infinity and no gradients.
+    pub first_query: Option<i64>,
+    /// The backward pass gives the same bits every time, for about a tenth of its speed with heads of 128.
+    pub deterministic: bool,
 }
 
 impl AttentionShape {
@@ -91,35 +111,67 @@ impl AttentionShape {
         self.batch * self.heads * self.padded_queries()
     }
 
-    /// Shape of `q`, `out` and their gradients.
+    /// Shape of `q` and its gradient.
     pub fn query_shape(&self) -> [usize; 4] {
         [self.queries, self.batch, self.heads, self.head_dim]
     }
 
-    /// Shape of `k`, `v` and their gradients.
+    /// Shape of `k` and its gradient.
     pub fn key_shape(&self) -> [usize; 4] {
         [self.keys, self.batch, self.kv_heads, self.head_dim]
     }
 
-    /// Floating-point operations of the forward pass, two matrix products of what the mask leaves (half when causal).
-    /// The backward pass is counted as 2.5 times as many, whatever it recomputes.
-    pub fn forward_flops(&self) -> f64 {
-        let pairs = match self.causal {
-            false => self.queries as f64 * self.keys as f64,
-            true => self.queries as f64 * (self.keys as f64 - self.queries as f64 / 2.0),
-        };
-        4.0 * (self.batch * self.heads * self.head_dim) as f64 * pairs
+    /// Shape of `v` and its gradient.
+    pub fn value_shape(&self) -> [usize; 4] {
+        [self.keys, self.batch, self.kv_heads, self.value_dim]
     }
 
-    /// Whether the device of `client` has kernels for these sizes.
+    /// Shape of the output and its gradient.
+    pub fn out_shape(&self) -> [usize; 4] {
+        [self.queries, self.batch, self.heads, self.value_dim]
+    }
+
+    /// Floating-point operations of the forward pass, two matrix products of what the mask leaves (half when causal); for
+    /// a batch of whole sequences. The backward pass is counted as 2.5 times as many, whatever it recomputes.
+    pub fn forward_flops(&self) -> f64 {
+        let (queries, keys) = (self.queries as f64, self.keys as f64);
+        let causal = if self.causal { queries * (keys - queries / 2.0) } else { queries * keys };
+        let pairs = match self.window {
+            // Of a band as wide as the window, the corner at the start is missing.
+            Some(window) if window < self.keys => {
+                let window = window as f64;
+                let band = queries * window - window * window / 2.0 * f64::from(self.queries == self.keys);
+                causal.min(if self.causal { band } else { 2.0 * band })
+            }
+            _ => causal,
+        };
+        2.0 * (self.batch * self.heads * (self.head_dim + self.value_dim)) as f64 * pairs
+    }
+
+    /// How far apart a query's place and a key can be that it sees without a window.
+    pub(super) fn reach(&self, extras: &Extras) -> i64 {
+        let (queries, keys) = match extras.packed {
+            Some(packed) => (packed.longest_query as i64, packed.longest_key as i64),
+            None => (self.queries as i64, self.keys as i64),
+        };
+        let first = extras.first_query.unwrap_or(keys - queries);
+        let (before, after) = match extras.packed {
+            Some(_) => (keys - 1, queries - 1),
+            None => (first + queries - 1, keys - 1 - first),
+        };
+        if self.causal { before } else { before.max(after) }
+    }
+
+    /// Whether the device of `client` has kernels for this call.
     ///
     /// # Errors
-    /// What is in the way.
-    pub fn check(&self, client: &Client) -> Result<(), AttentionError> {
+    /// What is in the way. A caller then takes other kernels.
+    pub fn check(&self, client: &Client, extras: &Extras) -> Result<(), AttentionError> {
         if client.features().matmul.wgmma.is_empty() {
             return Err(AttentionError::Device);
         }
-        self.check_sizes()
+        self.check_sizes()?;
+        self.check_extras(extras)
     }
 
     fn check_sizes(&self) -> Result<(), AttentionError> {
@@ -129,18 +181,60 @@ impl AttentionShape {
             ("kv_heads", self.kv_heads),
             ("queries", self.queries),
             ("keys", self.keys),
+            ("window", self.window.unwrap_or(1)),
         ];
         if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return Err(AttentionError::Empty(name));
         }
-        if ![64, 128].contains(&self.head_dim) {
-            return Err(AttentionError::HeadDim(self.head_dim));
+        // Cubes of one grid, and positions that 32 bits hold.
+        let most = [MOST_CUBES, MOST_CUBES, MOST_CUBES, FURTHEST, FURTHEST];
+        if let Some(((name, size), most)) = sizes.into_iter().zip(most).find(|((_, size), most)| size > most) {
+            return Err(AttentionError::TooLong { name, size, most });
+        }
+        let kernels = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)];
+        if !kernels.contains(&(self.head_dim, self.value_dim)) {
+            return Err(AttentionError::HeadDim { head_dim: self.head_dim, value_dim: self.value_dim });
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(AttentionError::Heads { heads: self.heads, kv_heads: self.kv_heads });
         }
-        if self.causal && self.queries > self.keys {
-            return Err(AttentionError::MoreQueriesThanKeys { queries: self.queries, keys: self.keys });
+        Ok(())
+    }
+
+    fn check_extras(&self, extras: &Extras) -> Result<(), AttentionError> {
+        if let Some(packed) = extras.packed {
+            if self.batch != 1 {
+                return Err(AttentionError::PackedBatch { batch: self.batch });
+            }
+            if packed.sequences == 0 {
+                return Err(AttentionError::Empty("sequences"));
+            }
+            if packed.sequences > MOST_CUBES {
+                let (name, size, most) = ("sequences", packed.sequences, MOST_CUBES);
+                return Err(AttentionError::TooLong { name, size, most });
+            }
+            let lengths = [("queries", packed.longest_query, self.queries), ("keys", packed.longest_key, self.keys)];
+            for (name, longest, total) in lengths {
+                if longest == 0 || longest > total {
+                    return Err(AttentionError::PackedLength { name, longest, total });
+                }
+            }
+            let expected = 4 * (packed.sequences as u64 + 1);
+            for (name, starts) in [("query_starts", packed.query_starts), ("key_starts", packed.key_starts)] {
+                let found = starts.size_in_used();
+                if found < expected {
+                    return Err(AttentionError::Buffer { name, found, expected });
+                }
+            }
+            if let Some(first) = extras.first_query {
+                return Err(AttentionError::PackedPlace(first));
+            }
+        }
+        if let Some(dropout) = extras.dropout.filter(|dropout| !(0.0..1.0).contains(&dropout.p)) {
+            return Err(AttentionError::Probability(dropout.p));
+        }
+        if let Some(first) = extras.first_query.filter(|first| first.unsigned_abs() > FURTHEST as u64) {
+            return Err(AttentionError::TooFar(first));
         }
         Ok(())
     }
@@ -151,63 +245,54 @@ impl AttentionShape {
     }
 }
 
-/// A bf16 tensor `[seq, batch, heads, head_dim]` on the device.
-#[derive(Clone, Debug)]
-pub struct Tensor4 {
-    /// Where it lies.
-    pub handle: Handle,
-    /// Its shape.
-    pub shape: [usize; 4],
-    /// Elements from one index to the next of the first three dimensions; the last is contiguous.
-    pub strides: [usize; 3],
-}
-
-impl Tensor4 {
-    /// A tensor without gaps.
-    pub fn contiguous(handle: Handle, shape: [usize; 4]) -> Self {
-        let [_, b, h, d] = shape;
-        Self { handle, shape, strides: [b * h * d, h * d, d] }
-    }
-
-    /// Elements from the first to the last, gaps included.
-    pub(super) fn extent(&self) -> usize {
-        (0..3).map(|i| (self.shape[i] - 1) * self.strides[i]).sum::<usize>() + self.shape[3]
-    }
-
-    pub(super) fn check(&self, name: &'static str, expected: [usize; 4]) -> Result<(), AttentionError> {
-        if self.shape != expected {
-            return Err(AttentionError::Shape { name, found: self.shape, expected });
-        }
-        if self.strides.iter().any(|s| s % 8 != 0) {
-            return Err(AttentionError::Strides { name, strides: self.strides });
-        }
-        let (found, expected) = (self.handle.size_in_used(), 2 * self.extent() as u64);
-        if found < expected { Err(AttentionError::Buffer { name, found, expected }) } else { Ok(()) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn shape() -> AttentionShape {
-        AttentionShape { batch: 2, heads: 8, kv_heads: 2, queries: 300, keys: 300, head_dim: 128, causal: true }
+        AttentionShape {
+            batch: 2,
+            heads: 8,
+            kv_heads: 2,
+            queries: 300,
+            keys: 300,
+            head_dim: 128,
+            value_dim: 128,
+            causal: true,
+            window: None,
+        }
     }
 
     #[test]
     fn what_no_kernel_computes_is_refused() {
         assert_eq!(shape().check_sizes(), Ok(()));
-        assert_eq!(AttentionShape { head_dim: 96, ..shape() }.check_sizes(), Err(AttentionError::HeadDim(96)));
+        assert_eq!(
+            AttentionShape { head_dim: 80, ..shape() }.check_sizes(),
+            Err(AttentionError::HeadDim { head_dim: 80, value_dim: 128 })
+        );
         assert_eq!(
             AttentionShape { kv_heads: 3, ..shape() }.check_sizes(),
             Err(AttentionError::Heads { heads: 8, kv_heads: 3 })
         );
-        assert_eq!(
-            AttentionShape { keys: 299, ..shape() }.check_sizes(),
-            Err(AttentionError::MoreQueriesThanKeys { queries: 300, keys: 299 })
-        );
-        assert_eq!(AttentionShape { causal: false, keys: 299, ..shape() }.check_sizes(), Ok(()));
         assert_eq!(AttentionShape { batch: 0, ..shape() }.check_sizes(), Err(AttentionError::Empty("batch")));
+        assert_eq!(AttentionShape { window: Some(0), ..shape() }.check_sizes(), Err(AttentionError::Empty("window")));
+        let dropout = |p| Extras { dropout: Some(Dropout::whole(p, 1, &shape())), ..Default::default() };
+        assert_eq!(shape().check_extras(&dropout(0.1)), Ok(()));
+        assert_eq!(shape().check_extras(&dropout(1.0)), Err(AttentionError::Probability(1.0)));
+    }
+
+    #[test]
+    fn a_window_beyond_every_key_is_none() {
+        let causal = |window| AttentionShape { window: Some(window), ..shape() };
+        let has_window = |shape: &AttentionShape, extras: &Extras| super::super::Variant::of(shape, extras).window;
+        assert!(has_window(&causal(299), &Extras::default()));
+        assert!(!has_window(&causal(300), &Extras::default()));
+        let further = Extras { first_query: Some(100), ..Default::default() };
+        assert!(has_window(&causal(399), &further));
+        assert!(!has_window(&causal(400), &further));
+        let full = |window| AttentionShape { causal: false, keys: 200, ..causal(window) };
+        assert!(has_window(&full(299), &Extras::default()));
+        assert!(!has_window(&full(300), &Extras::default()));
     }
 
     #[test]
@@ -221,5 +306,14 @@ mod tests {
         let full = AttentionShape { causal: false, ..shape() }.forward_flops();
         assert_eq!(shape().forward_flops(), full / 2.0);
         assert_eq!(full, 4.0 * 2.0 * 8.0 * 128.0 * 300.0 * 300.0);
+    }
+
+    #[test]
+    fn a_window_counts_what_it_leaves() {
+        let full = AttentionShape { causal: false, ..shape() };
+        let flops = |shape: AttentionShape| shape.forward_flops() / (4.0 * 2.0 * 8.0 * 128.0);
+        assert_eq!(flops(AttentionShape { window: Some(100), ..shape() }), 300.0 * 100.0 - 5000.0);
+        assert_eq!(flops(AttentionShape { window: Some(100), ..full }), 2.0 * (300.0 * 100.0 - 5000.0));
+        assert_eq!(flops(AttentionShape { window: Some(300), ..full }), 300.0 * 300.0);
     }
 }

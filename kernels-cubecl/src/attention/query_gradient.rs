@@ -1,5 +1,7 @@
 //! The gradient of the queries: like the forward kernel, 128 query rows a cube, over the key blocks they see.
-use super::tile::{self, Ring};
+use super::draw;
+use super::tile::{self, Draws, Ring};
+use super::variant::{Part, Sizes, Variant, part};
 use crate::hopper::mma::{self, Pair};
 use crate::hopper::ptx;
 use crate::hopper::ring::barrier_at;
@@ -10,28 +12,33 @@ use half::bf16;
 /// What is fixed when the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QueryGradientPlan {
-    /// Length of a query, key and value.
-    pub head_dim: usize,
+    /// What it computes.
+    pub variant: Variant,
     /// Keys per step.
     pub block: usize,
     /// Key and value tiles in flight.
     pub stages: usize,
-    /// Query i sees the keys up to i, the last query the last key.
-    pub causal: bool,
 }
 
 impl QueryGradientPlan {
-    /// What was fastest on an H200 (8192 queries and keys, 32 and 8 heads).
-    pub fn fastest(head_dim: usize, causal: bool) -> Self {
-        Self { head_dim, block: 112, stages: 2, causal }
+    /// What was fastest on an H200 (8192 queries and keys, 32 and 8 heads) for head dimensions 64 and 128; for the others,
+    /// what fits into shared memory and registers.
+    pub fn fastest(variant: Variant) -> Self {
+        let block = match variant.head_dim {
+            64..=128 => 112,
+            192 => 80,
+            _ => 48,
+        };
+        Self { variant, block, stages: 2 }
     }
 }
 
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
 
-/// `q_gradient = scale · dS k` with `dS = P ∘ (out_gradient vᵀ - delta)` and `P = exp(q kᵀ · scale - lse)`. 256 units;
-/// cube `(head, batch, block)`; boxes of 64 rows (`q`, `out_gradient`), `block` rows (`k`, `v`) and 16 rows of 64
-/// columns (`q_gradient`).
+/// `q_gradient = scale · dS k` with `dS = P ∘ (out_gradient vᵀ - delta)` and `P = exp(q kᵀ · scale - lse)`; with dropout
+/// the product in the brackets is multiplied with 0 or `keep`. 256 units; cube `(head, sequence, block)`; boxes of 64 rows
+/// (`q`, `out_gradient`), `block` rows (`k`, `v`) and those for stores (`q_gradient`). `sums` is what [`super::delta`]
+/// leaves.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn query_gradient(
@@ -39,67 +46,97 @@ pub fn query_gradient(
     k: &TensorMap<bf16, Tiled>,
     v: &TensorMap<bf16, Tiled>,
     out_gradient: &TensorMap<bf16, Tiled>,
-    lse: &[f32],
-    delta: &[f32],
+    sums: &[f32],
+    drop_keys: &[u32],
+    query_starts: &[i32],
+    key_starts: &[i32],
     q_gradient: &mut TensorMap<bf16, Tiled>,
-    queries: u32,
-    keys: u32,
-    statistics_stride: u32,
-    group: u32,
+    sizes: Sizes,
     scale: f32,
     #[comptime] plan: QueryGradientPlan,
 ) {
-    let d = comptime![plan.head_dim];
+    let variant = comptime![plan.variant];
+    let (d, v_dim) = (variant.head_dim, variant.value_dim);
     let block = comptime![plan.block];
-    let q_tile = comptime![mma::ROWS * d / 2];
+    let q_tile = comptime![mma::ROWS * variant.key_width() / 2];
+    let g_tile = comptime![mma::ROWS * variant.value_width() / 2];
+
+    let head = CUBE_POS_X;
+    let part = part(query_starts, key_starts, &sizes, variant.packed);
+    let rows = comptime![QUERY_ROWS as u32];
+    if comptime![variant.packed] {
+        // The grid is as large as the longest sequence asks for.
+        if CUBE_POS_Z * rows >= part.sight.queries {
+            terminate!();
+        }
+    }
 
     let mut q_smem = Shared::<[Pair]>::new_aligned_slice(comptime![2 * q_tile], 1024usize);
-    let mut g_smem = Shared::<[Pair]>::new_aligned_slice(comptime![2 * q_tile], 1024usize);
+    let mut g_smem = Shared::<[Pair]>::new_aligned_slice(comptime![2 * g_tile], 1024usize);
     let fixed = Shared::<[u64]>::new_slice(1usize);
     if UNIT_POS == 0 {
         barrier_at(&fixed, 0usize).init_manual(1);
     }
-    let mut k_ring = tile::ring(plan.stages, block, d);
-    let mut v_ring = tile::ring(plan.stages, block, d);
+    let mut k_ring = tile::ring(plan.stages, block, comptime![variant.key_width()]);
+    let mut v_ring = tile::ring(plan.stages, block, comptime![variant.value_width()]);
     sync_async_proxy_shared();
     sync_cube();
 
-    let head = CUBE_POS_X;
-    let batch = CUBE_POS_Y;
-    let rows = comptime![QUERY_ROWS as u32];
     // Causal rows further down have more work: they start first.
-    let row_block = if comptime![plan.causal] { (queries - 1) / rows - CUBE_POS_Z } else { CUBE_POS_Z };
+    let row_block = if comptime![variant.causal] { (part.sight.queries - 1) / rows - CUBE_POS_Z } else { CUBE_POS_Z };
     let first_row = row_block * rows;
-    let blocks = KeyBlocks::new(first_row, queries, keys, comptime![block as u32], comptime![plan.causal]);
-    let source = Source { batch: batch as i32, head: (head / group) as i32, count: blocks.count };
+    let blocks = KeyBlocks::new(
+        first_row,
+        &part.sight,
+        comptime![block as u32],
+        comptime![variant.causal],
+        comptime![variant.window],
+    );
+    let count = blocks.end - blocks.first;
+    let source = Source {
+        batch: part.batch,
+        head: (head / sizes.group) as i32,
+        row: part.first_key,
+        end: blocks.end,
+        count,
+        limit: sizes.limit,
+        keep: sizes.keep,
+        first_column: draw::spread(part.first_key + sizes.first_key),
+    };
     let role = plane_broadcast(UNIT_POS / 128, 0u32);
     if UNIT_POS == 0 {
         let full = barrier_at(&fixed, 0usize);
-        full.arrive_and_expect_tx(1, comptime![(4 * 4 * q_tile) as u32]);
+        full.arrive_and_expect_tx(1, comptime![(4 * 2 * (q_tile + g_tile)) as u32]);
         #[unroll]
         for wg in 0..2usize {
-            let row = first_row as i32 + comptime![(wg * mma::ROWS) as i32];
-            let (from, to) = comptime![(wg * q_tile, (wg + 1) * q_tile)];
-            full.tma_load_5d(q, q_smem.slice_mut(from, to), source.batch, head as i32, 0, row, 0);
-            full.tma_load_5d(out_gradient, g_smem.slice_mut(from, to), source.batch, head as i32, 0, row, 0);
+            let row = (part.first_query + first_row) as i32 + comptime![(wg * mma::ROWS) as i32];
+            let tile = q_smem.slice_mut(comptime![wg * q_tile], comptime![(wg + 1) * q_tile]);
+            tile::fetch(&fixed, 0usize, tile, q, source.batch, head as i32, row, mma::ROWS, d);
+            let tile = g_smem.slice_mut(comptime![wg * g_tile], comptime![(wg + 1) * g_tile]);
+            tile::fetch(&fixed, 0usize, tile, out_gradient, source.batch, head as i32, row, mma::ROWS, v_dim);
         }
         // All but one stage; the steps keep that distance.
-        for step in 0..u32::min(blocks.count, comptime![plan.stages as u32 - 1]) {
-            load(&mut k_ring, k, &source, step, plan);
-            load(&mut v_ring, v, &source, step, plan);
+        for step in 0..u32::min(count, comptime![plan.stages as u32 - 1]) {
+            load(&mut k_ring, k, &source, step, d, plan);
+            load(&mut v_ring, v, &source, step, v_dim, plan);
         }
     }
 
     let lane = UNIT_POS % 32;
     let row = first_row + role * 64 + ((UNIT_POS / 32) % 4) * 16 + lane / 4;
     let own = role as usize * q_tile;
+    let own_g = role as usize * g_tile;
     let at = Operands {
-        q: mma::descriptor(q_smem.slice(own, own + q_tile), comptime![mma::k_major(mma::ROWS, d)]),
-        out_gradient: mma::descriptor(g_smem.slice(own, own + q_tile), comptime![mma::k_major(mma::ROWS, d)]),
-        k: mma::descriptor(k_ring.tiles.as_slice(), comptime![mma::k_major(block, d)]),
-        k_columns: mma::descriptor(k_ring.tiles.as_slice(), comptime![mma::mn_major(d, block)]),
-        v: mma::descriptor(v_ring.tiles.as_slice(), comptime![mma::k_major(block, d)]),
+        q: mma::descriptor(q_smem.slice(own, own + q_tile), comptime![mma::k_major(mma::ROWS, variant.key_width())]),
+        out_gradient: mma::descriptor(
+            g_smem.slice(own_g, own_g + g_tile),
+            comptime![mma::k_major(mma::ROWS, variant.value_width())],
+        ),
+        k: mma::descriptor(k_ring.tiles.as_slice(), comptime![mma::k_major(block, variant.key_width())]),
+        k_columns: mma::descriptor(k_ring.tiles.as_slice(), comptime![mma::mn_major(variant.key_width(), block)]),
+        v: mma::descriptor(v_ring.tiles.as_slice(), comptime![mma::k_major(block, variant.value_width())]),
     };
+    let statistics = (part.batch as u32 * CUBE_COUNT_X + head) * sizes.stride + part.first_query;
     let mut state = RowState {
         scores: Array::new(comptime![block / 2]),
         slopes: Array::new(comptime![block / 2]),
@@ -107,30 +144,101 @@ pub fn query_gradient(
         sum: Array::new(comptime![d / 2]),
         shift: Array::new(2usize),
         delta: Array::new(2usize),
+        draws: tile::draws(drop_keys, statistics, row, part.sight.queries, sizes.statistics, variant.dropout),
     };
     mma::fill(&mut state.sum, 0.0, comptime![d / 2]);
     #[unroll]
     for half in 0..2usize {
-        let index = (batch * CUBE_COUNT_X + head) * statistics_stride + row + comptime![(half * 8) as u32];
-        state.shift[half] = -lse[index as usize] * LOG2_E;
-        state.delta[half] = delta[index as usize];
+        let mut at = row + comptime![(half * 8) as u32];
+        if comptime![variant.packed] {
+            at = u32::min(at, part.sight.queries - 1);
+        }
+        state.shift[half] = sums[(statistics + at) as usize];
+        state.delta[half] = sums[(sizes.statistics + statistics + at) as usize];
     }
     let scale_log2 = scale * LOG2_E;
-    let place = Place { row, column: (lane % 4) * 2, queries, keys };
+    let place = Place { row, column: (lane % 4) * 2 };
 
     barrier_at(&fixed, 0usize).wait_parity(0);
-    for step in 0..blocks.edge {
-        advance(&mut state, &mut k_ring, &mut v_ring, &place, &source, &at, k, v, step, scale_log2, true, plan);
-    }
-    for step in blocks.edge..blocks.count {
-        advance(&mut state, &mut k_ring, &mut v_ring, &place, &source, &at, k, v, step, scale_log2, false, plan);
+    // Two copies of a step, one without masks, save some of its time; long heads lack the registers.
+    if comptime![variant.window || d > 128] {
+        let mut step = 0u32;
+        loop {
+            let edge = step < blocks.edge || step + blocks.low_edge >= count;
+            advance(
+                &mut state,
+                &mut k_ring,
+                &mut v_ring,
+                &place,
+                &part,
+                &source,
+                &at,
+                k,
+                v,
+                step,
+                scale_log2,
+                edge,
+                plan,
+            );
+            step += 1;
+            if step == count {
+                break;
+            }
+        }
+    } else {
+        for step in 0..blocks.edge {
+            advance(
+                &mut state,
+                &mut k_ring,
+                &mut v_ring,
+                &place,
+                &part,
+                &source,
+                &at,
+                k,
+                v,
+                step,
+                scale_log2,
+                true,
+                plan,
+            );
+        }
+        for step in blocks.edge..count {
+            advance(
+                &mut state,
+                &mut k_ring,
+                &mut v_ring,
+                &place,
+                &part,
+                &source,
+                &at,
+                k,
+                v,
+                step,
+                scale_log2,
+                false,
+                plan,
+            );
+        }
     }
     mma::wait(0usize);
     mma::pin(&mut state.sum);
     mma::fill(&mut state.shift, scale, 2usize);
     // The query tile is no longer needed and takes the gradient.
     let tile = q_smem.slice_mut(own, own + q_tile);
-    tile::store(&state.sum, &state.shift, tile, q_gradient, batch as i32, head as i32, first_row + role * 64, d);
+    tile::store(
+        &state.sum,
+        &state.shift,
+        tile,
+        q_gradient,
+        &part,
+        head as i32,
+        part.first_query,
+        first_row + role * 64,
+        part.sight.queries,
+        d,
+        variant,
+    );
 }
 
 /// Which keys and values a cube reads.
@@ -138,8 +246,18 @@ pub fn query_gradient(
 struct Source {
     batch: i32,
     head: i32,
-    /// Blocks of them, read from the last to the first.
+    /// First row of the sequence.
+    row: u32,
+    /// One past the last block, which is read first.
+    end: u32,
+    /// Blocks.
     count: u32,
+    /// Dropout's draws below this are dropped.
+    limit: u32,
+    /// What dropout multiplies the others with.
+    keep: f32,
+    /// Spread number of the sequence's first key.
+    first_column: u32,
 }
 
 /// Where a unit's scores lie.
@@ -147,8 +265,6 @@ struct Source {
 struct Place {
     row: u32,
     column: u32,
-    queries: u32,
-    keys: u32,
 }
 
 /// Descriptors of the warpgroup's rows and of the first key and value tile; the keys also as columns to sum over.
@@ -168,13 +284,15 @@ struct RowState {
     scores: Array<f32>,
     /// Gradients of the probabilities, then of the scores.
     slopes: Array<f32>,
-    /// The gradients of the scores in bf16.
+    /// The gradients of the scores in 16 bits.
     operand: Sequence<Array<u32>>,
     /// The gradient of the queries so far, not yet scaled.
     sum: Array<f32>,
     /// `-lse` in powers of two.
     shift: Array<f32>,
     delta: Array<f32>,
+    /// Keys of dropout.
+    draws: Draws,
 }
 
 /// Starts the copy of the tile of step `step`.
@@ -184,11 +302,12 @@ fn load(
     map: &TensorMap<bf16, Tiled>,
     source: &Source,
     step: u32,
+    #[comptime] head_dim: usize,
     #[comptime] plan: QueryGradientPlan,
 ) {
-    let row = ((source.count - 1 - step) * comptime![plan.block as u32]) as i32;
+    let row = (source.row + (source.end - 1 - step) * comptime![plan.block as u32]) as i32;
     let slot = tile::slot(step, plan.stages);
-    tile::load(ring, &slot, map, source.batch, source.head, row, 0u32, plan.block, plan.head_dim);
+    tile::load(ring, &slot, map, source.batch, source.head, row, 0u32, plan.block, head_dim);
 }
 
 /// One key block. Its last product still runs when this returns, and is waited for in the next step.
@@ -199,23 +318,26 @@ fn advance(
     k_ring: &mut Ring,
     v_ring: &mut Ring,
     place: &Place,
+    part: &Part,
     source: &Source,
     at: &Operands,
     k: &TensorMap<bf16, Tiled>,
     v: &TensorMap<bf16, Tiled>,
     step: u32,
     scale_log2: f32,
-    #[comptime] edge: bool,
+    edge: bool,
     #[comptime] plan: QueryGradientPlan,
 ) {
-    let (block, d) = (plan.block, plan.head_dim);
+    let variant = comptime![plan.variant];
+    let (block, element) = (plan.block, variant.element);
     let slot = tile::slot(step, plan.stages);
-    let offset = tile::offset(&slot, block, d);
+    let k_offset = tile::offset(&slot, block, comptime![variant.key_width()]);
+    let v_offset = tile::offset(&slot, block, comptime![variant.value_width()]);
 
     tile::arrived(k_ring, &slot);
-    tile::issue_scores(&mut state.scores, at.q, at.k + offset, block, d);
+    tile::issue_scores(&mut state.scores, at.q, at.k + k_offset, block, variant.head_dim, element);
     tile::arrived(v_ring, &slot);
-    tile::issue_scores(&mut state.slopes, at.out_gradient, at.v + offset, block, d);
+    tile::issue_scores(&mut state.slopes, at.out_gradient, at.v + v_offset, block, variant.value_dim, element);
     mma::wait(1usize);
     mma::pin(&mut state.scores);
     tile::pin_operand(&mut state.operand, block);
@@ -227,13 +349,13 @@ fn advance(
     if UNIT_POS == 0 {
         let next = step + comptime![plan.stages as u32 - 1];
         if next < source.count {
-            load(k_ring, k, source, next, plan);
-            load(v_ring, v, source, next, plan);
+            load(k_ring, k, source, next, variant.head_dim, plan);
+            load(v_ring, v, source, next, variant.value_dim, plan);
         }
     }
-    if comptime![edge] {
-        let first = (source.count - 1 - step) * comptime![plan.block as u32];
-        tile::hide(&mut state.scores, place.row, place.queries, place.keys, first + place.column, block, plan.causal);
+    let column = (source.end - 1 - step) * comptime![plan.block as u32] + place.column;
+    if edge {
+        tile::hide(&mut state.scores, place.row, column, &part.sight, block, variant);
     }
     #[unroll]
     for i in 0..comptime![block / 2] {
@@ -243,10 +365,15 @@ fn advance(
     mma::wait(0usize);
     mma::pin(&mut state.slopes);
     tile::release(v_ring, &slot);
+    let number = source.first_column + draw::spread(column);
     #[unroll]
     for i in 0..comptime![block / 2] {
-        state.slopes[i] = state.scores[i] * (state.slopes[i] - state.delta[comptime![(i / 2) % 2]]);
+        let mut slope = state.slopes[i];
+        if comptime![variant.dropout] {
+            slope = select(tile::survives(&state.draws, number, source.limit, i), slope * source.keep, 0.0);
+        }
+        state.slopes[i] = state.scores[i] * (slope - state.delta[comptime![(i / 2) % 2]]);
     }
-    tile::pack_operand(&mut state.operand, &state.slopes, block);
-    tile::issue_product(&mut state.sum, &mut state.operand, at.k_columns + offset, block, d);
+    tile::pack_operand(&mut state.operand, &state.slopes, block, false, element);
+    tile::issue_product(&mut state.sum, &mut state.operand, at.k_columns + k_offset, block, variant.head_dim, element);
 }

@@ -14,18 +14,28 @@ use cubecl::ir::pliron::value::Value;
 use cubecl::ir::types::MatrixShape;
 use cubecl::prelude::*;
 use cubecl::wgmma::{Major, Swizzle, WgmmaTileLayout};
-use half::bf16;
+use half::{bf16, f16};
 
 /// Rows of one warpgroup MMA.
 pub const ROWS: usize = 64;
-/// Elements of the inner dimension one bf16 MMA reads.
+/// Type of the operands of an MMA.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Half {
+    /// `bf16`.
+    #[default]
+    Bf16,
+    /// IEEE half precision.
+    F16,
+}
+
+/// Elements of the inner dimension one MMA on 16-bit numbers reads.
 pub const STEP: usize = 16;
 /// Bytes of a line of a tile: every tile here is cut into panels this wide and swizzled over them.
 pub const PANEL_BYTES: usize = 128;
-/// bf16 elements of a line.
+/// Elements of a line.
 pub const PANEL: usize = PANEL_BYTES / 2;
 
-/// Two adjacent bf16 numbers: the unit the kernels move.
+/// Two adjacent 16-bit numbers: the unit the kernels move. Named bf16, it also carries the bits of fp16 numbers.
 pub type Pair = Vector<bf16, Const<2>>;
 
 /// A tile whose inner (MMA K) dimension is contiguous: `rows` lines of `k` elements.
@@ -55,8 +65,12 @@ pub fn descriptor(tile: &[Pair], #[comptime] layout: WgmmaTileLayout) -> u64 {
     })
 }
 
-fn issue(scope: &Scope, acc: Value, a: Value, b: Value, n: usize, a_major: Major, b_major: Major) {
-    let elem = TypeAttr::new(bf16::__expand_as_type(scope));
+#[allow(clippy::too_many_arguments)]
+fn issue(scope: &Scope, acc: Value, a: Value, b: Value, n: usize, a_major: Major, b_major: Major, half: Half) {
+    let elem = TypeAttr::new(match half {
+        Half::Bf16 => bf16::__expand_as_type(scope),
+        Half::F16 => f16::__expand_as_type(scope),
+    });
     let shape = MatrixShape { m: ROWS, n, k: STEP };
     scope.register(&WgmmaOp::new(scope.ctx_mut(), a, b, acc, elem.clone(), elem, shape, a_major, b_major));
 }
@@ -71,21 +85,29 @@ pub fn mma(
     #[comptime] n: usize,
     #[comptime] a_major: Major,
     #[comptime] b_major: Major,
+    #[comptime] half: Half,
 ) {
     intrinsic!(|scope| {
         let (a, b) = (a.read_value(scope), b.read_value(scope));
-        issue(scope, acc.__extract_list(scope), a, b, n, a_major, b_major)
+        issue(scope, acc.__extract_list(scope), a, b, n, a_major, b_major, half)
     })
 }
 
-/// `acc += a * b` with `a` in registers: four registers of two bf16 numbers, laid out as an accumulator's 16 columns.
+/// `acc += a * b` with `a` in registers: four registers of two numbers, laid out as an accumulator's 16 columns.
 #[cube]
 #[allow(unused_variables)]
-pub fn mma_registers(acc: &mut Array<f32>, a: &Array<u32>, b: u64, #[comptime] n: usize, #[comptime] b_major: Major) {
+pub fn mma_registers(
+    acc: &mut Array<f32>,
+    a: &Array<u32>,
+    b: u64,
+    #[comptime] n: usize,
+    #[comptime] b_major: Major,
+    #[comptime] half: Half,
+) {
     intrinsic!(|scope| {
         let b = b.read_value(scope);
         let a = a.read_value(scope);
-        issue(scope, acc.__extract_list(scope), a, b, n, Major::K, b_major)
+        issue(scope, acc.__extract_list(scope), a, b, n, Major::K, b_major, half)
     })
 }
 
@@ -127,11 +149,15 @@ pub fn fill(registers: &mut Array<f32>, value: f32, #[comptime] len: usize) {
     }
 }
 
-/// Two numbers rounded to bf16, `low` in the lower half of the register.
+/// Two numbers rounded to 16 bits, `low` in the lower half of the register.
 #[cube]
-pub fn pack(low: f32, high: f32) -> u32 {
+pub fn pack(low: f32, high: f32, #[comptime] half: Half) -> u32 {
     let mut pair = Vector::<f32, Const<2>>::empty();
     pair.insert(0usize, low);
     pair.insert(1usize, high);
-    u32::reinterpret(Pair::cast_from(pair))
+    if comptime![half == Half::F16] {
+        u32::reinterpret(Vector::<f16, Const<2>>::cast_from(pair))
+    } else {
+        u32::reinterpret(Pair::cast_from(pair))
+    }
 }

@@ -8,7 +8,7 @@ const LONGEST: usize = 1 << 24;
 
 /// Wellons' 32-bit finaliser `lowbias32`.
 #[cube]
-fn mix(x: u32) -> u32 {
+pub(crate) fn mix(x: u32) -> u32 {
     let x = (x ^ (x >> 16)) * 0x7feb_352du32;
     let x = (x ^ (x >> 15)) * 0x846c_a68bu32;
     x ^ (x >> 16)

@@ -4,12 +4,15 @@
 
 use super::philox::{MULTIPLIERS, WEYL};
 use super::{LOGARITHM, SINE, STEPS};
+use crate::pointwise::PointwiseError;
 use crate::pointwise::flat::FloatType;
-use crate::pointwise::{PointwiseError, UNITS};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_PI_2, LN_2};
+
+/// Units of a cube.
+const UNITS: u32 = 256;
 
 /// Which numbers are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]

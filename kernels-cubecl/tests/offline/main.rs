@@ -1,11 +1,14 @@
-//! Kernels compiled to PTX for Hopper without a GPU.
+//! Kernels compiled to PTX for Hopper without a GPU. With `KERNELS_PTX=folder` the PTX is also written there, for
+//! `ptxas -c -arch=sm_90a -v`.
 //!
 //! An attention kernel that reaches local memory or calls a function is still right, but its warpgroup MMAs then wait for each
 //! other: forward attention ran at 350 instead of 630 TFLOP/s on an H200 before these were gone.
 #![cfg(feature = "cuda")]
 
+mod attention;
 mod fp8;
 mod pointwise;
+mod portable;
 mod random;
 
 use cubecl::Compiler;
@@ -19,9 +22,6 @@ use cubecl::prelude::*;
 use cubecl_llvm::nvptx::ptx_version::PtxVersion;
 use cubecl_llvm::{LlvmTarget, PlironArtifact, PlironCompiler, PlironOptions};
 use cubecl_runtime::kernel::CubeKernel;
-use kernels_cubecl::attention::forward::{self, ForwardPlan};
-use kernels_cubecl::attention::key_gradient::{self, KeyGradientPlan};
-use kernels_cubecl::attention::query_gradient::{self, QueryGradientPlan};
 use std::ffi::CStr;
 use std::sync::Arc;
 
@@ -76,101 +76,11 @@ fn compile(what: &str, kernel: impl CubeKernel) -> String {
     let Ok(PlironArtifact::NvptxCode(module)) = compiled else { panic!("{what} does not compile to PTX") };
     // SAFETY: the compiler ends PTX with a zero byte.
     let ptx = unsafe { CStr::from_ptr(module.ptx.as_ptr()) }.to_string_lossy().into_owned();
+    if let Some(folder) = std::env::var_os("KERNELS_PTX") {
+        let name: String = what.chars().filter(|c| c.is_alphanumeric()).collect();
+        std::fs::write(std::path::Path::new(&folder).join(name + ".ptx"), &ptx).expect("KERNELS_PTX is a folder");
+    }
     assert!(ptx.contains(".target sm_90a"), "{what} is not compiled for Hopper");
     assert!(module.shared_memory_size <= SHARED_BYTES, "{what} asks for {} shared bytes", module.shared_memory_size);
     ptx
-}
-
-/// Checks what must hold for every attention kernel.
-fn check(what: &str, kernel: impl CubeKernel, mmas: usize) {
-    let ptx = compile(what, kernel);
-    assert_eq!(ptx.matches("wgmma.mma_async").count(), mmas, "warpgroup MMAs of {what}");
-    for costly in [".local", "call", "div.rn", "sqrt.rn"] {
-        let line = ptx.lines().find(|line| line.trim_start().contains(costly) && !line.contains("//"));
-        assert_eq!(line, None, "{what} has an instruction that serialises its MMAs");
-    }
-}
-
-/// The two head dimensions, causal and full.
-fn problems() -> [(usize, bool); 4] {
-    [(64, false), (64, true), (128, false), (128, true)]
-}
-
-#[test]
-fn forward_overlaps_its_products() {
-    for (head_dim, causal) in problems() {
-        let plan = ForwardPlan::fastest(head_dim, causal);
-        let kernel = forward::forward::Forward::new(
-            settings(),
-            hopper(),
-            Default::default(),
-            (),
-            (),
-            (),
-            (),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            plan,
-        );
-        // Scores and values of a step; the step stands there for edge and inner blocks, and its parts before and after.
-        let mmas = 3 * (head_dim / 16 + plan.block / 16);
-        check(&format!("{plan:?}"), kernel, mmas);
-    }
-}
-
-#[test]
-fn query_gradient_overlaps_its_products() {
-    for (head_dim, causal) in problems() {
-        let plan = QueryGradientPlan::fastest(head_dim, causal);
-        let kernel = query_gradient::query_gradient::QueryGradient::new(
-            settings(),
-            hopper(),
-            Default::default(),
-            (),
-            (),
-            (),
-            (),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            plan,
-        );
-        check(&format!("{plan:?}"), kernel, 2 * (2 * head_dim / 16 + plan.block / 16));
-    }
-}
-
-#[test]
-fn key_gradient_overlaps_its_products() {
-    for (head_dim, causal) in problems() {
-        let plan = KeyGradientPlan::fastest(head_dim, causal);
-        let kernel = key_gradient::key_gradient::KeyGradient::new(
-            settings(),
-            hopper(),
-            Default::default(),
-            (),
-            (),
-            (),
-            (),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            plan,
-        );
-        check(&format!("{plan:?}"), kernel, 2 * head_dim / 16 + 2 * plan.block / 16);
-    }
 }

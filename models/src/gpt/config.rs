@@ -5,7 +5,7 @@ use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, divides, positive, share, zero};
+use crate::config::{ConfigError, divides, positive, share};
 use crate::layers::{Activation, AttentionConfig, BlockConfig, LinearConfig, MlpConfig, NormKind};
 use crate::layout::ModelDims;
 use crate::megatron::MegatronDecoder;
@@ -39,8 +39,7 @@ pub struct GptConfig {
     pub initializer_range: f64,
     /// Share of the elements dropped after the embedding and before each residual addition.
     pub hidden_dropout: f64,
-    /// Share of the attention weights that another program dropped in training. It is kept for `config.json`; attention
-    /// has no dropout here, so [`ModelConfig::check_training`] refuses any other value than 0.
+    /// Share of the attention weights dropped after the softmax.
     pub attention_dropout: f64,
     /// Every rank's rows of the vocabulary are a multiple of this.
     pub make_vocab_size_divisible_by: usize,
@@ -108,6 +107,7 @@ impl GptConfig {
                 kv_heads: self.num_attention_heads,
                 head_dim: self.head_dim(),
                 window: None,
+                dropout: self.attention_dropout,
                 head_norm_eps: None,
                 input: linear(self.init()),
                 output: linear(residual),
@@ -138,11 +138,6 @@ impl ModelConfig for GptConfig {
         divides("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size)?;
         share("hidden_dropout", self.hidden_dropout)?;
         share("attention_dropout", self.attention_dropout)
-    }
-
-    fn check_training(&self) -> Result<(), ConfigError> {
-        self.check()?;
-        zero("attention_dropout", self.attention_dropout)
     }
 
     fn dims(&self) -> ModelDims {

@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
-use backend_dist::ops::{AttentionOptions, PackedHeads, Prologue, attention, rope_packed};
+use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, Prologue, attention, rope_packed};
+use backend_dist::shard::stable_hash;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::cache::LayerCache;
+use super::dropout::DropoutKey;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::Norm;
 use super::rope::Angles;
@@ -26,6 +28,8 @@ pub struct AttentionConfig {
     pub head_dim: usize,
     /// A position sees itself and this many minus one before it; `None` is all of them.
     pub window: Option<usize>,
+    /// Share of the attention weights dropped after the softmax.
+    pub dropout: f64,
     /// Epsilon of the RMSNorms over the features of each query and key head, if there are any (Qwen3).
     pub head_norm_eps: Option<f64>,
     /// The query, key and value projection.
@@ -47,7 +51,26 @@ pub struct SelfAttention {
     #[module(skip)]
     options: AttentionOptions,
     #[module(skip)]
+    dropout: WeightDropout,
+    #[module(skip)]
     recompute_core: bool,
+}
+
+/// What tells the rank's attention weights from all others when some are dropped.
+#[derive(Clone, Copy, Debug)]
+struct WeightDropout {
+    share: f64,
+    stream: u64,
+    first_head: usize,
+    heads: usize,
+}
+
+impl WeightDropout {
+    fn with(&self, key: Option<&DropoutKey>) -> Option<AttentionDropout> {
+        let Self { share: p, stream, first_head, heads } = *self;
+        let key = key.filter(|_| p > 0.0)?;
+        Some(AttentionDropout { p, seed: key.seed ^ stream, first_sample: key.first_sample, first_head, heads })
+    }
 }
 
 impl SelfAttention {
@@ -80,15 +103,28 @@ impl SelfAttention {
             out: RowParallelLinear::new(params, &format!("{name}.o_proj"), inner, config.hidden, config.output)?,
             heads: PackedHeads { heads: config.heads / ranks, kv_heads: config.kv_heads / kv_parts },
             options: AttentionOptions { window: config.window, ..AttentionOptions::causal(config.head_dim) },
+            dropout: WeightDropout {
+                share: config.dropout,
+                stream: stable_hash(&format!("{name}.weights")),
+                first_head: params.place().rank * config.heads / ranks,
+                heads: config.heads,
+            },
             recompute_core: params.recompute().selects(recompute::Module::CoreAttention),
         })
     }
 
     /// Attention of `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same. `angles`
-    /// rotate queries and keys; without them positions must be in `x`.
-    pub fn forward(&self, x: Tensor<3>, norm: &Norm, angles: Option<&Angles>) -> Tensor<3> {
+    /// rotate queries and keys; without them positions must be in `x`. With a key attention weights are dropped.
+    pub fn forward(
+        &self,
+        x: Tensor<3>,
+        norm: &Norm,
+        angles: Option<&Angles>,
+        dropout: Option<&DropoutKey>,
+    ) -> Tensor<3> {
         let qkv = self.heads(self.qkv.forward(x, norm), angles);
-        self.out.forward(qkv, Prologue::Attention(self.heads, self.options), self.recompute_core)
+        let options = AttentionOptions { dropout: self.dropout.with(dropout), ..self.options };
+        self.out.forward(qkv, Prologue::Attention(self.heads, options), self.recompute_core)
     }
 
     /// The same for positions that follow those in the cache; `angles` are theirs. Positions beyond `at` fill the

@@ -64,7 +64,7 @@ impl TransformerBlock {
 
     /// The block's output; see [`SelfAttention::forward`] for `angles` and [`Dropout::forward`] for `dropout`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, dropout: Option<&DropoutKey>) -> Tensor<3> {
-        self.around(x, dropout, |x, norm| self.attention.forward(x, norm, angles))
+        self.around(x, dropout, |x, norm| self.attention.forward(x, norm, angles, dropout))
     }
 
     /// The same for positions that follow those in the cache; see [`SelfAttention::extend`].

@@ -82,8 +82,8 @@ impl ColumnParallelLinear {
     pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
         let (x, prologue) = norm.in_front_of_linear(x);
         let (entry, bias) = (entry(&self.parallel), self.bias.as_ref().map(Param::val));
-        let (recompute, fp8) = (self.recompute_norm, self.fp8.clone());
-        let options = LinearOptions { entry, recompute, fp8, ..Default::default() };
+        let (recompute, overlap, fp8) = (self.recompute_norm, self.parallel.overlap, self.fp8.clone());
+        let options = LinearOptions { entry, recompute, overlap, fp8, ..Default::default() };
         linear_with(x, prologue, self.weight.val(), bias, options)
     }
 }
@@ -126,7 +126,8 @@ impl RowParallelLinear {
     /// with `recompute` it makes it again in the backward pass.
     pub fn forward<const D: usize>(&self, x: Tensor<D>, prologue: Prologue, recompute: bool) -> Tensor<3> {
         let (exit, bias) = (exit(&self.parallel), self.bias.as_ref().map(Param::val));
-        let options = LinearOptions { exit, recompute, fp8: self.fp8.clone(), ..Default::default() };
+        let (overlap, fp8) = (self.parallel.overlap, self.fp8.clone());
+        let options = LinearOptions { exit, recompute, overlap, fp8, ..Default::default() };
         linear_with(x, prologue, self.weight.val(), bias, options)
     }
 }

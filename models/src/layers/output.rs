@@ -90,7 +90,8 @@ impl OutputLayer {
     }
 
     fn local_logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {
-        let options = LinearOptions { entry: entry(&self.parallel), ..Default::default() };
+        let (entry, overlap) = (entry(&self.parallel), self.parallel.overlap);
+        let options = LinearOptions { entry, overlap, ..Default::default() };
         linear_with(x, Prologue::None, self.weight(embedding), None, options)
     }
 

@@ -54,6 +54,8 @@ pub struct LlamaConfig {
     pub initializer_range: f64,
     /// Share of the elements dropped after the embedding and before each residual addition.
     pub hidden_dropout: f64,
+    /// Share of the attention weights dropped after the softmax.
+    pub attention_dropout: f64,
     /// Every rank's rows of the vocabulary are a multiple of this.
     pub make_vocab_size_divisible_by: usize,
 }
@@ -87,6 +89,7 @@ impl LlamaConfig {
             mlp_bias: false,
             initializer_range: 0.02,
             hidden_dropout: 0.0,
+            attention_dropout: 0.0,
             make_vocab_size_divisible_by: 1,
         }
     }
@@ -185,6 +188,7 @@ impl LlamaConfig {
                 kv_heads: self.num_key_value_heads,
                 head_dim: self.head_dim,
                 window: self.sliding_window,
+                dropout: self.attention_dropout,
                 head_norm_eps: self.has_head_norms().then_some(self.rms_norm_eps),
                 input: linear(self.attention_bias, self.init()),
                 output: linear(self.attention_bias, residual),
@@ -220,7 +224,8 @@ impl ModelConfig for LlamaConfig {
         }
         divides("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", self.num_attention_heads)?;
         even("head_dim", self.head_dim)?;
-        share("hidden_dropout", self.hidden_dropout)
+        share("hidden_dropout", self.hidden_dropout)?;
+        share("attention_dropout", self.attention_dropout)
     }
 
     fn dims(&self) -> ModelDims {

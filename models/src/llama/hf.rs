@@ -59,7 +59,6 @@ impl LlamaConfig {
         let config = ConfigReader::new(config)?;
         config.expect_model(variant.model_type())?;
         config.expect_or_absent("hidden_act", "silu")?;
-        config.expect_number("attention_dropout", 0.0, 0.0)?;
         config.expect_number("pretraining_tp", 1.0, 1.0)?;
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
         let (rope_theta, rope_scaling) = rope(&config)?;
@@ -89,6 +88,7 @@ impl LlamaConfig {
             mlp_bias: config.flag("mlp_bias")?,
             initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
             hidden_dropout: 0.0,
+            attention_dropout: config.number("attention_dropout")?.unwrap_or(0.0),
             make_vocab_size_divisible_by: 1,
         };
         if variant == LlamaVariant::Mistral {
@@ -132,6 +132,7 @@ impl LlamaConfig {
             "rms_norm_eps": self.rms_norm_eps,
             "tie_word_embeddings": self.tie_word_embeddings,
             "initializer_range": self.initializer_range,
+            "attention_dropout": self.attention_dropout,
         });
         match self.variant {
             LlamaVariant::Llama => {

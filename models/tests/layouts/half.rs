@@ -49,10 +49,10 @@ fn check<M: CausalLm>(config: &M::Config) {
 
 #[test]
 fn llama_in_half_precision() {
-    check::<Llama>(&LlamaConfig { hidden_dropout: 0.1, attention_bias: true, ..llama() });
+    check::<Llama>(&LlamaConfig { hidden_dropout: 0.1, attention_dropout: 0.1, attention_bias: true, ..llama() });
 }
 
 #[test]
 fn gpt_in_half_precision() {
-    check::<Gpt>(&GptConfig { hidden_dropout: 0.1, ..gpt() });
+    check::<Gpt>(&GptConfig { hidden_dropout: 0.1, attention_dropout: 0.1, ..gpt() });
 }

@@ -32,7 +32,7 @@ fn assert_equal_bits<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
 
 #[test]
 fn llama_recomputes() {
-    let config = LlamaConfig { hidden_dropout: 0.3, attention_bias: true, ..llama() };
+    let config = LlamaConfig { hidden_dropout: 0.3, attention_dropout: 0.2, attention_bias: true, ..llama() };
     assert_equal_bits::<Llama>(&config, &["TP1", "TP2", "TP2 SP"]);
 }
 
@@ -44,6 +44,6 @@ fn qwen3_recomputes() {
 
 #[test]
 fn gpt_recomputes() {
-    let config = GptConfig { hidden_dropout: 0.3, ..gpt() };
+    let config = GptConfig { hidden_dropout: 0.3, attention_dropout: 0.2, ..gpt() };
     assert_equal_bits::<Gpt>(&config, &["TP1", "TP2 SP"]);
 }

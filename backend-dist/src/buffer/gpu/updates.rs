@@ -88,6 +88,7 @@ pub fn momentum(buffers: MomentumBuffers, k: &MomentumStep) {
 pub fn muon_mix(grad: &Buffer, momentum: &Buffer, out: &Buffer, decay: f64, grad_scale: f64, nesterov: bool) {
     let (len, from) = (grad.len(), &grad.0.handle);
     assert!(momentum.len() == len && out.len() == len, "Muon: {grad:?}, {momentum:?} and {out:?} differ in length");
+    let _noted = operation(&grad.0, || Operation::optimizer("Muon's momentum", 16 * len));
     let (targets, k) = ((&momentum.0.handle, &out.0.handle), (decay as f32, grad_scale as f32));
     muon::mix(&grad.0.client, from, targets, len, k, nesterov)
         .unwrap_or_else(|error| panic!("Muon's momentum {momentum:?}: {error}"));
@@ -101,6 +102,7 @@ pub fn muon_step(step: Tensor<1>, master: &Buffer, keep: f64, factor: f64) {
     let step = dense(primitive(step.cast(DType::F32)));
     let (len, found) = (master.len(), step.meta.shape()[0]);
     assert_eq!(found, len, "Muon: a step of {found} elements for {master:?}");
+    let _noted = operation(&master.0, || Operation::optimizer("Muon's step", 12 * len));
     muon::apply(&master.0.client, &step.handle, &master.0.handle, len, (keep as f32, factor as f32))
         .unwrap_or_else(|error| panic!("Muon's step of {master:?}: {error}"));
 }

@@ -17,8 +17,14 @@ use crate::cache::choices::Choices;
 use crate::cuda::watch::from_disk;
 use crate::shard::stable_hash;
 
-/// Calls of every algorithm that are timed, after one that is not; the quickest counts.
-const ROUNDS: usize = 4;
+/// Suggestions to choose from.
+pub(super) const CANDIDATES: usize = 64;
+/// Times that an algorithm is timed.
+const ROUNDS: usize = 2;
+/// How many are timed in rows.
+const FINALISTS: usize = 4;
+/// Milliseconds of such a row.
+const SUSTAINED: f32 = 50.0;
 
 static ON: AtomicBool = AtomicBool::new(false);
 
@@ -27,43 +33,54 @@ pub(crate) fn tune_products(on: bool) {
     ON.store(on, Relaxed);
 }
 
-/// If it is wanted, puts the quickest of the plan's algorithms first. What goes wrong leaves them as they are.
+pub(super) fn is_on() -> bool {
+    ON.load(Relaxed)
+}
+
+/// If it is wanted, puts one of the plan's algorithms first: the one that was chosen for this product on this kind of GPU, or
+/// the quickest. What goes wrong leaves them as they are.
+///
+/// Only what the library itself suggests is ever used: a file of another version, or a damaged one, says nothing.
 ///
 /// # Safety
 /// As [`run`](super::run); the result's elements are lost if the product replaces them.
 pub(super) unsafe fn tune(
     plan: &mut Plan,
     key: &Key,
-    (handle, workspace): (sys::cublasLtHandle_t, CUdeviceptr),
-    [a, b, out]: [*mut c_void; 3],
+    library: (sys::cublasLtHandle_t, CUdeviceptr),
+    pointers: [*mut c_void; 3],
     stream: CUstream,
 ) {
-    if !ON.load(Relaxed) {
+    if !is_on() || plan.algorithms.len() < 2 {
         return;
     }
-    let mut tuned = || -> Result<bool, String> {
-        let watch = Stopwatch::new(stream)?;
-        // What is added to must not be added to more than once.
-        let elements = key.problem.batches * key.problem.out.rows * key.problem.out.columns;
-        let scratch =
-            (key.onto == Onto::Add).then(|| Scratch::new(elements * key.kinds.out_bytes(), stream)).transpose()?;
-        let out = scratch.as_ref().map_or(out, Scratch::pointer);
-        let mut algorithms = std::mem::take(&mut plan.algorithms);
-        let time = |algorithm: &sys::cublasLtMatmulAlgo_t| {
-            plan.algorithms = vec![*algorithm];
-            // SAFETY: as promised by the caller; the scratch memory has the result's size and lives until it is freed
-            // on the same stream.
-            watch.time(|| unsafe { plan.launch(handle, workspace, [a, b, out], stream) })
-        };
-        let preferred = prefer(&format!("{key:?}"), &mut algorithms, time);
-        plan.algorithms = algorithms;
-        preferred
-    };
-    match tuned() {
-        Ok(true) => from_disk(),
-        Ok(false) => {}
+    let first = name(key).and_then(|name| match choices().get(&name).and_then(|chosen| place(plan, chosen)) {
+        Some(first) => {
+            from_disk();
+            Ok(first)
+        }
+        None => {
+            // SAFETY: as promised by the caller.
+            let (quickest, note) = unsafe { quickest(plan, key, library, pointers, stream) }?;
+            let own = id(&plan.algorithms[quickest]);
+            let settled = choices().settle(&name, own, &note, |chosen| place(plan, chosen).is_some());
+            Ok(place(plan, settled).unwrap_or(quickest))
+        }
+    });
+    match first {
+        Ok(first) => plan.algorithms[..=first].rotate_right(1),
         Err(error) => cache::warn(&format!("a matrix product is not tuned: {error}")),
     }
+}
+
+/// A product on this kind of GPU.
+fn name(key: &Key) -> Result<String, String> {
+    let mut device = 0;
+    // SAFETY: the device has a place to be written to.
+    let named = unsafe { driver_sys::cuCtxGetDevice(&mut device) }.result();
+    let gpu =
+        named.and_then(|()| driver::device::get_name(device)).map_err(|error| format!("the GPU's name: {error}"))?;
+    Ok(format!("{gpu}, {key:?}"))
 }
 
 /// A name for an algorithm, which the library describes by 64 bytes.
@@ -71,49 +88,67 @@ fn id(algorithm: &sys::cublasLtMatmulAlgo_t) -> u64 {
     stable_hash(&format!("{:?}", algorithm.data))
 }
 
-/// Puts the algorithm that was chosen for `key` on this kind of GPU first, or the one that `time` (in ms; `None` where it
-/// does not run) says is quickest. Returns whether it had been chosen before.
-///
-/// Only what the library itself suggests is ever used: a file of another version, or a damaged one, says nothing.
-fn prefer(
-    key: &str,
-    algorithms: &mut [sys::cublasLtMatmulAlgo_t],
-    time: impl FnMut(&sys::cublasLtMatmulAlgo_t) -> Option<f32>,
-) -> Result<bool, String> {
-    if algorithms.len() < 2 {
-        return Ok(false);
-    }
-    let (choices, name) = (choices(), format!("{}, {key}", gpu()?));
-    let place = |chosen: u64| algorithms.iter().position(|algorithm| id(algorithm) == chosen);
-    let before = choices.get(&name).and_then(place);
-    let first = match before {
-        Some(first) => first,
-        None => {
-            let quickest = quickest(algorithms, time).ok_or("no algorithm could be timed")?;
-            let settled = choices.settle(&name, id(&algorithms[quickest]), |chosen| place(chosen).is_some());
-            place(settled).unwrap_or(quickest)
-        }
-    };
-    algorithms[..=first].rotate_right(1);
-    Ok(before.is_some())
+fn place(plan: &Plan, chosen: u64) -> Option<usize> {
+    plan.algorithms.iter().position(|algorithm| id(algorithm) == chosen)
 }
 
-/// Takes turns, so that a change of the GPU's clock meets all.
-fn quickest(
-    algorithms: &[sys::cublasLtMatmulAlgo_t],
-    mut time: impl FnMut(&sys::cublasLtMatmulAlgo_t) -> Option<f32>,
-) -> Option<usize> {
-    let mut best = vec![f32::INFINITY; algorithms.len()];
+/// The place of the algorithm that is quickest for these operands, and what was seen. A GPU that multiplies matrices without a
+/// pause is at its power limit, where what counts is how long an algorithm takes at the clock that it leaves itself: the quickest
+/// few are timed in long rows.
+///
+/// # Safety
+/// As [`tune`].
+unsafe fn quickest(
+    plan: &mut Plan,
+    key: &Key,
+    (handle, workspace): (sys::cublasLtHandle_t, CUdeviceptr),
+    [a, b, out]: [*mut c_void; 3],
+    stream: CUstream,
+) -> Result<(usize, String), String> {
+    let watch = Stopwatch::new(stream)?;
+    // What is added to must not be added to more than once.
+    let elements = key.problem.batches * key.problem.out.rows * key.problem.out.columns;
+    let scratch =
+        (key.onto == Onto::Add).then(|| Scratch::new(elements * key.kinds.out_bytes(), stream)).transpose()?;
+    let out = scratch.as_ref().map_or(out, Scratch::pointer);
+    let algorithms = plan.algorithms.clone();
+    // Milliseconds of one of `launches` in a row.
+    let mut time = |place: usize, launches: usize| {
+        plan.algorithms = vec![algorithms[place]];
+        // SAFETY: as promised by the caller; the scratch memory has the result's size and is freed on this stream.
+        let work = || (0..launches).try_for_each(|_| unsafe { plan.launch(handle, workspace, [a, b, out], stream) });
+        watch.time(work).map_or(f32::INFINITY, |time| time / launches as f32)
+    };
+    // In turns, so that a change of the GPU's clock meets all.
+    let mut alone = vec![f32::INFINITY; algorithms.len()];
     for round in 0..=ROUNDS {
-        for (best, algorithm) in best.iter_mut().zip(algorithms) {
-            let seconds = time(algorithm).unwrap_or(f32::INFINITY);
+        for (place, best) in alone.iter_mut().enumerate() {
+            let time = time(place, 1);
             if round > 0 {
-                *best = best.min(seconds);
+                *best = best.min(time);
             }
         }
     }
-    let quickest = best.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1))?;
-    quickest.1.is_finite().then_some(quickest.0)
+    let mut places: Vec<usize> = (0..alone.len()).filter(|place| alone[*place].is_finite()).collect();
+    places.sort_by(|a, b| alone[*a].total_cmp(&alone[*b]));
+    places.truncate(FINALISTS);
+    let mut sustained = vec![0.0; places.len()];
+    for _ in 0..ROUNDS {
+        for (place, sum) in places.iter().zip(&mut sustained) {
+            *sum += time(*place, (SUSTAINED / alone[*place]).clamp(1.0, 1000.0) as usize) / ROUNDS as f32;
+        }
+    }
+    plan.algorithms = algorithms;
+    let best = places.iter().zip(&sustained).min_by(|a, b| a.1.total_cmp(b.1)).filter(|(_, time)| time.is_finite());
+    let (&place, time) = best.ok_or("no algorithm could be timed")?;
+    let first = alone[0];
+    let note = format!(
+        "{} suggested; the first takes {first:.3} ms alone; number {} alone {:.3}, in a row {time:.3}",
+        alone.len(),
+        place + 1,
+        alone[place]
+    );
+    Ok((place, note))
 }
 
 /// What was chosen before, with this version of the library.
@@ -124,15 +159,6 @@ fn choices() -> &'static Choices {
         let version = unsafe { sys::cublasLtGetVersion() };
         Choices::open(cache::folder().map(|folder| folder.join(format!("products-cublaslt-{version}.txt"))))
     })
-}
-
-/// The name of the current context's GPU.
-fn gpu() -> Result<String, String> {
-    let mut device = 0;
-    // SAFETY: the device has a place to be written to.
-    let name =
-        unsafe { driver_sys::cuCtxGetDevice(&mut device) }.result().and_then(|()| driver::device::get_name(device));
-    name.map_err(|error| format!("the GPU's name: {error}"))
 }
 
 /// Times work on a stream; ends with the value.

@@ -1,46 +1,49 @@
-//! Flash attention. Queries, keys and values are read where they lie, also within a packed projection, and their
-//! gradients are written there. The log-sum-exp has the layout of the kernels, `[b, hq, padded queries]` in f32.
+//! Flash attention: which kernel computes a call, and how it gets its tensors. Queries, keys and values are read where they
+//! lie, also within a packed projection, and their gradients are written there. The log-sum-exp has the layout of the
+//! kernels, `[b, hq, padded queries]` in f32.
 
 use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
 use burn_cubecl::kernel::copy_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::attention::{self as kernels, AttentionShape, Gradients, Saved, Tensor4};
+use kernels_cubecl::attention::portable::{self, Element, mma};
+use kernels_cubecl::attention::{self as hopper, AttentionShape, Dropout, Extras, Gradients, Half, Saved, Tensor4};
 
-use super::{Float, are_bf16, empty, is_aligned, launched};
+use super::{Float, empty, is_aligned, is_here, launched};
+use crate::ops::determinism::is_deterministic;
 use crate::ops::{
-    options::{AttentionOptions, PackedHeads},
+    options::{AttentionDropout, AttentionOptions, PackedHeads},
     plain,
 };
 
-/// Strides of the kernels' tensors are multiples of this: 16 bytes.
+/// Strides of the tensors of the kernels with matrix units are multiples of this: 16 bytes.
 const VECTOR: usize = 8;
 
 pub fn forward(qkv: [Float; 3], options: AttentionOptions) -> (Float, Float) {
-    let Some(shape) = shape_of(&qkv, options) else {
+    let Some(call) = Call::of(&qkv, options) else {
         let [q, k, v] = qkv;
         return plain::attention::forward::<Cube>(q, k, v, options);
     };
-    let [q, k, v] = qkv.map(readable);
-    run(&q, &shape, options, [&q, &k, &v].map(whole))
+    let [q, k, v] = qkv.map(|x| call.readable(x));
+    call.forward(&q, [&q, &k, &v].map(whole))
 }
 
 pub fn grads(qkv: [Float; 3], result: [Float; 2], grad: Float, options: AttentionOptions) -> [Float; 3] {
-    let Some(shape) = shape_of(&qkv, options) else {
+    let Some(call) = Call::of(&qkv, options) else {
         return plain::attention::grads::<Cube>(qkv, result, grad, options);
     };
-    let [q, k, v] = qkv.map(readable);
+    let [q, k, v] = qkv.map(|x| call.readable(x));
     let gradients = [&q, &k, &v].map(|x| empty(x, x.shape(), x.dtype()));
-    run_back(&shape, options, [&q, &k, &v].map(whole), result, grad, gradients.each_ref().map(whole));
+    call.backward([&q, &k, &v].map(whole), result, grad, gradients.each_ref().map(whole));
     gradients
 }
 
 pub fn packed_forward(qkv: Float, heads: PackedHeads, options: AttentionOptions) -> (Float, Float) {
-    let Some(shape) = packed_shape(&qkv, heads, options) else {
+    let Some(call) = Call::of_packed(&qkv, heads, options) else {
         let [q, k, v] = plain::attention::unpack::<Cube>(qkv, heads);
         return plain::attention::forward::<Cube>(q, k, v, options);
     };
-    let qkv = readable(qkv);
-    run(&qkv, &shape, options, parts(&qkv, heads))
+    let qkv = call.readable(qkv);
+    call.forward(&qkv, parts(&qkv, heads))
 }
 
 pub fn packed_grad(
@@ -50,46 +53,130 @@ pub fn packed_grad(
     heads: PackedHeads,
     options: AttentionOptions,
 ) -> Float {
-    let Some(shape) = packed_shape(&qkv, heads, options) else {
+    let Some(call) = Call::of_packed(&qkv, heads, options) else {
         let qkv = plain::attention::unpack::<Cube>(qkv, heads);
         return Cube::float_cat(plain::attention::grads::<Cube>(qkv, result, grad, options).into(), 2);
     };
-    let qkv = readable(qkv);
+    let qkv = call.readable(qkv);
     let gradient = empty(&qkv, qkv.shape(), qkv.dtype());
-    run_back(&shape, options, parts(&qkv, heads), result, grad, parts(&gradient, heads));
+    call.backward(parts(&qkv, heads), result, grad, parts(&gradient, heads));
     gradient
 }
 
-/// The problem if there is a kernel for it. Forward and backward pass must answer alike: the log-sum-exp has another
-/// layout without the kernels.
-fn problem(
-    x: &CubeTensor,
-    [queries, keys]: [usize; 2],
-    [heads, kv_heads]: [usize; 2],
-    options: AttentionOptions,
-) -> Option<AttentionShape> {
-    let dims = x.meta.shape();
-    let shape =
-        AttentionShape { batch: dims[1], heads, kv_heads, queries, keys, head_dim: dims[3], causal: options.causal };
-    let plain = options.window.is_some() || options.scale <= 0.0 || shape.check(&x.client).is_err();
-    (!plain).then_some(shape)
+/// Who computes a call. Without any of these the formulas of `plain` do, with all scores in memory: f64.
+#[derive(Clone, Copy, Debug)]
+enum Kernel {
+    /// Warpgroup MMA.
+    Hopper,
+    /// `mma.sync`: other head sizes in half precision, and other GPUs than Hopper.
+    Mma,
+    /// What matrix units do not take: f32, and head sizes that are no multiples of 16.
+    Portable(Element),
 }
 
-fn shape_of([q, k, v]: &[Float; 3], options: AttentionOptions) -> Option<AttentionShape> {
-    let (from, to) = (q.meta.shape(), k.meta.shape());
-    are_bf16([q, k, v]).then(|| problem(q, [from[0], to[0]], [from[2], to[2]], options)).flatten()
+/// One call of a kernel. Forward and backward pass make it of the same tensors and options, so they agree on the kernel and
+/// with it on the layout of the log-sum-exp.
+struct Call {
+    kernel: Kernel,
+    shape: AttentionShape,
+    scale: f64,
+    extras: Extras<'static>,
+    dtype: DType,
 }
 
-fn packed_shape(qkv: &Float, heads: PackedHeads, options: AttentionOptions) -> Option<AttentionShape> {
-    let seq = qkv.meta.shape()[0];
-    are_bf16([qkv]).then(|| problem(qkv, [seq, seq], [heads.heads, heads.kv_heads], options)).flatten()
-}
+impl Call {
+    fn of([q, k, v]: &[Float; 3], options: AttentionOptions) -> Option<Self> {
+        let [from, to] = [q, k].map(|x| x.meta.shape());
+        let alike = k.dtype() == q.dtype() && v.dtype() == q.dtype();
+        let lengths = [from[3], v.meta.shape()[3]];
+        alike.then(|| Self::new(q, [from[0], to[0]], [from[2], to[2]], lengths, options)).flatten()
+    }
 
-/// `x [s, b, h, d]` as the copy engine can follow it: as it is, else a copy.
-fn readable(x: CubeTensor) -> CubeTensor {
-    let (shape, strides) = (x.meta.shape(), x.meta.strides());
-    let outer = (0..3).all(|i| shape[i] == 1 || (strides[i] > 0 && strides[i].is_multiple_of(VECTOR)));
-    if outer && strides[3] == 1 && is_aligned(&x) { x } else { copy_contiguous(x) }
+    fn of_packed(qkv: &Float, PackedHeads { heads, kv_heads }: PackedHeads, options: AttentionOptions) -> Option<Self> {
+        let shape = qkv.meta.shape();
+        Self::new(qkv, [shape[0]; 2], [heads, kv_heads], [shape[3]; 2], options)
+    }
+
+    fn new(
+        x: &CubeTensor,
+        [queries, keys]: [usize; 2],
+        [heads, kv_heads]: [usize; 2],
+        [head_dim, value_dim]: [usize; 2],
+        options: AttentionOptions,
+    ) -> Option<Self> {
+        let dtype = x.dtype();
+        let (element, half) = match dtype {
+            DType::F32 => (Element::F32, None),
+            DType::BF16 => (Element::Bf16, Some(Half::Bf16)),
+            DType::F16 => (Element::F16, Some(Half::F16)),
+            _ => return None,
+        };
+        let AttentionOptions { scale, causal, window, dropout } = options;
+        let batch = x.meta.shape()[1];
+        let shape = AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, causal, window };
+        let of_whole = |AttentionDropout { p, seed, first_sample, first_head, heads }| Dropout {
+            p: p as f32,
+            seed,
+            first: [first_sample, first_head, 0, 0],
+            heads,
+            queries,
+        };
+        let element_of = Extras { element: half.unwrap_or_default(), ..Default::default() };
+        let extras = Extras { dropout: dropout.map(of_whole), deterministic: is_deterministic(), ..element_of };
+        let kernel = match half {
+            Some(_) if scale > 0.0 && shape.check(&x.client, &extras).is_ok() => Kernel::Hopper,
+            Some(half) if mma::has_kernel(&x.client, half, &shape) => Kernel::Mma,
+            _ => Kernel::Portable(element),
+        };
+        is_here(x).then_some(Self { kernel, shape, scale, extras, dtype })
+    }
+
+    /// `x [s, b, h, d]` as the kernel can follow it: as it is, else a copy.
+    fn readable(&self, x: CubeTensor) -> CubeTensor {
+        let (shape, strides) = (x.meta.shape(), x.meta.strides());
+        let fits = match self.kernel {
+            Kernel::Hopper | Kernel::Mma => {
+                let outer = (0..3).all(|i| shape[i] == 1 || (strides[i] > 0 && strides[i].is_multiple_of(VECTOR)));
+                outer && is_aligned(&x)
+            }
+            Kernel::Portable(_) => true,
+        };
+        if fits && strides[3] == 1 { x } else { copy_contiguous(x) }
+    }
+
+    /// Output `[s, b, hq, dv]` and log-sum-exp; `like` is on the device.
+    fn forward(&self, like: &CubeTensor, [q, k, v]: [Tensor4; 3]) -> (Float, Float) {
+        let Self { kernel, shape, scale, extras, dtype } = self;
+        let out = empty(like, shape.out_shape(), *dtype);
+        let lse = empty(like, [shape.batch, shape.heads, shape.padded_queries()], DType::F32);
+        let (qkv, target) = ((&q, &k, &v), whole(&out));
+        let done = match kernel {
+            Kernel::Hopper => hopper::forward(&like.client, shape, *scale as f32, extras, qkv, &target, &lse.handle),
+            Kernel::Mma => mma::forward(&like.client, shape, *scale as f32, extras, qkv, &target, &lse.handle),
+            Kernel::Portable(element) => {
+                portable::forward(&like.client, *element, shape, *scale, extras, qkv, &target, &lse.handle)
+            }
+        };
+        launched("attention", done);
+        (out, lse)
+    }
+
+    fn backward(&self, [q, k, v]: [Tensor4; 3], [out, lse]: [Float; 2], grad: Float, [dq, dk, dv]: [Tensor4; 3]) {
+        let Self { kernel, shape, scale, extras, dtype } = self;
+        let grad = if grad.dtype() == *dtype { grad } else { Cube::float_cast(grad, FloatDType::from(*dtype)) };
+        let (out, grad) = (self.readable(out), self.readable(grad));
+        let (client, slope) = (&out.client, whole(&grad));
+        let saved = Saved { q: &q, k: &k, v: &v, out: &whole(&out), lse: &lse.handle };
+        let gradients = Gradients { q: &dq, k: &dk, v: &dv };
+        let done = match kernel {
+            Kernel::Hopper => hopper::backward(client, shape, *scale as f32, extras, saved, &slope, gradients),
+            Kernel::Mma => mma::backward(client, shape, *scale as f32, extras, saved, &slope, gradients),
+            Kernel::Portable(element) => {
+                portable::backward(client, *element, shape, *scale, extras, saved, &slope, gradients)
+            }
+        };
+        launched("attention gradient", done);
+    }
 }
 
 /// Heads `first..first + heads` of `x [s, b, h, d]`.
@@ -113,34 +200,4 @@ fn whole(x: &CubeTensor) -> Tensor4 {
 fn parts(qkv: &CubeTensor, heads: PackedHeads) -> [Tensor4; 3] {
     let (q, kv) = (heads.heads, heads.kv_heads);
     [(0, q), (q, kv), (q + kv, kv)].map(|(first, count)| some_heads(qkv, first, count))
-}
-
-/// Output `[s, b, hq, d]` and log-sum-exp; `like` is on the device.
-fn run(
-    like: &CubeTensor,
-    shape: &AttentionShape,
-    options: AttentionOptions,
-    [q, k, v]: [Tensor4; 3],
-) -> (Float, Float) {
-    let out = empty(like, shape.query_shape(), DType::BF16);
-    let lse = empty(like, [shape.batch, shape.heads, shape.padded_queries()], DType::F32);
-    let scale = options.scale as f32;
-    launched("attention", kernels::forward(&like.client, shape, scale, (&q, &k, &v), &whole(&out), &lse.handle));
-    (out, lse)
-}
-
-fn run_back(
-    shape: &AttentionShape,
-    options: AttentionOptions,
-    [q, k, v]: [Tensor4; 3],
-    [out, lse]: [Float; 2],
-    grad: Float,
-    [dq, dk, dv]: [Tensor4; 3],
-) {
-    let grad = if grad.dtype() == DType::BF16 { grad } else { Cube::float_cast(grad, FloatDType::BF16) };
-    let (out, grad) = (readable(out), readable(grad));
-    let saved = Saved { q: &q, k: &k, v: &v, out: &whole(&out), lse: &lse.handle };
-    let gradients = Gradients { q: &dq, k: &dk, v: &dv };
-    let scale = options.scale as f32;
-    launched("attention gradient", kernels::backward(&out.client, shape, scale, saved, &whole(&grad), gradients));
 }

@@ -33,12 +33,17 @@ pub fn forward(x: Float, w: Float) -> Float {
 /// addition, as in PyTorch's `addmm` (`aten/src/ATen/native/cuda/Blas.cpp`).
 pub fn bias_forward(x: Float, w: Float, b: Float) -> Float {
     let dtype = x.dtype;
-    let same = w.dtype == dtype && b.dtype == dtype && dtype != DType::F64;
-    if !same || rows(&x) < 2 || w.meta.shape().iter().any(|&n| n < 2) {
+    if !adds_bias(&x, &w, &b) {
         return plain::linear::add_bias::<Cube>(forward(x, w), b);
     }
     let shape = with_last(&x, w.meta.shape()[0]);
     product_and_bias(Operand::flat(x), Operand::flat(w).transposed(), packed(b), shape, dtype)
+}
+
+/// Whether the library adds `b` to the product of `x` and `w`.
+pub fn adds_bias(x: &CubeTensor, w: &CubeTensor, b: &CubeTensor) -> bool {
+    let same = w.dtype == x.dtype && b.dtype == x.dtype && x.dtype != DType::F64;
+    same && rows(x) >= 2 && w.meta.shape().iter().all(|&n| n >= 2)
 }
 
 /// In f32 for half precision types.

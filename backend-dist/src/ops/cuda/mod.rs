@@ -17,12 +17,14 @@ macro_rules! by_half {
 mod accumulate;
 mod activation;
 mod attention;
+mod blocks;
 mod cross_entropy;
 mod dropout;
 mod embedding;
 mod fp8;
 mod linear;
 mod norm;
+mod product;
 mod rope;
 mod work;
 
@@ -184,6 +186,7 @@ impl LocalKernels for Cube {
     }
 
     fn vocab_statistics(logits: Float, labels: Int, first_row: usize, valid: usize) -> [Float; 2] {
+        let _noted = work::memory("cross-entropy statistics", &logits, |bytes| bytes);
         cross_entropy::statistics(logits, labels, first_row, valid)
     }
 
@@ -211,11 +214,6 @@ fn rows(x: &CubeTensor) -> usize {
 /// Whether `x` has elements, on an NVIDIA GPU.
 fn is_here(x: &CubeTensor) -> bool {
     matches!(x.device, cubecl::Device::Cuda(_)) && x.meta.shape().num_elements() > 0
-}
-
-/// Whether all are bf16 and the first has elements on an NVIDIA GPU.
-fn are_bf16<const N: usize>(tensors: [&CubeTensor; N]) -> bool {
-    is_here(tensors[0]) && tensors.iter().all(|x| x.dtype() == DType::BF16)
 }
 
 /// Whether all are of the same half precision type and the first has elements on an NVIDIA GPU.

@@ -10,9 +10,9 @@ use super::{
     output::{Output, filled},
     parallel::{for_parts, parts},
     real::Real,
-    softmax::{probability_rows, row_products, score_grad_rows, softmax_rows},
+    softmax::{drop_rows, probability_rows, row_products, score_grad_rows, softmax_rows},
 };
-use crate::ops::options::AttentionOptions;
+use crate::ops::{drop_key::RowKey, options::AttentionOptions};
 
 /// Queries whose scores are held at a time. Larger blocks make larger products, smaller ones waste less above the
 /// causal diagonal.
@@ -95,7 +95,8 @@ impl<E: Real> Target<'_, E> {
     }
 }
 
-/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys, head size.
+/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys, length of a query and key,
+/// length of a value.
 #[derive(Clone, Copy)]
 struct Sizes {
     b: usize,
@@ -104,12 +105,13 @@ struct Sizes {
     s: usize,
     keys: usize,
     d: usize,
+    dv: usize,
 }
 
 impl Sizes {
-    fn of(q: &FlexTensor, k: &FlexTensor) -> Self {
-        let (q, k) = (q.layout().shape(), k.layout().shape());
-        Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], keys: k[0], d: q[3] }
+    fn of(q: &FlexTensor, k: &FlexTensor, v: &FlexTensor) -> Self {
+        let [q, k, v] = [q, k, v].map(|x| x.layout().shape());
+        Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], keys: k[0], d: q[3], dv: v[3] }
     }
 
     fn heads(&self) -> usize {
@@ -123,7 +125,7 @@ impl Sizes {
 
     /// Runs `f(batch, key/value head)` for all of them, on several threads if that pays.
     fn for_kv_heads(&self, products: usize, f: impl Fn(usize, usize) + Sync) {
-        let picoseconds = self.group * self.s * self.keys * (self.d * products * 12 + 500);
+        let picoseconds = self.group * self.s * self.keys * ((self.d + self.dv) * products * 6 + 500);
         let n = self.b * self.kv;
         for_parts(n, parts(n, picoseconds), |_, part| part.for_each(|i| f(i / self.kv, i % self.kv)));
     }
@@ -137,27 +139,41 @@ impl Sizes {
         })
     }
 
+    /// Applies dropout to the weights of queries `from..to` and keys `first..` of a head, if there is any.
+    fn drop<E: Real>(
+        &self,
+        weights: &mut [E],
+        place: [usize; 2],
+        [from, to, first]: [usize; 3],
+        options: AttentionOptions,
+    ) {
+        let Some(dropout) = options.dropout else { return };
+        let rows: Vec<RowKey> = (from..to).map(|query| dropout.row(place, query, self.s)).collect();
+        let keys = weights.len() / rows.len();
+        drop_rows(weights, &rows, first as u32, keys, dropout.limit(), E::of(dropout.scale()));
+    }
+
     /// Elements of the largest score block.
     fn scratch(&self) -> usize {
         self.s.min(BLOCK) * self.keys
     }
 }
 
-/// Output `[s, b, hq, d]` and log-sum-exp of the scaled scores `[b, hq, s]`; `k` and `v` may be longer than `q`.
+/// Output `[s, b, hq, dv]` and log-sum-exp of the scaled scores `[b, hq, s]`; `k` and `v` may be longer than `q`.
 pub(super) fn forward<E: Real>(
     q: &FlexTensor,
     k: &FlexTensor,
     v: &FlexTensor,
     options: AttentionOptions,
 ) -> (FlexTensor, FlexTensor) {
-    let sizes = Sizes::of(q, k);
+    let sizes = Sizes::of(q, k, v);
     let (q, k, v) = (Input::<E>::of(q), Input::<E>::of(k), Input::<E>::of(v));
-    let Sizes { b, s, d, group, .. } = sizes;
+    let Sizes { b, s, d, dv, group, .. } = sizes;
     let heads = sizes.heads();
     let mut lse = vec![E::ZERO; b * heads * s];
-    let out = filled(s * b * heads * d, |data| {
+    let out = filled(s * b * heads * dv, |data| {
         let lse = Output::of(&mut lse);
-        let out = Target { data, heads: Heads::within(0, heads, b, d) };
+        let out = Target { data, heads: Heads::within(0, heads, b, dv) };
         sizes.for_kv_heads(2, |batch, kv| {
             let mut scores = vec![E::ZERO; sizes.scratch()];
             let mut totals = [E::ZERO; BLOCK];
@@ -174,10 +190,11 @@ pub(super) fn forward<E: Real>(
                         let lse = lse.slice(first + q0..first + q1);
                         let totals = &mut totals[..rows];
                         softmax_rows(scores, sizes.first() + q0, [k0, k1, sizes.keys], &options, totals, lse);
+                        sizes.drop(scores, [batch, head], [q0, q1, k0], options);
                         let p = Matrix::rows(scores.as_ptr(), keys as isize);
                         let target = out.matrix(q0, batch, head);
-                        product([rows, d, keys], target, p, v.matrix(k0, batch, kv), E::ONE, Onto::Overwrite);
-                        out.divide_rows([q0, batch, head], d, totals);
+                        product([rows, dv, keys], target, p, v.matrix(k0, batch, kv), E::ONE, Onto::Overwrite);
+                        out.divide_rows([q0, batch, head], dv, totals);
                         // The maxima were only stored where the log-sum-exp goes.
                         lse.iter_mut().zip(totals).for_each(|(lse, total)| *lse += total.ln());
                     }
@@ -185,7 +202,7 @@ pub(super) fn forward<E: Real>(
             }
         });
     });
-    (E::tensor(out, Shape::new([s, b, heads, d])), E::tensor(lse, Shape::new([b, heads, s])))
+    (E::tensor(out, Shape::new([s, b, heads, dv])), E::tensor(lse, Shape::new([b, heads, s])))
 }
 
 /// Gradients in q, k and v, each a tensor of its own; `out` and `grad` must be dense.
@@ -196,22 +213,22 @@ pub(super) fn grads<E: Real>(
     grad: &FlexTensor,
     options: AttentionOptions,
 ) -> [FlexTensor; 3] {
-    let sizes = Sizes::of(q, k);
+    let sizes = Sizes::of(q, k, v);
     let Sizes { b, s, keys, d, kv, .. } = sizes;
     let heads = sizes.heads();
     let (mut dk, mut dv) = (Vec::new(), Vec::new());
     let dq = filled(s * b * heads * d, |dq| {
         dk = filled(keys * b * kv * d, |dk| {
-            dv = filled(keys * b * kv * d, |dv| {
+            dv = filled(keys * b * kv * sizes.dv, |dv| {
                 let dq = Target { data: dq, heads: Heads::within(0, heads, b, d) };
                 let dk = Target { data: dk, heads: Heads::within(0, kv, b, d) };
-                let dv = Target { data: dv, heads: Heads::within(0, kv, b, d) };
+                let dv = Target { data: dv, heads: Heads::within(0, kv, b, sizes.dv) };
                 write_grads::<E>(sizes, [q, k, v, out, grad], E::slice(lse), options, [dq, dk, dv]);
             });
         });
     });
-    let kv_shape = Shape::new([keys, b, kv, d]);
-    [E::tensor(dq, Shape::new([s, b, heads, d])), E::tensor(dk, kv_shape.clone()), E::tensor(dv, kv_shape)]
+    let shape = |rows, heads, length| Shape::new([rows, b, heads, length]);
+    [E::tensor(dq, shape(s, heads, d)), E::tensor(dk, shape(keys, kv, d)), E::tensor(dv, shape(keys, kv, sizes.dv))]
 }
 
 /// The gradient of the packed `[s, b, heads + 2 kv_heads, d]` tensor whose parts q, k and v are; `out` and `grad`
@@ -223,7 +240,7 @@ pub(super) fn packed_grad<E: Real>(
     grad: &FlexTensor,
     options: AttentionOptions,
 ) -> FlexTensor {
-    let sizes = Sizes::of(q, k);
+    let sizes = Sizes::of(q, k, v);
     let Sizes { b, s, d, kv, .. } = sizes;
     let (heads, all) = (sizes.heads(), sizes.heads() + 2 * kv);
     let data = filled(s * b * all * d, |data| {
@@ -253,10 +270,10 @@ fn write_grads<E: Real>(
         let onto = if once { Onto::Overwrite } else { Onto::Add };
         if onto == Onto::Add {
             for i in 0..sizes.keys {
-                for target in [&dk, &dv] {
+                for (target, length) in [(&dk, d), (&dv, sizes.dv)] {
                     let at = target.heads.at(i, batch, kv);
                     // SAFETY: this thread alone writes this head's keys and values.
-                    unsafe { target.data.slice(at..at + d) }.fill(E::ZERO);
+                    unsafe { target.data.slice(at..at + length) }.fill(E::ZERO);
                 }
             }
         }
@@ -268,7 +285,7 @@ fn write_grads<E: Real>(
                 let scale = E::of(options.scale);
                 let (by_grad, by_out) = (grad.heads.strides[0] as usize, out.heads.strides[0] as usize);
                 let (from_grad, from_out) = (grad.from(q0, batch, head), out.from(q0, batch, head));
-                row_products(from_grad, by_grad, from_out, by_out, d, &mut delta[..rows]);
+                row_products(from_grad, by_grad, from_out, by_out, sizes.dv, &mut delta[..rows]);
                 // SAFETY: inputs outlive the call; p, ds and the gradients of this head belong to this thread.
                 unsafe {
                     let block = |x: &mut [E]| Matrix::rows(x.as_mut_ptr(), keys as isize);
@@ -284,8 +301,15 @@ fn write_grads<E: Real>(
                         &lse[first + q0..first + q1],
                     );
                     let target = dv.matrix(k0, batch, kv);
-                    product([keys, d, rows], target, read(p).transposed(), grad, E::ONE, onto);
-                    product([rows, keys, d], block(ds), grad, v.transposed(), E::ONE, Onto::Overwrite);
+                    let dropped = options.dropout.is_some().then(|| {
+                        ds.copy_from_slice(p);
+                        sizes.drop(ds, [batch, head], [q0, q1, k0], options);
+                        &*ds
+                    });
+                    let kept = read(dropped.unwrap_or(p)).transposed();
+                    product([keys, sizes.dv, rows], target, kept, grad, E::ONE, onto);
+                    product([rows, keys, sizes.dv], block(ds), grad, v.transposed(), E::ONE, Onto::Overwrite);
+                    sizes.drop(ds, [batch, head], [q0, q1, k0], options);
                     score_grad_rows(ds, p, &delta[..rows], keys);
                     product([rows, d, keys], dq.matrix(q0, batch, head), read(ds), k, scale, Onto::Overwrite);
                     product([keys, d, rows], dk.matrix(k0, batch, kv), read(ds).transposed(), q, scale, onto);

@@ -4,7 +4,7 @@ use super::{
     lanes::{LANES, max, sum, sum2, vectorized},
     real::Real,
 };
-use crate::ops::options::AttentionOptions;
+use crate::ops::{drop_key::RowKey, options::AttentionOptions};
 
 /// Applies `f` to the elements `low..high` of a row and sets the others to zero. Works on whole vectors and selects,
 /// instead of stopping in the middle of one.
@@ -79,6 +79,18 @@ vectorized! {
         for ((dp, p), &delta) in dp.chunks_exact_mut(keys).zip(p.chunks_exact(keys)).zip(delta) {
             for (dp, &p) in dp.iter_mut().zip(p) {
                 *dp = p * (*dp - delta);
+            }
+        }
+    }
+}
+
+vectorized! {
+    /// `weights` with the dropped ones zero and the others times `scale`. Rows of `keys` columns, of which the first has
+    /// number `first`.
+    fn drop_rows<E>(weights: &mut [E], rows: &[RowKey], first: u32, keys: usize, limit: u32, scale: E) {
+        for (weights, row) in weights.chunks_exact_mut(keys).zip(rows) {
+            for (i, weight) in weights.iter_mut().enumerate() {
+                *weight = if row.draw(first + i as u32) >= limit { *weight * scale } else { E::ZERO };
             }
         }
     }

@@ -2,40 +2,41 @@
 
 use std::ops::Range;
 
-use burn::backend::{Backend, FloatDType, IntDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, FloatDType, IntDType, Scalar, Shape, TensorData, TensorMetadata, tensor::FloatTensor};
 
-use super::{dims, narrow, reshape, scale, to_dtype, widen};
+use super::{dims, last, narrow, reshape, scale, to_dtype, widen};
 use crate::ops::kernels::LocalKernels;
 use crate::ops::options::{AttentionOptions, PackedHeads};
 
 /// Added to a hidden score: below every score, but still a number in f32.
 const HIDDEN: f64 = -1e30;
 
-/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys, head size.
+/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys.
 struct Sizes {
     b: usize,
     kv: usize,
     group: usize,
     s: usize,
     keys: usize,
-    d: usize,
 }
 
 impl Sizes {
     fn new<B: Backend>(q: &FloatTensor<B>, k: &FloatTensor<B>) -> Self {
         let (q, k) = (dims(q), dims(k));
-        Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], keys: k[0], d: q[3] }
+        Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], keys: k[0] }
     }
 
     /// `[s, b, h, d]` to `[b, kv, group·s, d]`: the query heads of one key/value head are one long list of queries.
     fn queries<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
         let x = B::float_permute(widen::<B>(x).0, &[1, 2, 0, 3]);
-        reshape::<B>(x, [self.b, self.kv, self.group * self.s, self.d])
+        let d = last(&x);
+        reshape::<B>(x, [self.b, self.kv, self.group * self.s, d])
     }
 
     /// `[b, kv, group·s, d]` back to `[s, b, h, d]`.
     fn heads<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
-        let x = reshape::<B>(x, [self.b, self.kv * self.group, self.s, self.d]);
+        let d = last(&x);
+        let x = reshape::<B>(x, [self.b, self.kv * self.group, self.s, d]);
         B::float_permute(x, &[2, 0, 1, 3])
     }
 
@@ -81,9 +82,25 @@ impl Sizes {
         let before = beyond(B::float_neg(ahead), reach);
         scale::<B>(B::float_add(after, before), HIDDEN)
     }
+
+    /// `p [b, kv, group·s, keys]` with its dropped weights zero and the others scaled up.
+    fn drop<B: Backend>(&self, p: FloatTensor<B>, options: AttentionOptions) -> FloatTensor<B> {
+        let Some(dropout) = options.dropout else { return p };
+        let (limit, factor) = (dropout.limit(), dropout.scale());
+        let heads = self.kv * self.group;
+        let rows = (0..self.b * heads * self.s).map(|i| {
+            let (place, query) = (i / self.s, i % self.s);
+            dropout.row([place / heads, place % heads], query, self.s)
+        });
+        let keep = |draw| if draw >= limit { factor } else { 0.0 };
+        let mask: Vec<f64> = rows.flat_map(|row| (0..self.keys as u32).map(move |key| keep(row.draw(key)))).collect();
+        let mask = TensorData::new(mask, p.shape()).convert_dtype(p.dtype());
+        let mask = B::float_from_data(mask, &p.device());
+        B::float_mul(p, mask)
+    }
 }
 
-/// Output `[s, b, hq, d]` and log-sum-exp `[b, hq, s]`.
+/// Output `[s, b, hq, dv]` and log-sum-exp `[b, hq, s]`.
 pub fn forward<B: LocalKernels>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
@@ -96,14 +113,15 @@ pub fn forward<B: LocalKernels>(
     let max = B::float_max_dim(scores.clone(), 3);
     let p = B::float_exp(B::float_sub(scores, max.clone()));
     let sum = B::float_sum_dim(p.clone(), 3);
-    let out = B::float_div(B::matmul(p, Sizes::keys::<B>(v)), sum.clone());
+    let out = B::float_div(B::matmul(sizes.drop::<B>(p, options), Sizes::keys::<B>(v)), sum.clone());
     let lse = B::float_add(max, B::float_log(sum));
     let lse = reshape::<B>(lse, [sizes.b, sizes.kv * sizes.group, sizes.s]);
     (to_dtype::<B>(sizes.heads::<B>(out), dtype), lse)
 }
 
 /// Gradients in q, k and v. With `p = exp(scores - lse)`: `dv = pᵀ do`, `ds = p (do vᵀ - Σ do·out)`, `dq = ds k`,
-/// `dk = dsᵀ q`; the query heads of one key/value head are summed by the products themselves.
+/// `dk = dsᵀ q`; the query heads of one key/value head are summed by the products themselves. Dropout multiplies `p` in `dv`
+/// and `do vᵀ`.
 pub fn grads<B: LocalKernels>(
     [q, k, v]: [FloatTensor<B>; 3],
     [out, lse]: [FloatTensor<B>; 2],
@@ -116,9 +134,9 @@ pub fn grads<B: LocalKernels>(
     let (k, v) = (Sizes::keys::<B>(k), Sizes::keys::<B>(v));
     let lse = reshape::<B>(lse, [sizes.b, sizes.kv, sizes.group * sizes.s, 1]);
     let p = B::float_exp(B::float_sub(sizes.scores::<B>(q.clone(), k.clone(), options), lse));
-    let dv = B::matmul(B::float_swap_dims(p.clone(), 2, 3), grad.clone());
+    let dv = B::matmul(B::float_swap_dims(sizes.drop::<B>(p.clone(), options), 2, 3), grad.clone());
     let delta = B::float_sum_dim(B::float_mul(grad.clone(), out), 3);
-    let dp = B::matmul(grad, B::float_swap_dims(v, 2, 3));
+    let dp = sizes.drop::<B>(B::matmul(grad, B::float_swap_dims(v, 2, 3)), options);
     let ds = scale::<B>(B::float_mul(p, B::float_sub(dp, delta)), options.scale);
     let dq = B::matmul(ds.clone(), k);
     let dk = B::matmul(B::float_swap_dims(ds, 2, 3), q);

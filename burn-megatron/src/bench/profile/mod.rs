@@ -7,11 +7,11 @@ mod table;
 mod tests;
 mod totals;
 
-use backend_dist::profile::{Kind, Profile, Source};
+use backend_dist::profile::{Kind, Profile, Source, Span};
 use serde::{Deserialize, Serialize};
 
 pub use ceilings::Ceilings;
-pub use rows::Row;
+pub use rows::{Kernel, Row};
 pub use table::{csv, text};
 pub use totals::{Arithmetic, Totals};
 
@@ -81,9 +81,12 @@ fn milliseconds(nanoseconds: u64, steps: usize) -> f64 {
     nanoseconds as f64 / 1e6 / steps.max(1) as f64
 }
 
-/// What a kernel is about that no operation has launched, by its name.
-fn kind_of(kernel: &str) -> Kind {
-    let kernel = kernel.to_ascii_lowercase();
+/// What a kernel is about: what its operation is, or by its name if none has launched it.
+fn span_kind(profile: &Profile, span: &Span) -> Kind {
+    if let Some(index) = span.operation {
+        return profile.operations[index].operation.kind;
+    }
+    let kernel = span.name.to_ascii_lowercase();
     let has = |parts: &[&str]| parts.iter().any(|part| kernel.contains(part));
     match () {
         _ if has(&["nccl"]) => Kind::Exchange,

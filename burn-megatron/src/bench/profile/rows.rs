@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
+use backend_dist::profile::intervals::shared;
 use backend_dist::profile::{Kind, Noted, Precision, Profile, Span, readable};
 use serde::{Deserialize, Serialize};
 
-use super::{Ceilings, kind_of, milliseconds};
+use super::totals::busy;
+use super::{Ceilings, milliseconds, span_kind};
 
 /// All that ran under one name on one GPU, per step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,10 +30,21 @@ pub struct Row {
     pub gigabytes: Option<f64>,
     /// Of the ceiling that limits it.
     pub of_ceiling: Option<f64>,
-    /// Milliseconds above the time that the ceiling allows.
+    /// Milliseconds above the time that the ceiling allows; of exchanges, those in which no other kernel ran.
     pub to_gain: Option<f64>,
-    /// The kernel with the most of the time.
-    pub kernel: String,
+    /// What was launched, the longest first.
+    pub kernels: Vec<Kernel>,
+}
+
+/// A kernel's part of a row, per step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// Without parameters and template arguments.
+    pub name: String,
+    /// How often.
+    pub launches: f64,
+    /// Milliseconds in all launches together.
+    pub milliseconds: f64,
 }
 
 /// A row's sums over all steps.
@@ -43,13 +56,16 @@ struct Sum<'a> {
     flops: f64,
     bytes: f64,
     launches: usize,
-    kernels: HashMap<&'a str, u64>,
+    /// Nanoseconds in which no other kernel ran, if this is an exchange.
+    exposed: u64,
+    /// Launches and nanoseconds.
+    kernels: HashMap<&'a str, (usize, u64)>,
 }
 
 impl Sum<'_> {
     fn new(kind: Kind, precision: Precision) -> Self {
         let kernels = HashMap::new();
-        Self { kind, precision, calls: 0, nanoseconds: 0, flops: 0.0, bytes: 0.0, launches: 0, kernels }
+        Self { kind, precision, calls: 0, nanoseconds: 0, flops: 0.0, bytes: 0.0, launches: 0, exposed: 0, kernels }
     }
 }
 
@@ -63,17 +79,23 @@ pub(super) fn rows(profile: &Profile, gpu: usize, steps: usize, ceilings: &Ceili
         sum.flops += operation.flops;
         sum.bytes += operation.bytes;
     }
+    let busy = busy(profile, gpu);
     for span in profile.spans.iter().filter(|span| span.gpu == gpu) {
         let operation = span.operation.map(|index| &profile.operations[index].operation);
         let name = operation.map_or_else(|| readable(&span.name), |operation| operation.name.to_string());
-        let sum = sums.entry(name).or_insert_with(|| Sum::new(kind_of(&span.name), Precision::Single));
+        let sum = sums.entry(name).or_insert_with(|| Sum::new(span_kind(profile, span), Precision::Single));
         if operation.is_none() {
             sum.calls += 1;
             sum.bytes += moved(span) as f64;
         }
         sum.launches += 1;
-        sum.nanoseconds += span.end - span.start;
-        *sum.kernels.entry(&span.name).or_default() += span.end - span.start;
+        let nanoseconds = span.end - span.start;
+        sum.nanoseconds += nanoseconds;
+        if sum.kind == Kind::Exchange {
+            sum.exposed += nanoseconds - shared((span.start, span.end), &busy);
+        }
+        let (launches, time) = sum.kernels.entry(&span.name).or_default();
+        (*launches, *time) = (*launches + 1, *time + nanoseconds);
     }
     let mut rows: Vec<Row> = sums
         .into_iter()
@@ -101,8 +123,14 @@ fn row(name: String, sum: &Sum, window: u64, steps: usize, ceilings: &Ceilings) 
     };
     let of_ceiling = ceiling.filter(|_| rate > 0.0).map(|ceiling| rate / ceiling);
     let per_step = |count: usize| count as f64 / steps.max(1) as f64;
-    let longest = sum.kernels.iter().max_by_key(|(name, time)| (**time, **name)).map(|(name, _)| *name);
-    let milliseconds = milliseconds(sum.nanoseconds, steps);
+    let time = milliseconds(sum.nanoseconds, steps);
+    let kernel = |(symbol, (launches, time)): (&&str, &(usize, u64))| Kernel {
+        name: readable(symbol),
+        launches: per_step(*launches),
+        milliseconds: milliseconds(*time, steps),
+    };
+    let mut kernels: Vec<Kernel> = sum.kernels.iter().map(kernel).collect();
+    kernels.sort_by(|a, b| b.milliseconds.total_cmp(&a.milliseconds).then_with(|| a.name.cmp(&b.name)));
     Row {
         kind: word(sum.kind).into(),
         calls: per_step(sum.calls),
@@ -111,9 +139,12 @@ fn row(name: String, sum: &Sum, window: u64, steps: usize, ceilings: &Ceilings) 
         teraflops: (sum.flops > 0.0).then_some(sum.flops / seconds / 1e12),
         gigabytes: (sum.bytes > 0.0).then_some(sum.bytes / seconds / 1e9),
         of_ceiling,
-        to_gain: of_ceiling.map(|share| milliseconds * (1.0 - share).max(0.0)),
-        kernel: longest.map(readable).filter(|kernel| *kernel != name).unwrap_or_default(),
-        milliseconds,
+        to_gain: match sum.kind {
+            Kind::Exchange => Some(milliseconds(sum.exposed, steps)),
+            _ => of_ceiling.map(|share| time * (1.0 - share).max(0.0)),
+        },
+        kernels,
+        milliseconds: time,
         name,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Ceilings, GpuProfile, ProfileReport, Row, Totals};
+use super::{Ceilings, GpuProfile, Kernel, ProfileReport, Row, Totals};
 
 /// Rows below this share of a step are added up.
 const SMALL: f64 = 0.0005;
@@ -64,7 +64,7 @@ fn rows(out: &mut String, gpu: &GpuProfile) {
             row.launches,
             row.milliseconds,
             100.0 * row.share,
-            cut(&row.kernel, 60)
+            kernels(row)
         );
     }
     if !small.is_empty() {
@@ -74,6 +74,17 @@ fn rows(out: &mut String, gpu: &GpuProfile) {
         let share = 100.0 * sum(|row| row.share);
         let _ = writeln!(out, "{name:<58} {calls:>6.1} {launches:>8.1} {time:>9.3} {share:>5.1} %");
     }
+}
+
+/// The longest kernel, and what others take at least a hundredth of the row.
+fn kernels(row: &Row) -> String {
+    let Some((first, others)) = row.kernels.split_first().filter(|(first, _)| first.name != row.name) else {
+        return String::new();
+    };
+    let share = |kernel: &Kernel| 100.0 * kernel.milliseconds / row.milliseconds;
+    let others = others.iter().filter(|kernel| share(kernel) >= 1.0);
+    let others = others.map(|kernel| format!(" + {} {:.0} %", cut(&kernel.name, 40), share(kernel)));
+    std::iter::once(cut(&first.name, 60)).chain(others).collect()
 }
 
 fn cut(text: &str, length: usize) -> String {
@@ -116,7 +127,7 @@ fn totals(out: &mut String, report: &ProfileReport) {
 /// Every row of every GPU, for a spreadsheet.
 pub fn csv(report: &ProfileReport) -> String {
     let mut out = String::from(
-        "gpu,name,kind,calls,launches,milliseconds,share,teraflops,gigabytes_per_second,of_ceiling,to_gain_milliseconds,kernel\n",
+        "gpu,name,kind,calls,launches,milliseconds,share,teraflops,gigabytes_per_second,of_ceiling,to_gain_milliseconds,kernels\n",
     );
     let number = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.4}"));
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
@@ -134,7 +145,7 @@ pub fn csv(report: &ProfileReport) -> String {
             number(row.gigabytes),
             number(row.of_ceiling),
             number(row.to_gain),
-            quoted(&row.kernel)
+            quoted(&kernels(row))
         );
     }
     out

@@ -6,7 +6,7 @@ use backend_dist::profile::intervals::{Interval, shared, total, union};
 use backend_dist::profile::{Kind, Profile, Span};
 use serde::{Deserialize, Serialize};
 
-use super::{kind_of, milliseconds};
+use super::{milliseconds, span_kind};
 
 /// Arithmetic of one kind, apart for what runs while an exchange takes multiprocessors and memory bandwidth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -43,19 +43,22 @@ pub struct Totals {
     pub idle: f64,
 }
 
+/// Times in which some kernel of the GPU other than an exchange ran.
+pub(super) fn busy(profile: &Profile, gpu: usize) -> Vec<Interval> {
+    times(profile, gpu, false)
+}
+
+fn times(profile: &Profile, gpu: usize, exchanges: bool) -> Vec<Interval> {
+    let is_wanted = |span: &&Span| (span_kind(profile, span) == Kind::Exchange) == exchanges;
+    let some = profile.spans.iter().filter(|span| span.gpu == gpu).filter(is_wanted);
+    union(some.map(|span| (span.start, span.end)))
+}
+
 /// Of one GPU.
 pub(super) fn totals(profile: &Profile, gpu: usize, steps: usize) -> Totals {
-    let kind = |span: &Span| match span.operation {
-        Some(index) => profile.operations[index].operation.kind,
-        None => kind_of(&span.name),
-    };
-    let spans: Vec<(Kind, &Span)> =
-        profile.spans.iter().filter(|span| span.gpu == gpu).map(|span| (kind(span), span)).collect();
-    let times = |exchanges: bool| {
-        let some = spans.iter().filter(|(kind, _)| (*kind == Kind::Exchange) == exchanges);
-        union(some.map(|(_, span)| (span.start, span.end)))
-    };
-    let (busy, exchanges) = (times(false), times(true));
+    let on_this = profile.spans.iter().filter(|span| span.gpu == gpu);
+    let spans: Vec<(Kind, &Span)> = on_this.map(|span| (span_kind(profile, span), span)).collect();
+    let (busy, exchanges) = (times(profile, gpu, false), times(profile, gpu, true));
     let hidden: u64 = exchanges.iter().map(|exchange| shared(*exchange, &busy)).sum();
     let exposed = total(&exchanges) - hidden;
     let sum = |wanted: Kind| -> u64 {

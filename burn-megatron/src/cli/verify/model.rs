@@ -61,6 +61,7 @@ pub fn gpt(sizes: &Sizes, dropout: f64) -> GptConfig {
         num_hidden_layers: sizes.layers,
         num_attention_heads: sizes.heads,
         hidden_dropout: dropout,
+        attention_dropout: dropout,
         ..GptConfig::tiny()
     }
 }

@@ -2,8 +2,8 @@
 
 use backend_dist::comm::Group;
 use backend_dist::ops::{
-    AttentionOptions, DropKey, GeluKind, LinearOptions, PackedHeads, Prologue, add_bias, attention, attention_packed,
-    dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu,
+    AttentionDropout, AttentionOptions, DropKey, GeluKind, LinearOptions, PackedHeads, Prologue, add_bias, attention,
+    attention_packed, dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu,
     vocab_parallel_cross_entropy,
 };
 use burn::tensor::{Int, Tensor};
@@ -217,10 +217,17 @@ fn attentions(scale: &Scale) -> Vec<Case> {
     let Scale { seq, batch, heads, head_dim, .. } = *scale;
     let tokens = scale.tokens();
     let causal = AttentionOptions::causal(head_dim);
+    let window = Some(seq / 3 + 1);
+    // As on a rank that has some samples and heads of more.
+    let dropout =
+        Some(AttentionDropout { p: 0.1, seed: 7, first_sample: 3, first_head: heads.heads, heads: 2 * heads.heads });
     let forms = [
         ("attention_packed", causal),
         ("attention_packed, not causal", AttentionOptions { causal: false, ..causal }),
-        ("attention_packed, window", AttentionOptions { window: Some(seq / 3 + 1), ..causal }),
+        ("attention_packed, window", AttentionOptions { window, ..causal }),
+        ("attention_packed, window on both sides", AttentionOptions { window, causal: false, ..causal }),
+        ("attention_packed, dropout", AttentionOptions { dropout, ..causal }),
+        ("attention_packed, dropout and window", AttentionOptions { dropout, window, ..causal }),
     ];
     let shape = format!("[{seq}, {batch}, {} + 2 · {}, {head_dim}]", heads.heads, heads.kv_heads);
     let inputs = [("qkv", tokens * heads.total() * head_dim)];
@@ -240,7 +247,30 @@ fn attentions(scale: &Scale) -> Vec<Case> {
         let [k, v] = [1, 2].map(|i: usize| x[i].clone().reshape([keys, batch, heads.kv_heads, head_dim]));
         flat(attention(q, k, v, causal))
     }));
+    found.extend(SIZES.map(|(name, sizes)| of_sizes(scale, name, sizes)));
     found
+}
+
+/// Heads of other models: lengths of queries and keys, and of values.
+const SIZES: [(&str, [usize; 2]); 5] = [
+    ("attention, heads of 80", [80, 80]),
+    ("attention, heads of 96", [96, 96]),
+    ("attention, heads of 192, values of 128", [192, 128]),
+    ("attention, heads of 256", [256, 256]),
+    ("attention, heads of 12, values of 6", [12, 6]),
+];
+
+fn of_sizes(scale: &Scale, name: &'static str, [head_dim, value_dim]: [usize; 2]) -> Case {
+    let Scale { seq, batch, heads: PackedHeads { heads, kv_heads }, .. } = *scale;
+    let tokens = scale.tokens();
+    let inputs =
+        [("q", tokens * heads * head_dim), ("k", tokens * kv_heads * head_dim), ("v", tokens * kv_heads * value_dim)];
+    let shape = format!("[{seq}, {batch}, {heads} / {kv_heads}, {head_dim} / {value_dim}]");
+    case(name, shape, 3, &inputs, move |_, x| {
+        let tensor = |i: usize, heads, length| -> Tensor<4> { x[i].clone().reshape([seq, batch, heads, length]) };
+        let [q, k, v] = [tensor(0, heads, head_dim), tensor(1, kv_heads, head_dim), tensor(2, kv_heads, value_dim)];
+        flat(attention(q, k, v, AttentionOptions::causal(head_dim)))
+    })
 }
 
 /// What knows the vocabulary: columns from 7 on, the last two padding.

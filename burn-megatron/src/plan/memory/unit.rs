@@ -38,7 +38,7 @@ impl UnitMemory {
             false => (lives.kept(), recorded),
         };
         let again = if unit.recomputed { recorded } else { 0 };
-        let backward = |split| lives.backward(unit, element, split).max(again);
+        let backward = |split| lives.backward(unit, element, split, job.gpu && job.overlap).max(again);
         Self { kept, deferred, forward, backward: backward(false), backward_input: backward(true), gradients }
     }
 }
@@ -50,6 +50,14 @@ fn put_off(op: &Op) -> u64 {
         None if op.linear => op.output.bytes + op.keeps.iter().map(|input| input.bytes).sum::<u64>(),
         None => 0,
     }
+}
+
+/// A linear layer gathers its input again beside the product that gives the input's gradient, whose sum over the ranks
+/// runs beside the product that gives the weight's (backend-dist/src/ops/cuda/product.rs).
+fn in_flight(unit: &Unit, at: usize) -> u64 {
+    let gathers = |op: &&Op| op.exchange.is_some_and(|exchange| exchange.again && !exchange.context);
+    let gather = at.checked_sub(1).map(|before| &unit.ops[before]).filter(gathers);
+    gather.map_or(0, |gather| gather.output.bytes + gather.input.bytes)
 }
 
 /// Which operations keep a tensor.
@@ -96,8 +104,8 @@ impl Lives {
     }
 
     /// The most in a backward pass: what earlier operations keep, the gradient that comes in and the one that goes out,
-    /// the residual stream's, and the gradients of weights so far.
-    fn backward(&self, unit: &Unit, element: u64, split: bool) -> u64 {
+    /// the residual stream's, and the gradients of weights so far; with `overlap` also what is in flight meanwhile.
+    fn backward(&self, unit: &Unit, element: u64, split: bool, overlap: bool) -> u64 {
         let residual = unit.ops[0].input;
         let residual = if residual.stream && !unit.head { residual.bytes } else { 0 };
         let (mut peak, mut behind) = (0, 0);
@@ -106,7 +114,8 @@ impl Lives {
             let own = if op.output.id == op.input.id { op.input.bytes } else { op.input.bytes + op.output.bytes };
             let later = split && op.linear;
             behind += if later { 0 } else { op.weight * element };
-            peak = peak.max(self.sum(alive) + own + residual + behind);
+            let in_flight = if overlap && !later { in_flight(unit, at) } else { 0 };
+            peak = peak.max(self.sum(alive) + own + in_flight + residual + behind);
             behind += if later { put_off(op) } else { 0 };
         }
         peak

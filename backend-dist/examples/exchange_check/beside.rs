@@ -1,0 +1,177 @@
+//! Linear layers whose exchanges run beside their products: the numbers of layers that do one after the other.
+
+use crate::{on_gpus, verdict};
+use backend_dist::comm::Group;
+use backend_dist::launch::Rank;
+use backend_dist::mesh::Axis;
+use backend_dist::ops::{Entry, Exit, LinearOptions, Prologue, linear_with, pull_back, weight_grads};
+use burn::tensor::{DType, Distribution, Tensor};
+use std::time::Instant;
+
+/// Sequence, batch, features in and out of the rank's product: for pieces, a sequence that cannot be cut further, tiny.
+const SIZES: [[usize; 4]; 4] = [[8192, 1, 4096, 768], [4096, 2, 2048, 3584], [2040, 1, 4096, 4096], [16, 2, 64, 32]];
+
+/// A layer of Llama-3-8B over the ranks: QKV, output projection, first and second layer of the MLP.
+const LLAMA: [(&str, Kind, [usize; 2]); 4] = [
+    ("QKV", Kind::Gathered, [4096, 6144]),
+    ("output projection", Kind::Scattered, [4096, 4096]),
+    ("MLP, first", Kind::Gathered, [4096, 28672]),
+    ("MLP, second", Kind::Scattered, [14336, 4096]),
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Gathered,
+    GatheredWithBias,
+    Copied,
+    Scattered,
+    Reduced,
+}
+
+const KINDS: [Kind; 5] = [Kind::Gathered, Kind::GatheredWithBias, Kind::Copied, Kind::Scattered, Kind::Reduced];
+
+impl Kind {
+    fn options(self, group: &Group, overlap: bool) -> LinearOptions {
+        let group = group.clone();
+        let (entry, exit) = match self {
+            Self::Gathered | Self::GatheredWithBias => (Entry::Gathered(group), Exit::Own),
+            Self::Copied => (Entry::Copied(group), Exit::Own),
+            Self::Scattered => (Entry::Own, Exit::Scattered(group)),
+            Self::Reduced => (Entry::Own, Exit::Reduced(group)),
+        };
+        LinearOptions { entry, exit, overlap, recompute: false }
+    }
+
+    /// How often the sequence is cut in the input and in the output.
+    fn parts(self, size: usize) -> [usize; 2] {
+        match self {
+            Self::Gathered | Self::GatheredWithBias => [size, 1],
+            Self::Scattered => [1, size],
+            Self::Copied | Self::Reduced => [1, 1],
+        }
+    }
+}
+
+/// Number of wrong layers.
+pub fn check(gpus: usize) -> usize {
+    let found = match on_gpus(gpus, |rank| Ok(layers(rank))) {
+        Ok(found) => found,
+        Err(error) => return verdict("layers whose exchanges run beside", Err(error.to_string())),
+    };
+    let outcome = |i: usize| {
+        let wrong = found.iter().enumerate().find_map(|(rank, found)| Some((rank, found[i].1.clone()?)));
+        verdict(&found[0][i].0, wrong.map_or(Ok(()), |(rank, why)| Err(format!("rank {rank}: {why}"))))
+    };
+    (0..found[0].len()).map(outcome).sum()
+}
+
+/// Every layer's name and what is wrong with it.
+fn layers(rank: &Rank) -> Vec<(String, Option<String>)> {
+    let mut found = Vec::new();
+    for dtype in [DType::BF16, DType::F32] {
+        for sizes in SIZES {
+            for kind in KINDS {
+                found.push((format!("{kind:?} {sizes:?} {dtype:?}, beside"), compare(rank, kind, sizes, dtype)));
+            }
+        }
+    }
+    found
+}
+
+/// A layer of one rank: input, weight, bias, and the gradient of the output.
+struct Layer {
+    kind: Kind,
+    x: Tensor<3>,
+    w: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    upstream: Tensor<3>,
+}
+
+impl Layer {
+    fn new(rank: &Rank, kind: Kind, [seq, batch, inputs, outputs]: [usize; 4], dtype: DType) -> Self {
+        let device = rank.device.clone().autodiff();
+        let [entered, left] = kind.parts(rank.group(Axis::Tp).size());
+        let random = Distribution::Normal(0.0, 1.0);
+        let x = Tensor::<3>::random([seq / entered, batch, inputs], random, (&device, dtype));
+        let w = Tensor::<2>::random([outputs, inputs], random, (&device, dtype)) * 0.02;
+        let bias = matches!(kind, Kind::GatheredWithBias);
+        let bias = bias.then(|| Tensor::<1>::random([outputs], random, (&device, dtype)).detach().require_grad());
+        let upstream = Tensor::<3>::random([seq / left, batch, outputs], random, (&rank.device, dtype));
+        Self { kind, x: x.detach().require_grad(), w: w.detach().require_grad(), bias, upstream }
+    }
+
+    /// Output, gradients of input, weight and bias. With `late` the weight's comes after the others.
+    fn run(&self, group: &Group, overlap: bool, late: bool) -> Vec<Tensor<1>> {
+        let options = self.kind.options(group, overlap);
+        let y = linear_with(self.x.clone(), Prologue::None, self.w.clone(), self.bias.clone(), options);
+        let mut found = vec![y.clone().inner().flatten(0, 2)];
+        let back = || pull_back(y, self.upstream.clone());
+        let (grads, of_weight) = if late {
+            let (grads, jobs) = weight_grads::deferred(back);
+            let late = jobs.run();
+            let of_weight = self.w.grad(&late);
+            (grads, of_weight)
+        } else {
+            let grads = back();
+            let of_weight = self.w.grad(&grads);
+            (grads, of_weight)
+        };
+        found.push(self.x.grad(&grads).expect("the input has a gradient").flatten(0, 2));
+        found.push(of_weight.expect("the weight has a gradient").flatten(0, 1));
+        found.extend(self.bias.as_ref().map(|bias| bias.grad(&grads).expect("the bias has a gradient")));
+        found
+    }
+}
+
+fn compare(rank: &Rank, kind: Kind, sizes: [usize; 4], dtype: DType) -> Option<String> {
+    let (group, layer) = (rank.group(Axis::Tp), Layer::new(rank, kind, sizes, dtype));
+    let expected = layer.run(&group, false, false);
+    // Again and again without a wait of the host: buffers come back and are used again while exchanges run.
+    let mut found: Vec<_> = (0..3).map(|_| layer.run(&group, true, false)).collect();
+    found.push(layer.run(&group, true, true));
+    for (round, found) in found.into_iter().enumerate() {
+        for ((what, found), expected) in ["output", "input", "weight", "bias"].iter().zip(found).zip(&expected) {
+            let scale = expected.clone().cast(DType::F32).abs().max().into_scalar::<f32>();
+            let difference = (found.cast(DType::F32) - expected.clone().cast(DType::F32)).abs().max();
+            let difference = difference.into_scalar::<f32>() / scale;
+            // A product may round otherwise when it has other rows; a sum of ranks adds roundings of each.
+            let bound = if dtype == DType::BF16 { 0.02 } else { 1e-4 };
+            if difference.is_nan() || difference > bound {
+                return Some(format!("round {round}, {what}: off by {difference:.1e} of the largest, {scale:.3}"));
+            }
+        }
+    }
+    None
+}
+
+/// Prints what the layers of Llama-3-8B cost on these GPUs, one after the other and beside each other.
+pub fn report(gpus: usize) {
+    let times = on_gpus(gpus, |rank| {
+        let size = rank.group(Axis::Tp).size();
+        Ok(LLAMA.map(|(_, kind, [inputs, outputs])| {
+            let sizes = match kind {
+                Kind::Scattered => [8192, 1, inputs / size, outputs],
+                _ => [8192, 1, inputs, outputs / size],
+            };
+            [false, true].map(|overlap| seconds(rank, kind, sizes, overlap))
+        }))
+    });
+    let times = times.expect("no rank fails");
+    for (i, (name, ..)) in LLAMA.into_iter().enumerate() {
+        let [after, beside] = [0, 1].map(|way| times.iter().map(|times| times[i][way]).fold(0.0, f64::max) * 1e3);
+        println!("{name}: forward and backward {after:.3} ms, with exchanges beside products {beside:.3} ms");
+    }
+}
+
+fn seconds(rank: &Rank, kind: Kind, sizes: [usize; 4], overlap: bool) -> f64 {
+    let (group, layer) = (rank.group(Axis::Tp), Layer::new(rank, kind, sizes, DType::BF16));
+    let rounds = 20;
+    let all = || (0..rounds).for_each(|_| drop(layer.run(&group, overlap, false)));
+    all();
+    rank.device.sync().expect("the GPU works");
+    group.barrier();
+    let start = Instant::now();
+    all();
+    rank.device.sync().expect("the GPU works");
+    start.elapsed().as_secs_f64() / f64::from(rounds)
+}

@@ -1,0 +1,144 @@
+//! Checks the portable attention kernels and those of `mma.sync` on an NVIDIA GPU against f64, and times them.
+
+#[path = "../../tests/attention/checks.rs"]
+mod checks;
+#[path = "../../tests/attention/reference.rs"]
+mod reference;
+
+use checks::{Kernels, check, empty};
+use cubecl::prelude::*;
+use kernels_cubecl::attention::portable::{self, Element, mma};
+use kernels_cubecl::attention::{AttentionShape, Dropout, Extras, Gradients, Half, Saved};
+use reference::Problem;
+use std::process::ExitCode;
+use std::time::Instant;
+
+fn problems() -> Vec<Problem> {
+    let base = AttentionShape {
+        batch: 2,
+        heads: 4,
+        kv_heads: 2,
+        queries: 150,
+        keys: 150,
+        head_dim: 64,
+        value_dim: 64,
+        causal: true,
+        window: None,
+    };
+    let plain = |shape| Problem { shape, scale: 0.3, dropout: None, starts: None, first_query: None };
+    let mut all: Vec<Problem> = [(64, 64), (16, 16), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (48, 16)]
+        .map(|(head_dim, value_dim)| plain(AttentionShape { head_dim, value_dim, ..base }))
+        .into();
+    for (causal, window) in [(false, None), (true, Some(40)), (false, Some(17)), (true, Some(1))] {
+        all.push(plain(AttentionShape { causal, window, ..base }));
+    }
+    for (queries, keys) in [(70, 200), (1, 33), (200, 70)] {
+        all.push(plain(AttentionShape { queries, keys, ..base }));
+    }
+    let window = AttentionShape { causal: false, window: Some(30), ..base };
+    all.extend([-200, -60, 20, 140].map(|first| Problem { first_query: Some(first), ..plain(window) }));
+    let dropout = Some(Dropout { p: 0.3, seed: 99, first: [3, 2, 0, 0], heads: 9, queries: 150 });
+    all.extend([base, window].map(|shape| Problem { dropout, ..plain(shape) }));
+    let starts = [vec![0, 50, 50, 51, 130], vec![0, 60, 61, 71, 150]];
+    for (causal, window) in [(true, None), (false, None), (true, Some(20))] {
+        let shape = AttentionShape { batch: 1, queries: 130, causal, window, ..base };
+        all.push(Problem { starts: Some(starts.clone()), ..plain(shape) });
+    }
+    all
+}
+
+/// Seconds a call takes, the median of five batches of three.
+fn time(client: &Client, call: impl Fn()) -> f64 {
+    let sync = || cubecl::future::block_on(client.sync()).expect("the kernels ran");
+    call();
+    sync();
+    let batch = |_| {
+        let start = Instant::now();
+        (0..3).for_each(|_| call());
+        sync();
+        start.elapsed().as_secs_f64() / 3.0
+    };
+    let mut seconds = [0; 5].map(batch);
+    seconds.sort_by(f64::total_cmp);
+    seconds[2]
+}
+
+fn bench(client: &Client, kernels: Kernels, head_dim: usize) {
+    let shape = AttentionShape {
+        batch: 1,
+        heads: 32,
+        kv_heads: 8,
+        queries: 4096,
+        keys: 4096,
+        head_dim,
+        value_dim: head_dim,
+        causal: true,
+        window: None,
+    };
+    let element = kernels.element();
+    let zeros = |shape: [usize; 4]| {
+        let mut tensor = empty(client, shape, element);
+        tensor.handle = client.create_from_slice(&vec![0; shape.iter().product::<usize>() * element.size()]);
+        tensor
+    };
+    let [q, out, slope, dq] = [0; 4].map(|_| zeros(shape.query_shape()));
+    let [k, v, dk, dv] = [0; 4].map(|_| zeros(shape.key_shape()));
+    let lse = client.empty(4 * shape.statistics_len());
+    let half = if let Kernels::Mma(half) = kernels { half } else { Half::default() };
+    let extras = Extras { element: half, ..Default::default() };
+    let forward = time(client, || {
+        let qkv = (&q, &k, &v);
+        let done = match kernels {
+            Kernels::Plain(element) => portable::forward(client, element, &shape, 0.1, &extras, qkv, &out, &lse),
+            Kernels::Mma(_) => mma::forward(client, &shape, 0.1, &extras, qkv, &out, &lse),
+        };
+        done.expect("a legal call");
+    });
+    let backward = time(client, || {
+        let saved = Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+        let into = Gradients { q: &dq, k: &dk, v: &dv };
+        let done = match kernels {
+            Kernels::Plain(element) => portable::backward(client, element, &shape, 0.1, &extras, saved, &slope, into),
+            Kernels::Mma(_) => mma::backward(client, &shape, 0.1, &extras, saved, &slope, into),
+        };
+        done.expect("a legal call");
+    });
+    let speed = |flops: f64, seconds: f64| format!("{:8.3} ms {:6.1} TFLOP/s", seconds * 1e3, flops / seconds / 1e12);
+    let (flops, name) = (shape.forward_flops(), format!("{kernels:?}"));
+    println!("{name:<14} 4096, 32/8 heads of {head_dim:>3}, causal: forward {}", speed(flops, forward));
+    println!("{:<48} backward {}", "", speed(2.5 * flops, backward));
+}
+
+fn main() -> ExitCode {
+    let client = cubecl::Device::Cuda(Default::default()).client();
+    let (mut all, mut bad) = (0, 0);
+    let kinds = [
+        Kernels::Mma(Half::Bf16),
+        Kernels::Mma(Half::F16),
+        Kernels::Plain(Element::F32),
+        Kernels::Plain(Element::Bf16),
+        Kernels::Plain(Element::F64),
+    ];
+    for kernels in kinds {
+        let mut worst: f64 = 0.0;
+        for problem in problems() {
+            let found = check(&client, kernels, &problem);
+            all += found.len();
+            worst = found.iter().fold(worst, |worst, one| worst.max(one.error / one.bound));
+            for one in found.iter().filter(|one| !one.ok()) {
+                bad += 1;
+                let Problem { shape, dropout, starts, first_query, .. } = &problem;
+                let extras = (dropout.is_some(), starts.is_some(), first_query);
+                println!("{kernels:?}: {one:?} of {shape:?}, dropout, packed, first query {extras:?}");
+            }
+        }
+        println!("{kernels:?}: worst error is {worst:.2} of its bound");
+    }
+    println!("{} of {all} results are within their bounds", all - bad);
+    for head_dim in [64, 128] {
+        for kernels in [Kernels::Mma(Half::Bf16), Kernels::Plain(Element::Bf16), Kernels::Plain(Element::F32)] {
+            bench(&client, kernels, head_dim);
+        }
+    }
+    if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,95 @@
+//! Why an attention call can be refused.
+
+/// Why a call was refused. Nothing has been launched then.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum AttentionError {
+    /// The device has no warpgroup MMA or no tensor maps, or CubeCL was built without its LLVM compiler.
+    #[error(
+        "this device (or this build of CubeCL) has no warpgroup MMA on 16-bit numbers; these kernels need a Hopper GPU"
+    )]
+    Device,
+    /// Head dimensions without a kernel.
+    #[error(
+        "head dimension {head_dim} with values of {value_dim}: the kernels exist for 64, 96, 128, 256, and 192 with 128"
+    )]
+    HeadDim {
+        /// Length of a query and key.
+        head_dim: usize,
+        /// Length of a value.
+        value_dim: usize,
+    },
+    /// Query heads that do not divide among the key heads.
+    #[error("{heads} query heads do not divide among {kv_heads} key heads")]
+    Heads {
+        /// Query heads.
+        heads: usize,
+        /// Key heads.
+        kv_heads: usize,
+    },
+    /// A dimension of length zero.
+    #[error("{0} is zero")]
+    Empty(&'static str),
+    /// A dimension longer than a grid of cubes.
+    #[error("{name} is {size}, the kernels take at most {most}")]
+    TooLong {
+        /// Which dimension.
+        name: &'static str,
+        /// Its size.
+        size: usize,
+        /// The greatest size.
+        most: usize,
+    },
+    /// A first query too far from the first key.
+    #[error("first_query is {0}: the kernels place it at most 8388480 keys before or after key 0")]
+    TooFar(i64),
+    /// Packed sequences in more than one batch.
+    #[error("packed sequences in a batch of {batch}: they lie one after the other in a batch of 1")]
+    PackedBatch {
+        /// The batch of the call.
+        batch: usize,
+    },
+    /// A longest sequence that is empty or longer than all of them together.
+    #[error("the longest of the packed sequences has {longest} {name}, all of them together {total}")]
+    PackedLength {
+        /// `queries` or `keys`.
+        name: &'static str,
+        /// The length given.
+        longest: usize,
+        /// The length of all.
+        total: usize,
+    },
+    /// Packed sequences with a position for the first query: each sequence places its own.
+    #[error("first_query is {0}, but packed sequences place their queries themselves; leave it out")]
+    PackedPlace(i64),
+    /// A dropout probability outside `[0, 1)`.
+    #[error("the dropout probability is {0}; it must be in [0, 1)")]
+    Probability(f32),
+    /// A tensor of another shape than the problem says.
+    #[error("{name} has shape {found:?}, the problem asks for {expected:?} [seq, batch, heads, head_dim]")]
+    Shape {
+        /// Which tensor.
+        name: &'static str,
+        /// Its shape.
+        found: [usize; 4],
+        /// The right one.
+        expected: [usize; 4],
+    },
+    /// Strides the copy engine cannot follow.
+    #[error("{name} has strides {strides:?}: each must be a multiple of 8 elements (16 bytes)")]
+    Strides {
+        /// Which tensor.
+        name: &'static str,
+        /// Its strides.
+        strides: [usize; 3],
+    },
+    /// A buffer too small for what it should hold.
+    #[error("the buffer of {name} has {found} bytes, {expected} are needed")]
+    Buffer {
+        /// Which tensor.
+        name: &'static str,
+        /// Its bytes.
+        found: u64,
+        /// The bytes needed.
+        expected: u64,
+    },
+}

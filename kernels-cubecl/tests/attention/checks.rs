@@ -1,0 +1,178 @@
+//! A call of a kernel against f64: the same on a GPU and on CubeCL's cpu runtime.
+
+use super::reference::Problem;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use half::{bf16, f16};
+use kernels_cubecl::attention::portable::{self, Element, mma};
+use kernels_cubecl::attention::{Extras, Gradients, Half, Packed, Saved, Tensor4};
+
+/// Which kernels.
+#[derive(Clone, Copy, Debug)]
+pub enum Kernels {
+    /// Plain units.
+    Plain(Element),
+    /// Matrix units.
+    Mma(Half),
+}
+
+impl Kernels {
+    pub fn element(self) -> Element {
+        match self {
+            Self::Plain(element) => element,
+            Self::Mma(Half::Bf16) => Element::Bf16,
+            Self::Mma(Half::F16) => Element::F16,
+        }
+    }
+
+    /// Elements between the heads of a tensor that has gaps.
+    fn gap(self) -> usize {
+        match self {
+            Self::Plain(_) => 1,
+            Self::Mma(_) => 8,
+        }
+    }
+
+    fn half(self) -> Half {
+        match self {
+            Self::Plain(_) => Half::default(),
+            Self::Mma(half) => half,
+        }
+    }
+}
+
+/// One result: what is off by how much of its largest number, and what rounding explains.
+#[derive(Debug)]
+pub struct Found {
+    pub name: &'static str,
+    pub error: f64,
+    pub bound: f64,
+}
+
+impl Found {
+    pub fn ok(&self) -> bool {
+        self.error <= self.bound
+    }
+}
+
+/// Numbers in `-1..1` that look random.
+pub fn numbers(len: usize, seed: usize) -> Vec<f64> {
+    (0..len).map(|i| (((i + 1) as f64 * 12.9898 + seed as f64 * 78.233).sin() * 43_758.545_3).fract()).collect()
+}
+
+fn bytes(values: &[f64], element: Element) -> Vec<u8> {
+    let one = |x: &f64| match element {
+        Element::F64 => x.to_le_bytes().to_vec(),
+        Element::F32 => (*x as f32).to_le_bytes().to_vec(),
+        Element::Bf16 => bf16::from_f64(*x).to_le_bytes().to_vec(),
+        Element::F16 => f16::from_f64(*x).to_le_bytes().to_vec(),
+    };
+    values.iter().flat_map(one).collect()
+}
+
+fn numbers_of(bytes: &[u8], element: Element) -> Vec<f64> {
+    match element {
+        Element::F64 => bytes.chunks(8).map(|x| f64::from_le_bytes(x.try_into().unwrap())).collect(),
+        Element::F32 => bytes.chunks(4).map(|x| f64::from(f32::from_le_bytes(x.try_into().unwrap()))).collect(),
+        Element::Bf16 => bytes.chunks(2).map(|x| bf16::from_le_bytes(x.try_into().unwrap()).to_f64()).collect(),
+        Element::F16 => bytes.chunks(2).map(|x| f16::from_le_bytes(x.try_into().unwrap()).to_f64()).collect(),
+    }
+}
+
+/// Relative error that rounding explains.
+fn allowed(element: Element) -> f64 {
+    match element {
+        Element::F64 => 1e-13,
+        Element::F32 => 1e-5,
+        Element::F16 => 3e-3,
+        Element::Bf16 => 2e-2,
+    }
+}
+
+/// The largest difference, relative to the largest expected number; infinite where one of them is no number.
+fn distance(found: &[f64], expected: &[f64]) -> f64 {
+    let largest = expected.iter().fold(1e-3f64, |max, x| max.max(x.abs()));
+    let one = |(a, b): (&f64, &f64)| if (a - b).is_finite() { (a - b).abs() / largest } else { f64::INFINITY };
+    assert_eq!(found.len(), expected.len());
+    found.iter().zip(expected).map(one).fold(0.0, f64::max)
+}
+
+/// A tensor whose heads have gaps filled with NaN, and its numbers rounded to the type.
+fn spread(client: &Client, shape: [usize; 4], kernels: Kernels, seed: usize) -> (Tensor4, Vec<f64>) {
+    let ([s, b, h, d], element, gap) = (shape, kernels.element(), kernels.gap());
+    let values = numbers_of(&bytes(&numbers(s * b * h * d, seed), element), element);
+    let mut padded = Vec::new();
+    for head in values.chunks(d) {
+        padded.extend_from_slice(head);
+        padded.extend(std::iter::repeat_n(f64::NAN, gap));
+    }
+    let handle = client.create_from_slice(&bytes(&padded, element));
+    let by_head = d + gap;
+    (Tensor4 { handle, shape, strides: [b * h * by_head, h * by_head, by_head] }, values)
+}
+
+pub fn empty(client: &Client, shape: [usize; 4], element: Element) -> Tensor4 {
+    let handle = client.create_from_slice(&vec![0xff; shape.iter().product::<usize>() * element.size()]);
+    Tensor4::contiguous(handle, shape)
+}
+
+fn read(client: &Client, handle: &Handle, element: Element) -> Vec<f64> {
+    numbers_of(&client.read_one_unchecked(handle.clone()), element)
+}
+
+/// Output, log-sum-exp and gradients of a call.
+pub fn check(client: &Client, kernels: Kernels, problem: &Problem) -> Vec<Found> {
+    let (shape, element) = (&problem.shape, kernels.element());
+    let (q, q_values) = spread(client, shape.query_shape(), kernels, 1);
+    let (k, k_values) = spread(client, shape.key_shape(), kernels, 2);
+    let (v, v_values) = spread(client, shape.value_shape(), kernels, 3);
+    let (slope, slopes) = spread(client, shape.out_shape(), kernels, 4);
+    let expected = problem.solve(&q_values, &k_values, &v_values, &slopes);
+    let upload = |starts: &Vec<i32>| client.create_from_slice(i32::as_bytes(starts));
+    let starts = problem.starts.as_ref().map(|starts| starts.each_ref().map(upload));
+    let packed = starts.as_ref().map(|[query_starts, key_starts]| Packed {
+        query_starts,
+        key_starts,
+        sequences: query_starts.size_in_used() as usize / 4 - 1,
+        longest_query: shape.queries,
+        longest_key: shape.keys,
+    });
+    let (dropout, first_query) = (problem.dropout, problem.first_query);
+    let extras = Extras { element: kernels.half(), packed, dropout, first_query };
+    let statistic = if element == Element::F64 { Element::F64 } else { Element::F32 };
+    let out = empty(client, shape.out_shape(), element);
+    let lse = client.create_from_slice(&vec![0xff; shape.statistics_len() * statistic.size()]);
+    let (scale, qkv) = (problem.scale, (&q, &k, &v));
+    let done = match kernels {
+        Kernels::Plain(_) => portable::forward(client, element, shape, scale, &extras, qkv, &out, &lse),
+        Kernels::Mma(_) => mma::forward(client, shape, scale as f32, &extras, qkv, &out, &lse),
+    };
+    done.expect("a legal call");
+    let gradients = [shape.query_shape(), shape.key_shape(), shape.value_shape()].map(|s| empty(client, s, element));
+    let [dq, dk, dv] = &gradients;
+    let saved = Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+    let into = Gradients { q: dq, k: dk, v: dv };
+    let done = match kernels {
+        Kernels::Plain(_) => portable::backward(client, element, shape, scale, &extras, saved, &slope, into),
+        Kernels::Mma(_) => mma::backward(client, shape, scale as f32, &extras, saved, &slope, into),
+    };
+    done.expect("a legal call");
+
+    let rows = |all: &[f64]| -> Vec<f64> {
+        let finite = |x: &f64| if *x == f64::NEG_INFINITY { -1e3 } else { *x };
+        all.chunks(shape.padded_queries()).flat_map(|row| row[..shape.queries].iter().map(finite)).collect()
+    };
+    let bound = allowed(element);
+    let one = |name, handle: &Handle, expected: &[f64], bound| {
+        let error = distance(&read(client, handle, element), expected);
+        Found { name, error, bound }
+    };
+    let error = distance(&rows(&read(client, &lse, statistic)), &rows(&expected.lse));
+    // A product of rounded numbers is exact in fp32; only its sum is not.
+    let mut found = vec![Found { name: "lse", error, bound: allowed(statistic) }];
+    found.push(one("out", &out.handle, &expected.out, bound));
+    for (name, (gradient, expected)) in ["dq", "dk", "dv"].into_iter().zip(gradients.iter().zip(&expected.gradients)) {
+        found.push(one(name, &gradient.handle, expected, 2.0 * bound));
+    }
+    found
+}

@@ -1,0 +1,115 @@
+//! Attention in f64, one weight at a time.
+
+use kernels_cubecl::attention::{AttentionShape, Dropout};
+
+/// A problem, its sequences as `(queries, keys)` ranges.
+pub struct Problem {
+    pub shape: AttentionShape,
+    pub scale: f64,
+    pub dropout: Option<Dropout>,
+    /// Where the packed sequences begin, of the queries and of the keys.
+    pub starts: Option<[Vec<i32>; 2]>,
+    pub first_query: Option<i64>,
+}
+
+/// What a problem gives, each `[seq, batch, heads, length]`; the log-sum-exp `[batch, heads, padded queries]`.
+pub struct Answer {
+    pub out: Vec<f64>,
+    pub lse: Vec<f64>,
+    pub gradients: [Vec<f64>; 3],
+}
+
+fn splitmix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn mix(x: u32) -> u32 {
+    let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+    let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+    x ^ (x >> 16)
+}
+
+impl Problem {
+    /// Whether query `i` sees key `j`.
+    fn sees(&self, i: usize, j: usize) -> bool {
+        let AttentionShape { queries, keys, causal, window, .. } = self.shape;
+        let place = |starts: &[i32], row: usize| starts.iter().rposition(|start| *start as usize <= row).unwrap();
+        let (i, j, offset) = match &self.starts {
+            None => (i, j, self.first_query.unwrap_or(keys as i64 - queries as i64)),
+            Some([of_queries, of_keys]) => {
+                let sequence = place(&of_queries[..of_queries.len() - 1], i);
+                if sequence != place(&of_keys[..of_keys.len() - 1], j) {
+                    return false;
+                }
+                let length = |starts: &[i32]| i64::from(starts[sequence + 1] - starts[sequence]);
+                let start = |starts: &[i32]| starts[sequence] as usize;
+                (i - start(of_queries), j - start(of_keys), length(of_keys) - length(of_queries))
+            }
+        };
+        let ahead = j as i64 - (i as i64 + offset);
+        !(causal && ahead > 0) && window.is_none_or(|window| ahead.unsigned_abs() < window as u64)
+    }
+
+    /// What dropout multiplies a weight with.
+    fn keep(&self, [b, h, i, j]: [usize; 4]) -> f64 {
+        let Some(Dropout { p, seed, first, heads, queries }) = self.dropout else { return 1.0 };
+        let row = ((first[0] + b) * heads + first[1] + h) * queries + first[2] + i;
+        let key = splitmix(seed ^ splitmix(row as u64));
+        let column = ((first[3] + j) as u32).wrapping_mul(0x9e37_79b9).wrapping_add((key >> 32) as u32);
+        let dropped = f64::from(mix(mix(column) ^ key as u32)) < f64::from(p) * 4_294_967_296.0;
+        // The kernels take the factor in fp32.
+        if dropped { 0.0 } else { f64::from((1.0 / (1.0 - f64::from(p))) as f32) }
+    }
+
+    pub fn solve(&self, q: &[f64], k: &[f64], v: &[f64], slope: &[f64]) -> Answer {
+        let AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, .. } = self.shape;
+        let row = |seq: usize, b: usize, h: usize, all: usize, length: usize| {
+            let at = ((seq * batch + b) * all + h) * length;
+            at..at + length
+        };
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let mut answer = Answer {
+            out: vec![0.0; queries * batch * heads * value_dim],
+            lse: vec![f64::NEG_INFINITY; self.shape.statistics_len()],
+            gradients: [vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]],
+        };
+        for (b, h, i) in (0..batch * heads * queries).map(|n| (n / queries / heads, n / queries % heads, n % queries)) {
+            let kv = h / (heads / kv_heads);
+            let (at, to) = (row(i, b, h, heads, head_dim), row(i, b, h, heads, value_dim));
+            let seen: Vec<usize> = (0..keys).filter(|j| self.sees(i, *j)).collect();
+            if seen.is_empty() {
+                continue;
+            }
+            let key = |j: usize| row(j, b, kv, kv_heads, head_dim);
+            let value = |j: usize| row(j, b, kv, kv_heads, value_dim);
+            let scores: Vec<f64> = seen.iter().map(|j| dot(&q[at.clone()], &k[key(*j)]) * self.scale).collect();
+            let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|score| (score - top).exp()).sum();
+            answer.lse[(b * heads + h) * self.shape.padded_queries() + i] = top + total.ln();
+            let weights: Vec<f64> = scores.iter().map(|score| (score - top).exp() / total).collect();
+            let keeps: Vec<f64> = seen.iter().map(|j| self.keep([b, h, i, *j])).collect();
+            for ((j, weight), keep) in seen.iter().zip(&weights).zip(&keeps) {
+                for (out, v) in answer.out[to.clone()].iter_mut().zip(&v[value(*j)]) {
+                    *out += weight * keep * v;
+                }
+            }
+            let delta = dot(&slope[to.clone()], &answer.out[to.clone()]);
+            let [dq, dk, dv] = &mut answer.gradients;
+            for ((j, weight), keep) in seen.iter().zip(&weights).zip(&keeps) {
+                let pull = keep * dot(&slope[to.clone()], &v[value(*j)]);
+                let ds = weight * (pull - delta) * self.scale;
+                for (e, column) in at.clone().zip(key(*j)) {
+                    dq[e] += ds * k[column];
+                    dk[column] += ds * q[e];
+                }
+                for (dv, slope) in dv[value(*j)].iter_mut().zip(&slope[to.clone()]) {
+                    *dv += weight * keep * slope;
+                }
+            }
+        }
+        answer
+    }
+}
