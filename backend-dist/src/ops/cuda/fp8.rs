@@ -45,7 +45,6 @@ impl Fp8Kernels for Cube {
         let _noted = work::memory("FP8 amax", &x, |bytes| bytes);
         let x = half(x);
         let (found, len) = (empty(&x, [1], DType::F32), x.meta.shape().num_elements());
-        let _noted = work::memory("FP8 amax", &x, |bytes| bytes);
         launched("FP8 amax", by_half!(x, E => amax::amax::<E>(&x.client, &x.handle, &found.handle, len)));
         found
     }
@@ -63,8 +62,6 @@ impl Fp8Kernels for Cube {
         let (rows, columns, x) = (rows(&x), columns(&x), half(x));
         let bytes = |wanted: bool| wanted.then(|| empty(&x, [rows * columns], DType::U8));
         let (by_rows, by_columns) = (bytes(sides.by_rows), bytes(sides.by_columns));
-        let written = usize::from(sides.by_rows) + usize::from(sides.by_columns);
-        let _noted = work::memory("cast to FP8", &x, |bytes| bytes + written * bytes / 2);
         let conversion = cast::Conversion { format: format(number), codec: Codec::Instruction, rows, columns };
         let [lines, turned] = [&by_rows, &by_columns].map(|x| x.as_ref().map(|x| &x.handle));
         let scale = &scales.scale.handle;
@@ -81,7 +78,6 @@ impl Fp8Kernels for Cube {
         let Matrix { data, rows, inner, inverse, number } = x;
         let _noted = work::memory("FP8 transpose", &data, |bytes| 2 * bytes);
         let turned = empty(&data, [rows * inner], DType::U8);
-        let _noted = work::memory("FP8 transpose", &data, |bytes| 2 * bytes);
         launched("FP8 transpose", transpose::transpose(&data.client, &data.handle, &turned.handle, rows, inner));
         Matrix { data: turned, rows: inner, inner: rows, inverse, number }
     }
