@@ -5,10 +5,10 @@ use cubecl::server::Handle;
 
 /// Most cubes of a pass over rows: enough to fill any card of today, few enough that their shares are cheap to sum.
 pub(super) const PARTS: usize = 528;
-/// Shares of a column that a cube reads at a time.
-const LANES: u32 = 8;
+/// Units of a cube for each of its columns.
+const LANES: u32 = 32;
 
-/// Columns that a cube owns.
+/// Columns that a cube owns: on a GPU as many as the 32 bytes hold that memory is read in.
 fn columns_of(cube: CubeShape) -> u32 {
     (cube.units / LANES).max(1)
 }
@@ -23,6 +23,15 @@ fn sum_columns(parts: &[f32], total: &mut [f32], count: u32, columns: u32, #[com
     let mut sum = 0.0f32;
     if column < columns {
         let mut part = UNIT_POS / own;
+        // Four loads are on their way at a time.
+        while part + 3 * lanes < count {
+            let a = parts[(part * columns + column) as usize];
+            let b = parts[((part + lanes) * columns + column) as usize];
+            let c = parts[((part + 2 * lanes) * columns + column) as usize];
+            let d = parts[((part + 3 * lanes) * columns + column) as usize];
+            sum += (a + b) + (c + d);
+            part += 4 * lanes;
+        }
         while part < count {
             sum += parts[(part * columns + column) as usize];
             part += lanes;

@@ -75,7 +75,7 @@ fn cross_entropy() {
 fn embedding() {
     both!(tokens::embedding, TableShape { rows: 19, hidden: 24, first_row: 5, ids: 41 });
     both!(tokens::embedding, TableShape { rows: 9, hidden: 64, first_row: 0, ids: 3 });
-    // Ids that go over chunks of 32 tokens, and over several.
+    // Ids that go over chunks of 16 tokens, and over many.
     both!(tokens::embedding, TableShape { rows: 9, hidden: 8, first_row: 2, ids: 331 });
 }
 

@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 /// Tokens of a chunk.
-const CHUNK: u32 = 32;
+const CHUNK: u32 = 16;
 /// Rows that are read at a time.
 const AHEAD: u32 = 4;
 /// Tokens that a cube sorts in.
@@ -239,6 +239,26 @@ pub fn join_chunks<T: Float>(
             add_vector(&mut sums, shares[((CUBE_POS_X * 2 + 1) * width + column) as usize]);
             let mut chunk = CUBE_POS_X + 1;
             let mut next = behind + CHUNK;
+            // Four chunks that the id fills are read at a time.
+            let mut four = true;
+            while four {
+                four = false;
+                let last = next + 3 * CHUNK;
+                if last < tokens {
+                    four = sorted[last as usize] == id;
+                }
+                if four {
+                    let at = (chunk * 2 + 1) * width + column;
+                    let (a, b) = (shares[at as usize], shares[(at + 2 * width) as usize]);
+                    let (c, d) = (shares[(at + 4 * width) as usize], shares[(at + 6 * width) as usize]);
+                    add_vector(&mut sums, a);
+                    add_vector(&mut sums, b);
+                    add_vector(&mut sums, c);
+                    add_vector(&mut sums, d);
+                    chunk += 4;
+                    next += 4 * CHUNK;
+                }
+            }
             let mut goes_on = true;
             while goes_on {
                 goes_on = false;
