@@ -56,6 +56,7 @@ fn what_cannot_be_measured_is_refused() {
         ("llama4", "recipes: llama3-8b, llama3-1b, tiny"),
         ("tiny --profile", "--profile is of GPUs"),
         ("tiny --layouts=DP2,TP3+XP1", "--layouts \"TP3+XP1\""),
+        ("tiny --layouts DP2 --gpus 4", "has 2 ranks, not --gpus 4"),
         ("tiny --layouts DP2 --zero 1", "leave the layout flags out"),
         ("tiny --runs 0", "--runs 0 measures nothing"),
         ("tiny --gpus 3 --tensor-parallel 2", "3 ranks cannot be divided into replicas of 2"),

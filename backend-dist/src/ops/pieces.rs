@@ -5,8 +5,10 @@
 //! (<https://github.com/pytorch/pytorch/issues/143988>). One that leaves some is slower all the time. So what runs beside an
 //! exchange should take about as long as the exchange, and the rest follows with all multiprocessors.
 
-/// Bytes per second between the GPUs of a host, roughly: what NCCL reaches over NVLink 4.
-const LINK: f64 = 300e9;
+/// Bytes per second between the GPUs of a host, roughly: what NCCL reaches over NVLink 4 while nothing else runs.
+const ALONE: f64 = 280e9;
+/// The same beside products, of two H200s.
+const BESIDE: f64 = 160e9;
 /// Seconds that an exchange takes however small it is.
 const LATENCY: f64 = 10e-6;
 /// Operations per second of matrix products in 16 bits, roughly: what cuBLASLt reaches on Hopper.
@@ -44,7 +46,7 @@ impl Product {
     /// How many of the rows come first and leave multiprocessors to an exchange of `bytes` that runs beside them; the rest
     /// follows. All of them if the exchange takes longer, none if it is not worthwhile.
     pub(crate) fn beside(&self, bytes: usize) -> usize {
-        let exchange = exchange_seconds(bytes);
+        let exchange = exchange_seconds(bytes, BESIDE);
         let seconds = |first: usize| {
             let rest = self.rows - first;
             let beside = if first > 0 { self.seconds(first, 1, LEFT) } else { 0.0 };
@@ -59,9 +61,9 @@ impl Product {
     }
 }
 
-/// What an exchange of `bytes` takes.
-fn exchange_seconds(bytes: usize) -> f64 {
-    LATENCY + bytes as f64 / LINK
+/// What an exchange of `bytes` takes at this many bytes per second.
+fn exchange_seconds(bytes: usize, rate: f64) -> f64 {
+    LATENCY + bytes as f64 / rate
 }
 
 /// About `share` of all `rows`, in whole tiles where there are enough.
@@ -92,9 +94,10 @@ impl Cut {
         let rows = |of: usize| of * parts;
         Self::quickest(product.rows / parts, parts, |part, first| {
             if first == part {
-                return exchange_seconds(bytes) + product.seconds(rows(part), 1, 0) + PIECE;
+                return exchange_seconds(bytes, ALONE) + product.seconds(rows(part), 1, 0) + PIECE;
             }
-            let [one, two] = [first, part - first].map(|of| exchange_seconds(bytes * of / part));
+            let one = exchange_seconds(bytes * first / part, ALONE);
+            let two = exchange_seconds(bytes * (part - first) / part, BESIDE);
             let beside = product.seconds(rows(first), parts, LEFT);
             one + beside.max(two) + product.seconds(rows(part - first), parts, 0) + 2.0 * PIECE
         })
@@ -105,9 +108,10 @@ impl Cut {
         let rows = |of: usize| of * parts;
         Self::quickest(product.rows / parts, parts, |part, first| {
             if first == part {
-                return product.seconds(rows(part), 1, 0) + exchange_seconds(bytes) + PIECE;
+                return product.seconds(rows(part), 1, 0) + exchange_seconds(bytes, ALONE) + PIECE;
             }
-            let [one, two] = [first, part - first].map(|of| exchange_seconds(bytes * of / part));
+            let one = exchange_seconds(bytes * first / part, BESIDE);
+            let two = exchange_seconds(bytes * (part - first) / part, ALONE);
             let beside = product.seconds(rows(part - first), parts, LEFT);
             product.seconds(rows(first), parts, 0) + beside.max(one) + two + 2.0 * PIECE
         })

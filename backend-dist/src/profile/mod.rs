@@ -148,8 +148,13 @@ impl Operation {
     }
 
     /// Attention over `pairs` of a query and a key that sees it, `products` products of `head_dim` each.
-    pub(crate) fn attention(name: &'static str, [pairs, head_dim, products]: [usize; 3], bytes: usize) -> Self {
+    pub(crate) fn attention(
+        name: &'static str,
+        precision: Precision,
+        [pairs, head_dim, products]: [usize; 3],
+        bytes: usize,
+    ) -> Self {
         let flops = 2.0 * products as f64 * pairs as f64 * head_dim as f64;
-        Self { kind: Kind::Attention, precision: Precision::Half, flops, ..Self::memory(name, bytes) }
+        Self { kind: Kind::Attention, precision, flops, ..Self::memory(name, bytes) }
     }
 }

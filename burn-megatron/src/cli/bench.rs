@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "cpu")]
     device: Place,
     /// Ranks of a recipe; by default all GPUs, or two CPU ranks
-    #[arg(long, value_name = "N", conflicts_with = "layouts")]
+    #[arg(long, value_name = "N")]
     gpus: Option<usize>,
     /// Several layouts, one after the other, a line of the table for each: a list such as "DP2 ZeRO1,TP2 SP". Without ZeRO a
     /// recipe takes the first stage that fits, as it does without flags
@@ -101,6 +101,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     // All are looked at before the first is run.
     let resolve = |text: &String| -> Result<RunConfig> {
         let (layout, keys) = listed(text)?;
+        if let Some(gpus) = args.gpus.filter(|gpus| *gpus != layout.world_size()) {
+            bail!("--layouts \"{text}\" has {} ranks, not --gpus {gpus}: leave --gpus out", layout.world_size());
+        }
         let keys = [overrides.clone(), keys].concat();
         config(&args.what, &keys, Some(layout.world_size()), timing, &gpus)
             .with_context(|| format!("--layouts \"{text}\""))

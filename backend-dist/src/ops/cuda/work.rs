@@ -3,7 +3,7 @@
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::ops::options::{AttentionOptions, PackedHeads};
-use crate::profile::{Operation, operation};
+use crate::profile::{Operation, Precision, operation};
 
 type Noted = Option<crate::profile::Open>;
 
@@ -51,6 +51,7 @@ fn noted(
         let seen: usize =
             (0..queries).map(|i| options.visible(i, keys)).map(|(low, high)| high.saturating_sub(low)).sum();
         let bytes = tensors * queries * heads * head_dim * near.dtype.size();
-        Operation::attention(name, [seen * heads, head_dim, products], bytes)
+        let precision = if near.dtype.size() == 2 { Precision::Half } else { Precision::Single };
+        Operation::attention(name, precision, [seen * heads, head_dim, products], bytes)
     })
 }
