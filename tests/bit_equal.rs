@@ -26,6 +26,7 @@ fn zero() {
     // With several micro-batches ZeRO 2 and 3 sum over the replicas first, then over the micro-batches.
     same_bits::<Llama>(&llama(), "DP4", &["DP4 ZeRO1", "DP4 ZeRO2", "DP4 ZeRO3"]);
     same_bits::<Llama>(&llama(), "DP2 x4", &["DP2 ZeRO1 x4"]);
+    same_bits::<Llama>(&llama(), "DP2 ZeRO2 x4", &["DP2 ZeRO3 x4", "PP2 DP2 ZeRO3 x4 zb-h1", "PP2 VPP2 DP2 ZeRO3 x4"]);
     same_bits::<Gpt>(&gpt(), "TP2 SP DP2", &["TP2 SP DP2 ZeRO1", "TP2 SP DP2 ZeRO2", "TP2 SP DP2 ZeRO3"]);
 }
 

@@ -78,18 +78,75 @@ pub fn send<const D: usize>(x: Tensor<D>, to: usize, group: &Group) {
     group.send(host, to);
 }
 
-/// Receives the oldest tensor that member `from` has sent.
+/// Receives the oldest tensor that member `from` has sent; waits for it.
 pub fn recv<const D: usize>(shape: [usize; D], dtype: DType, device: &Device, from: usize, group: &Group) -> Tensor<D> {
+    start_recv(shape, dtype, device, from, group).wait()
+}
+
+/// Starts to receive the next tensor that member `from` sends. Between linked GPUs it comes beside what this rank computes;
+/// elsewhere nothing happens before [`Incoming::wait`].
+pub fn start_recv<const D: usize>(
+    shape: [usize; D],
+    dtype: DType,
+    device: &Device,
+    from: usize,
+    group: &Group,
+) -> Incoming<D> {
     #[cfg(feature = "cuda")]
     if let Some((pair, link)) = crate::nccl::pairs::link(group, from, group.rank())
         && let Some(anchor) = crate::nccl::pairs::anchor(device)
     {
-        let x = crate::nccl::pairs::receive(&anchor, shape.into(), dtype, &pair, &link);
-        let x = Tensor::from_primitive::<burn::backend::Cube>(x);
-        return if device.is_autodiff() { x.autodiff() } else { x };
+        let arriving = Box::new(crate::nccl::pairs::receive(&anchor, shape.into(), dtype, &pair, &link));
+        return Incoming(Way::Gpu { arriving, tracked: device.is_autodiff() });
     }
-    let host = group.receive(describe(dtype, &shape), from);
-    Tensor::from_data(host.into_data(), (device, dtype))
+    Incoming(Way::Host { shape, dtype, device: device.clone(), from, group: group.clone() })
+}
+
+/// A tensor that [`start_recv`] receives. Those of one sender must be waited for in the order in which they were started.
+#[must_use = "the sender's tensors are received in order, so one that is not waited for is taken for a later one"]
+pub struct Incoming<const D: usize>(Way<D>);
+
+enum Way<const D: usize> {
+    #[cfg(feature = "cuda")]
+    Gpu {
+        arriving: Box<crate::nccl::pairs::Arriving>,
+        tracked: bool,
+    },
+    Host {
+        shape: [usize; D],
+        dtype: DType,
+        device: Device,
+        from: usize,
+        group: Group,
+    },
+}
+
+impl<const D: usize> Incoming<D> {
+    /// The tensor. On linked GPUs the host goes on, and what this thread issues from now on waits for it; elsewhere the host
+    /// waits.
+    pub fn wait(self) -> Tensor<D> {
+        match self.0 {
+            #[cfg(feature = "cuda")]
+            Way::Gpu { arriving, tracked } => {
+                let x = Tensor::from_primitive::<burn::backend::Cube>(arriving.wait());
+                if tracked { x.autodiff() } else { x }
+            }
+            Way::Host { shape, dtype, device, from, group } => {
+                let host = group.receive(describe(dtype, &shape), from);
+                Tensor::from_data(host.into_data(), (&device, dtype))
+            }
+        }
+    }
+}
+
+impl<const D: usize> std::fmt::Debug for Incoming<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(match self.0 {
+            #[cfg(feature = "cuda")]
+            Way::Gpu { .. } => "Incoming(started)",
+            Way::Host { .. } => "Incoming",
+        })
+    }
 }
 
 fn exchange<const D: usize>(x: Tensor<D>, how: Exchange, group: &Group) -> Tensor<D> {

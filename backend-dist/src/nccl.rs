@@ -40,7 +40,7 @@ pub(crate) type Outcome = Result<nccl::NcclStatus, nccl::NcclError>;
 pub(crate) fn connect(group: &Group, gpu: Option<usize>) -> Option<Arc<Communicator>> {
     group.device_link(|group| {
         let index = own_gpus(group, gpu)?;
-        let link = Communicator::join(group, index);
+        let link = Communicator::join(group, index, None);
         Some(link.unwrap_or_else(|message| panic!("NCCL communicator of {group:?}: {message}")))
     })
 }

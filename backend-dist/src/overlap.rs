@@ -10,7 +10,6 @@ use crate::cuda;
 use crate::in_place::is_in_place_or_apart;
 use crate::nccl::{Communicator, Held, Outcome, connect, data_type, elements, exchanged, finished, gpu_of, reduction};
 use crate::profile::{self, Operation};
-use crate::timeline;
 use burn::backend::Cube;
 use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -166,7 +165,6 @@ fn begin_piece(
     }
     let link = connect(group, gpu_of(&source.device))
         .unwrap_or_else(|| panic!("{group:?} has members that share a GPU or have none: ask `has_device_link` first"));
-    let times = timeline::exchange(matches!(kind, DeviceOpKind::AllGather(_)));
     let op = DeviceOp::new(kind, source.dtype, shape);
     let noted = profile::operation(source, || {
         let bytes = shape.iter().product::<usize>() * source.dtype.size();
@@ -182,13 +180,7 @@ fn begin_piece(
         }
         call.follow()?;
         let (comm, stream) = call.target();
-        let stamp = |event: usize| {
-            // SAFETY: who reads the events destroys them after that, and the stream lives as long as the communicator.
-            unsafe { driver::event::record(event as _, stream as _) }.map_err(|error| error.to_string())
-        };
-        times.map_or(Ok(()), |[start, _]| stamp(start))?;
         finished(operation(pointers, comm, stream))?;
-        times.map_or(Ok(()), |[_, end]| stamp(end))?;
         call.record(slot)
     });
     drop(noted);

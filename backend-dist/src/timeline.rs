@@ -1,43 +1,101 @@
-//! When a GPU did what: stamps on the compute stream, and the times of the collectives that run beside it.
+//! When a GPU did what: stamps on the compute stream, the times of the exchanges that run beside it, and those during which it
+//! stood still for one.
 //!
-//! The host only queues events and reads them later. Everything belongs to the rank's thread.
+//! The host only queues events and reads them later. Exchanges and waits are noted on CubeCL's thread, under the compute
+//! stream for which a timeline is on.
 
+use crate::comm::DeviceOpKind;
 use crate::cuda;
 use crate::nccl::gpu_of;
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::{DriverError, result as driver, sys};
-use std::cell::RefCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-thread_local! {
-    /// Events around the collectives of this thread, while a timeline is on.
-    static EXCHANGES: RefCell<Option<Vec<Exchange>>> = const { RefCell::new(None) };
+/// What was noted for one compute stream.
+struct Notes {
+    compute: usize,
+    exchanges: Vec<Exchange>,
+    /// Events around what the compute stream waited for.
+    stalls: Vec<[usize; 2]>,
 }
 
-/// Events around a collective, as integers so that they can cross threads.
-#[derive(Clone, Copy)]
+/// Events around an exchange, as integers so that they can cross threads.
 struct Exchange {
-    gathers: bool,
+    kind: ExchangeKind,
+    group: String,
     events: [usize; 2],
 }
 
+/// The timelines that are on.
+static NOTES: Mutex<Vec<Notes>> = Mutex::new(Vec::new());
+/// How many there are, so that nobody locks where there is none.
+static ON: AtomicUsize = AtomicUsize::new(0);
+
+/// What an exchange does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExchangeKind {
+    /// Everybody gets everything.
+    AllGather,
+    /// Everybody gets a part of the sum.
+    ReduceScatter,
+    /// Everybody gets the sum.
+    AllReduce,
+    /// To a neighbour.
+    Send,
+    /// From a neighbour, the time included that it is waited for.
+    Receive,
+    /// Broadcasts and exchanges of all with all.
+    Other,
+}
+
+impl ExchangeKind {
+    /// What `member` of a group does in an operation.
+    pub(crate) fn of(kind: &DeviceOpKind, member: usize) -> Self {
+        match kind {
+            DeviceOpKind::AllGather(_) => Self::AllGather,
+            DeviceOpKind::ReduceScatter(_) => Self::ReduceScatter,
+            DeviceOpKind::AllReduce(_) => Self::AllReduce,
+            DeviceOpKind::Message if member == 0 => Self::Send,
+            DeviceOpKind::Message => Self::Receive,
+            _ => Self::Other,
+        }
+    }
+}
+
 /// What ran beside the compute stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchanged {
-    /// An all-gather, else a sum.
-    pub gathers: bool,
-    /// Nanoseconds since the origin.
+    /// What it did.
+    pub kind: ExchangeKind,
+    /// Name of the group, [`Group::name`](crate::comm::Group::name).
+    pub group: String,
+    /// Nanoseconds since the origin, when inputs were there and the group's stream came to it.
     pub start: u64,
     /// Nanoseconds since the origin.
     pub end: u64,
+}
+
+/// What was read of a timeline.
+#[derive(Clone, Debug, Default)]
+pub struct Read {
+    /// The time of each stamp, in nanoseconds since the origin.
+    pub stamps: Vec<u64>,
+    /// Exchanges that have ended; others are for a later call.
+    pub exchanged: Vec<Exchanged>,
+    /// From when to when the compute stream waited for an exchange.
+    pub stalls: Vec<[u64; 2]>,
 }
 
 /// Stamps of the compute stream of one rank.
 pub struct Timeline {
     anchor: CubeTensor,
     gpu: usize,
+    /// The compute stream.
+    compute: usize,
     base: usize,
     /// Nanoseconds from the origin to `base`.
     base_time: u64,
@@ -53,12 +111,21 @@ impl Timeline {
         let anchor = Tensor::<1>::empty([1], (device, DType::F32)).try_into_primitive::<Cube>().ok()?;
         let gpu = gpu_of(&anchor.device)?;
         enter(gpu);
-        let mut timeline = Self { anchor, gpu, base: event(), base_time: 0, stamps: Vec::new() };
+        let mut timeline = Self { anchor, gpu, compute: 0, base: event(), base_time: 0, stamps: Vec::new() };
+        let stream = Arc::new(AtomicUsize::new(0));
+        let found = stream.clone();
+        let find = move |_: [_; 1], compute| {
+            found.store(compute as usize, Ordering::Release);
+            Ok(())
+        };
+        cuda::submit([&timeline.anchor], find, |message| panic!("the stream of the GPU's timeline: {message}"));
         timeline.sync();
+        timeline.compute = stream.load(Ordering::Acquire);
         timeline.base_time = origin.elapsed().as_nanos() as u64;
         timeline.record(timeline.base);
         cuda::flush(&timeline.anchor);
-        EXCHANGES.set(Some(Vec::new()));
+        lock().push(Notes { compute: timeline.compute, exchanges: Vec::new(), stalls: Vec::new() });
+        ON.fetch_add(1, Ordering::Release);
         Some(timeline)
     }
 
@@ -70,26 +137,34 @@ impl Timeline {
         self.stamps.len() - 1
     }
 
-    /// Waits for the compute stream. The time of each stamp since the last call, in nanoseconds since the origin, and the
-    /// collectives that have ended; others are for a later call.
+    /// Waits for the compute stream; what there is since the last call.
     ///
     /// # Panics
     /// If the GPU has failed.
-    pub fn read(&mut self) -> (Vec<u64>, Vec<Exchanged>) {
+    pub fn read(&mut self) -> Read {
         self.sync();
         enter(self.gpu);
         let stamps = std::mem::take(&mut self.stamps);
-        let times = stamps.iter().map(|&event| self.time(event)).collect();
-        stamps.into_iter().for_each(destroy);
-        let all = EXCHANGES.with_borrow_mut(|list| list.as_mut().map(std::mem::take)).unwrap_or_default();
-        let (ended, running): (Vec<_>, Vec<_>) = all.into_iter().partition(|exchange| has_ended(exchange.events[1]));
-        EXCHANGES.with_borrow_mut(|list| list.as_mut().map(|list| list.extend(running)));
-        let exchanged = ended.into_iter().map(|Exchange { gathers, events }| {
-            let [start, end] = events.map(|event| self.time(event));
-            events.into_iter().for_each(destroy);
-            Exchanged { gathers, start, end }
-        });
-        (times, exchanged.collect())
+        let (ended, stalls) = self.ended();
+        let times = |events: [usize; 2]| events.map(|event| self.time(event));
+        let read = Read {
+            stamps: stamps.iter().map(|&event| self.time(event)).collect(),
+            stalls: stalls.iter().map(|&events| times(events)).collect(),
+            exchanged: ended.iter().map(|exchange| exchange.read(times(exchange.events))).collect(),
+        };
+        let events = ended.iter().map(|exchange| exchange.events).chain(stalls);
+        stamps.into_iter().chain(events.flatten()).for_each(destroy);
+        read
+    }
+
+    /// Takes out exchanges that have ended, and all waits of the compute stream, which has come to its end.
+    fn ended(&self) -> (Vec<Exchange>, Vec<[usize; 2]>) {
+        let mut all = lock();
+        let Some(notes) = all.iter_mut().find(|notes| notes.compute == self.compute) else { return Default::default() };
+        let (ended, running) =
+            std::mem::take(&mut notes.exchanges).into_iter().partition(|exchange| has_ended(exchange.events[1]));
+        notes.exchanges = running;
+        (ended, std::mem::take(&mut notes.stalls))
     }
 
     fn time(&self, event: usize) -> u64 {
@@ -115,19 +190,41 @@ impl Timeline {
 
 impl Drop for Timeline {
     fn drop(&mut self) {
-        // The events of collectives in flight are a small leak.
-        EXCHANGES.set(None);
+        // The events of exchanges in flight are a small leak.
+        lock().retain(|notes| notes.compute != self.compute);
+        ON.fetch_sub(1, Ordering::Release);
     }
 }
 
-/// Events to record right before and after a collective; `None` while no timeline is on.
-pub(crate) fn exchange(gathers: bool) -> Option<[usize; 2]> {
-    EXCHANGES.with_borrow_mut(|list| {
-        let list = list.as_mut()?;
-        let events = [event(), event()];
-        list.push(Exchange { gathers, events });
-        Some(events)
-    })
+impl Exchange {
+    fn read(&self, [start, end]: [u64; 2]) -> Exchanged {
+        Exchanged { kind: self.kind, group: self.group.clone(), start, end: end.max(start) }
+    }
+}
+
+/// Events to record right before and after an exchange; `None` while no timeline of this compute stream is on.
+pub(crate) fn exchange(compute: sys::CUstream, kind: ExchangeKind, group: &str) -> Option<[usize; 2]> {
+    note(compute, |notes, events| notes.exchanges.push(Exchange { kind, group: group.to_string(), events }))
+}
+
+/// Events to record right before and after the compute stream waits; `None` while no timeline of it is on.
+pub(crate) fn stall(compute: sys::CUstream) -> Option<[usize; 2]> {
+    note(compute, |notes, events| notes.stalls.push(events))
+}
+
+fn note(compute: sys::CUstream, push: impl FnOnce(&mut Notes, [usize; 2])) -> Option<[usize; 2]> {
+    if ON.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let mut all = lock();
+    let notes = all.iter_mut().find(|notes| notes.compute == compute as usize)?;
+    let events = [event(), event()];
+    push(notes, events);
+    Some(events)
+}
+
+fn lock() -> MutexGuard<'static, Vec<Notes>> {
+    NOTES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn event() -> usize {

@@ -29,7 +29,7 @@ fn measure(zero: u8, dp: usize, dtype: DType) -> Vec<(f64, f64)> {
         let at = Place { rank: 0, size: 1 };
         let spec = |key| ParamSpec::new(vec![Section::replicated(format!("w{key}"), &SHAPE, at)], false);
         let buckets: Vec<_> =
-            (0..BUCKETS).map(|key| BucketSpec { key, params: vec![spec(key)], hidden: true }).collect();
+            (0..BUCKETS).map(|key| BucketSpec { key, params: vec![spec(key)], hidden: true, at_once: 1 }).collect();
         let tensor = |value: f32, shape: &[usize]| TensorData::new(vec![value; shape.iter().product()], shape);
         let before = live(rank.rank);
         let mut model = Matrices { all: Vec::new() };

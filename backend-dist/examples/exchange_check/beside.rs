@@ -39,7 +39,7 @@ impl Kind {
             Self::Scattered => (Entry::Own, Exit::Scattered(group)),
             Self::Reduced => (Entry::Own, Exit::Reduced(group)),
         };
-        LinearOptions { entry, exit, overlap, recompute: false }
+        LinearOptions { entry, exit, overlap, ..Default::default() }
     }
 
     /// How often the sequence is cut in the input and in the output.

@@ -297,24 +297,26 @@ impl PieceTable {
     }
 }
 
-/// The sum of squares of each range of each `f32` buffer, with one wait for the GPU. The same bits every time.
+/// The sum of squares of each range of each `f32` buffer, with one wait for the GPU. The same bits every time. The last buffer
+/// comes first, as gradients do; `ready(i)` is called before buffer `i` is read.
 ///
 /// # Panics
 /// If a buffer is shorter than its table says, or the GPU has failed.
-pub fn squares(buffers: &[(&Buffer, &ChunkTable)]) -> Vec<Vec<f64>> {
+pub fn squares(buffers: &[(&Buffer, &ChunkTable)], ready: impl Fn(usize)) -> Vec<Vec<f64>> {
     let Some((Buffer(some), _)) = buffers.first() else { return Vec::new() };
     let total: usize = buffers.iter().map(|(_, table)| table.len()).sum();
     let client = &some.client;
     let sums = client.empty(4 * total.max(1));
-    let mut first = 0;
-    for (buffer, table) in buffers {
+    let mut first = total;
+    for (index, (buffer, table)) in buffers.iter().enumerate().rev() {
         assert_eq!(buffer.0.dtype, DType::F32, "squares are summed in f32");
+        ready(index);
         let count = table.len();
+        first -= count;
         let _noted = operation(&buffer.0, || Operation::optimizer("sum of squares", 4 * table.elements));
         let chunks = Chunks { starts: &table.starts, lens: &table.lens, count, end: table.end };
         flat::squares(client, &buffer.0.handle, chunks, &sums, first)
             .unwrap_or_else(|error| panic!("squares of {buffer:?}: {error}"));
-        first += count;
     }
     if total == 0 {
         return buffers.iter().map(|(_, table)| vec![0.0; table.counts.len()]).collect();

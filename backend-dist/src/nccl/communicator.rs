@@ -13,6 +13,7 @@ use super::library::text;
 use crate::comm::{DeviceOp, Group, Member, PATIENCE};
 use crate::cuda;
 use crate::startup::{Phase, phase};
+use crate::timeline::{self, ExchangeKind};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::{result as nccl, sys as nccl_sys};
@@ -29,6 +30,8 @@ const CALL: Duration = Duration::from_secs(2);
 /// Raw handles are kept as integers: they cross threads.
 pub(crate) struct Communicator {
     member: Member,
+    /// This rank among the members, and the group's name.
+    place: (usize, String),
     context: usize,
     comm: usize,
     stream: usize,
@@ -71,18 +74,21 @@ impl Drop for Queued {
 pub(crate) struct Call<'a> {
     link: &'a Communicator,
     compute: cuda_sys::CUstream,
+    /// To be recorded again where the operation begins, if a timeline is on.
+    begin: Option<usize>,
 }
 
 impl Communicator {
-    /// Joins the communicator of `group`; every member must call this, from the rank's thread.
+    /// Joins the communicator of `group`; every member must call this, from the rank's thread. Its kernels have at most
+    /// `blocks` thread blocks, or as many as NCCL finds good.
     ///
     /// # Errors
     /// Without NCCL, with different versions of it, and whatever NCCL says.
-    pub(crate) fn join(group: &Group, device: usize) -> Result<Arc<Self>, String> {
-        phase(Phase::Connect, || Self::joined(group, device))
+    pub(crate) fn join(group: &Group, device: usize, blocks: Option<i32>) -> Result<Arc<Self>, String> {
+        phase(Phase::Connect, || Self::joined(group, device, blocks))
     }
 
-    fn joined(group: &Group, device: usize) -> Result<Arc<Self>, String> {
+    fn joined(group: &Group, device: usize, blocks: Option<i32>) -> Result<Arc<Self>, String> {
         let id = join::agree(group)?;
         // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process.
         let context = unsafe {
@@ -90,7 +96,7 @@ impl Communicator {
             driver::ctx::set_current(context).map_err(|error| error.to_string())?;
             context as usize
         };
-        let comm = join::meet(group, context, id)?;
+        let comm = join::meet(group, context, id, blocks)?;
         let event = || {
             let event = driver::event::create(cuda_sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
             event.map(|event| event as usize).map_err(|error| error.to_string())
@@ -103,6 +109,7 @@ impl Communicator {
             .map_err(|error| error.to_string())?;
         Ok(Arc::new(Self {
             member: group.as_member(),
+            place: (group.rank(), group.name().to_string()),
             context,
             comm,
             stream: stream as usize,
@@ -130,7 +137,12 @@ impl Communicator {
             if !call.link.is_live() {
                 return Err("the communicator has ended".into());
             }
-            work(call, buffers)?;
+            let (member, group) = &call.link.place;
+            let times = timeline::exchange(call.compute, ExchangeKind::of(op.kind(), *member), group);
+            let begin = times.map(|[begin, _]| begin);
+            begin.map_or(Ok(()), |event| stamp(event, call.link.stream as _))?;
+            work(Call { begin, ..call }, buffers)?;
+            times.map_or(Ok(()), |[_, end]| stamp(end, call.link.stream as _))?;
             if mark.is_none() {
                 // SAFETY: event and stream live as long as the communicator. The last record has been seen to end.
                 unsafe { driver::event::record(call.link.progress as _, call.link.stream as _) }
@@ -150,7 +162,7 @@ impl Communicator {
         let (queued, failed) = (Queued::new(self), self.clone());
         let work = move |buffers, compute| {
             // CubeCL would only log a panic, and the peers would wait for ever.
-            let call = Call { link: &queued.0, compute };
+            let call = Call { link: &queued.0, compute, begin: None };
             catch_unwind(AssertUnwindSafe(|| work(call, buffers))).unwrap_or_else(|payload| Err(panic_text(&*payload)))
         };
         let index = usize::from(tensors[0].client.service_id().device.index_id);
@@ -270,14 +282,20 @@ impl Call<'_> {
         (self.link.comm as _, self.link.stream as _)
     }
 
-    /// Lets the communicator's stream wait for what the compute stream has queued.
+    /// The communicator's pool of events.
+    pub(crate) fn events(&self) -> &Events {
+        &self.link.events
+    }
+
+    /// Lets the communicator's stream wait for what the compute stream has queued. The operation begins behind that.
     pub(crate) fn follow(self) -> Result<(), String> {
-        self.order(self.link.inputs_ready, self.compute, self.link.stream as _)
+        self.order(self.link.inputs_ready, self.compute, self.link.stream as _)?;
+        self.begin.map_or(Ok(()), |event| stamp(event, self.link.stream as _))
     }
 
     /// Lets the compute stream wait for what the communicator's stream has queued.
     pub(crate) fn lead(self) -> Result<(), String> {
-        self.order(self.link.done, self.link.stream as _, self.compute)
+        self.stalling(|| self.order(self.link.done, self.link.stream as _, self.compute))
     }
 
     /// Marks where the communicator's stream stands with the event of `slot`.
@@ -292,7 +310,16 @@ impl Call<'_> {
         let event = self.link.events.get(slot)?;
         let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: as in `record`; the compute stream was handed to this call.
-        unsafe { driver::stream::wait_event(self.compute, event as _, wait) }.map_err(|error| error.to_string())
+        let wait = || unsafe { driver::stream::wait_event(self.compute, event as _, wait) };
+        self.stalling(|| wait().map_err(|error| error.to_string()))
+    }
+
+    /// `wait`, which makes the compute stream wait, between two stamps if a timeline is on.
+    fn stalling(self, wait: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+        let Some([begin, end]) = timeline::stall(self.compute) else { return wait() };
+        stamp(begin, self.compute)?;
+        wait()?;
+        stamp(end, self.compute)
     }
 
     fn order(self, event: usize, first: cuda_sys::CUstream, then: cuda_sys::CUstream) -> Result<(), String> {
@@ -304,6 +331,12 @@ impl Call<'_> {
                 .map_err(|error| error.to_string())
         }
     }
+}
+
+/// Records an event of a timeline.
+fn stamp(event: usize, stream: cuda_sys::CUstream) -> Result<(), String> {
+    // SAFETY: whoever reads the event destroys it after that, and the caller's stream is live.
+    unsafe { driver::event::record(event as _, stream) }.map_err(|error| error.to_string())
 }
 
 fn panic_text(payload: &(dyn Any + Send)) -> String {

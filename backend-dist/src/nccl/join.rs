@@ -5,6 +5,7 @@ use crate::comm::{Group, PATIENCE};
 use crate::gpu;
 use cudarc::driver::result as driver;
 use cudarc::nccl::{result as nccl, sys};
+use std::ffi::c_char;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -27,16 +28,21 @@ pub(crate) fn agree(group: &Group) -> Result<sys::ncclUniqueId, String> {
 
 /// Makes the communicator with the other members, which NCCL waits for without end: in a thread of its own, so that this
 /// one can stop when the run has failed.
-pub(crate) fn meet(group: &Group, context: usize, id: sys::ncclUniqueId) -> Result<usize, String> {
+pub(crate) fn meet(group: &Group, context: usize, id: sys::ncclUniqueId, blocks: Option<i32>) -> Result<usize, String> {
     let (size, rank) = (group.size() as i32, group.rank() as i32);
     let (sender, outcome) = mpsc::channel();
     let join = move || {
         let mut comm = std::ptr::null_mut();
-        // SAFETY: the context lives as long as the process; `comm` is written before it is read.
+        // SAFETY: the context lives as long as the process; `comm` is written before it is read; NCCL reads as much of a
+        // configuration as its size says.
         let result = unsafe {
-            driver::ctx::set_current(context as _)
-                .map_err(|error| error.to_string())
-                .and_then(|()| finished(nccl::comm_init_rank(&mut comm, size, id, rank)))
+            driver::ctx::set_current(context as _).map_err(|error| error.to_string()).and_then(|()| match blocks {
+                None => finished(nccl::comm_init_rank(&mut comm, size, id, rank)),
+                Some(blocks) => {
+                    let mut config = Config::of_blocks(blocks);
+                    finished(nccl::comm_init_rank_config(&mut comm, size, id, rank, (&raw mut config).cast()))
+                }
+            })
         };
         let made = result.is_ok();
         if sender.send(result.map(|()| comm as usize)).is_err() && made {
@@ -58,6 +64,38 @@ pub(crate) fn meet(group: &Group, context: usize, id: sys::ncclUniqueId) -> Resu
         if start.elapsed() > PATIENCE {
             let seconds = PATIENCE.as_secs();
             return Err(format!("the members have not found each other in {seconds} s: see NCCL_DEBUG=INFO"));
+        }
+    }
+}
+
+/// `ncclConfig_t` as in NCCL 2.18: what later versions have added keeps its default, since `version` and `size` are older.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: i32,
+    cga_cluster_size: i32,
+    min_ctas: i32,
+    max_ctas: i32,
+    net_name: *const c_char,
+    split_share: i32,
+}
+
+impl Config {
+    /// `NCCL_CONFIG_INITIALIZER` (nccl.h) with at most so many thread blocks.
+    fn of_blocks(blocks: i32) -> Self {
+        let unset = i32::MIN;
+        Self {
+            size: size_of::<Self>(),
+            magic: 0xcafe_beef,
+            version: 21800,
+            blocking: unset,
+            cga_cluster_size: unset,
+            min_ctas: unset,
+            max_ctas: blocks,
+            net_name: std::ptr::null(),
+            split_share: unset,
         }
     }
 }

@@ -157,7 +157,9 @@ fn delayed_scales_are_those_of_the_steps_before() {
         restored.restore(&state, &Device::flex(), DType::F64);
         assert_eq!(restored.state(), state);
         assert_eq!(step(&again, 2.0), step(&layer, 2.0));
-        [&mut scaling, &mut restored].map(|scaling| scaling.end_step(&[Group::single()]));
+        for scaling in [&mut scaling, &mut restored] {
+            scaling.end_step(&[Group::single()]);
+        }
         assert_eq!(restored.state(), scaling.state());
     }
 }

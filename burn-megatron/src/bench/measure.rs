@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::RunConfig;
 use crate::data::TokenDataset;
 use crate::engine::RankEngine;
-use crate::learner::BatchStream;
+use crate::learner::{BatchStream, Tracer, Tracing};
 use crate::metrics::{Gauge, RankReading};
 use crate::train::stage_builder;
 
@@ -63,7 +63,7 @@ pub struct Measured {
 }
 
 /// Trains `timing` steps of `config` on `data`, rank `r` on `devices[r % devices.len()]`. `told` hears of every step on rank
-/// 0: its number from 1, its loss, its seconds.
+/// 0: its number from 1, its loss, its seconds. `log.trace` has the timeline of some steps before the clock starts.
 ///
 /// # Errors
 /// A layout or a batch that cannot be, or what went wrong on a rank.
@@ -92,12 +92,14 @@ impl WithModel for Bench<'_> {
         let mesh = Mesh::new(self.config.parallel.clone())?;
         let build = stage_builder::<M>(sizes, self.config, None);
         let dims = sizes.dims();
+        let tracing = self.config.log.trace.as_ref().map(|file| Tracing::new(file, 0, self.timing.warmup as u64));
+        let tracing = tracing.transpose()?;
         cache::tune_products(self.config.performance.tune_products);
         deterministic(self.config.performance.deterministic);
         let start = Instant::now();
         let seen = launch(&mesh, &self.devices, |rank| {
             let engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), self.config.engine())?;
-            self.steps(&rank, engine, start)
+            self.steps(&rank, engine, start, Tracer::new(tracing.as_ref()))
         })?;
         Ok(seen.into_iter().next().unwrap_or_default())
     }
@@ -105,7 +107,13 @@ impl WithModel for Bench<'_> {
 
 impl Bench<'_> {
     /// All steps of one rank.
-    fn steps<M: CausalLm>(&self, rank: &Rank, mut engine: RankEngine<M>, start: Instant) -> Result<Measured, BoxError> {
+    fn steps<M: CausalLm>(
+        &self,
+        rank: &Rank,
+        mut engine: RankEngine<M>,
+        start: Instant,
+        mut tracer: Tracer,
+    ) -> Result<Measured, BoxError> {
         let (world, timing) = (rank.group(Axis::World), self.timing);
         let stream = BatchStream::advancing(
             self.data.clone(),
@@ -125,8 +133,15 @@ impl Bench<'_> {
                 let batch = batches.next().filter(|_| go_on).ok_or("there are fewer batches than steps")??;
                 Ok((0..plan.accumulation).map(|micro| batch.read(plan.rows(micro, rank.coords.dp))).collect())
             })?;
+            let number = engine.steps() + 1;
+            let recorder = tracer.recorder(number);
+            let is_traced = recorder.is_on();
+            engine.set_recorder(recorder);
             let report = phase(Phase::Step, || engine.train_micro_batches(&rows))?;
             let seconds = begin.elapsed().as_secs_f64();
+            if is_traced {
+                tracer.note(rank, &world, number, [engine.take_spans(), Vec::new()])?;
+            }
             seen.losses.push(report.loss);
             if rank.rank == 0 {
                 (self.told)(seen.losses.len(), report.loss, seconds);

@@ -25,6 +25,7 @@ use crate::data::TokenDataset;
 use crate::engine::runnable;
 use crate::plan::gpus::Gpu;
 use crate::plan::ladder;
+use crate::trace::summary_file;
 use crate::train::RunData;
 
 /// Arguments of `bench`.
@@ -133,6 +134,10 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
     print(&format!("\n{}", text(&record)))?;
     let file = save(&record, out)?;
     println!("{:<22}{}", "written to", file.display());
+    if let Some(trace) = &config.log.trace {
+        let overlap = fs::read_to_string(summary_file(trace)).unwrap_or_default();
+        print(&format!("{:<22}{}\n{overlap}", "timeline", trace.display()))?;
+    }
     if let Some(report) = &record.profile {
         print(&format!("\n{}", profile::text(report)))?;
         let file = file.with_extension("profile.csv");

@@ -95,6 +95,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     if let Some(file) = &config.log.trace {
         println!("timeline of a few steps in {}; open it in https://ui.perfetto.dev", file.display());
+        // A run that ended early may have none.
+        print!("{}", std::fs::read_to_string(crate::trace::summary_file(file)).unwrap_or_default());
     }
     println!("{} in all; logs and metrics in {}", duration(outcome.seconds), config.output.directory.display());
     Ok(ExitCode::SUCCESS)

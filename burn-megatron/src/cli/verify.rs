@@ -15,7 +15,7 @@ use self::model::{Family, Size, Sizes, gpt, llama};
 use super::device::Place;
 use super::processes::alone;
 use crate::config::Precision;
-use crate::engine::{runnable, together};
+use crate::engine::runnable;
 use crate::verify::{Bounds, Candidate, Row, Settings, candidates, curve, verify};
 
 /// Arguments of `verify`.
@@ -235,8 +235,7 @@ fn layouts(args: &Args, config: &impl ModelConfig, settings: &Settings) -> anyho
         let candidate: Candidate = text.parse().with_context(|| format!("--layout \"{text}\""))?;
         runnable(&candidate.layout)?;
         dims.check(&candidate.layout, seq)?;
-        let (schedule, _) = candidate.pipeline.resolve(&candidate.layout, dims.layers, candidate.accumulation)?;
-        together(&candidate.layout, schedule.kind)?;
+        candidate.pipeline.resolve(&candidate.layout, dims.layers, candidate.accumulation)?;
         let parts = candidate.layout.dp * candidate.accumulation;
         if !args.global_batch.is_multiple_of(parts) {
             bail!(

@@ -14,14 +14,8 @@ use super::run::RunConfig;
 const GUARDED: [&str; 7] = ["model", "training", "fp8", "lr", "optimizer", "loss-scale", "data"];
 
 /// Keys in them that do not.
-const FREE: [&str; 6] = [
-    "model.hf",
-    "model.make-vocab-size-divisible-by",
-    "training.steps",
-    "training.micro-batch",
-    "training.tp-comm-overlap",
-    "data.cache",
-];
+const FREE: [&str; 5] =
+    ["model.hf", "model.make-vocab-size-divisible-by", "training.steps", "training.micro-batch", "data.cache"];
 
 impl RunConfig {
     /// Whether this run may go on from a checkpoint whose run had the configuration `saved`: nothing that decides what it

@@ -6,7 +6,7 @@ use models::recompute::Granularity;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::data::preprocess::SMALLEST_BPE;
-use crate::engine::{runnable, together};
+use crate::engine::runnable;
 
 impl RunConfig {
     /// Checks model, layout, batch, learning rate and data against each other.
@@ -43,9 +43,7 @@ impl RunConfig {
             let layers = self.model.config.dims().layers;
             let pipeline = self.pipeline.resolve(layout, layers, batches.accumulation);
             let pipeline = pipeline.map_err(|error| format!("pipeline: {error}"));
-            let zero = pipeline.as_ref().map_or(Ok(()), |(schedule, _)| together(layout, schedule.kind));
             note(pipeline.map(drop));
-            note(zero.map_err(|error| format!("parallel and pipeline: {error}")));
         }
         note(batches.map(drop));
         problems

@@ -33,7 +33,7 @@ impl RunConfig {
             moments: Moments { matrices: matrices as u64, others: others as u64 },
             recompute: self.recompute.clone(),
             gpu: false,
-            overlap: training.tp_comm_overlap,
+            overlap: self.performance.tp_comm_overlap,
         })
     }
 }

@@ -147,8 +147,6 @@ pub const KEYS: &[Key] = {
         key("training.clip", Number, "1.0", "Largest norm of the gradient; larger ones are scaled down")
             .or(&["clip-grad"])
             .optional(),
-        key("training.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products")
-            .or(&["tp-comm-overlap"]),
         key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "e4m3 everywhere, or with e5m2 for gradients of outputs")
             .or(&["fp8-format"])
             .optional(),
@@ -206,6 +204,8 @@ pub const KEYS: &[Key] = {
         key("performance.tune-products", Flag, "false", "On GPUs: time cuBLASLt's algorithms for every matrix product of the first steps and keep the choice in ~/.cache/burn-megatron; runs with other choices differ in rounding"),
         key("performance.deterministic", Flag, "false", "On GPUs: take every sum in one order, so that two runs give the same bits; attention's backward pass is slower")
             .or(&["deterministic-mode"]),
+        key("performance.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products")
+            .or(&["tp-comm-overlap"]),
         key("evaluation.every", Count, "", "Steps between two evaluations; default: a tenth of training.steps")
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0 does none").or(&["eval-iters"]),

@@ -74,8 +74,6 @@ pub struct TrainingSection {
     pub loss: LossMean,
     /// Largest gradient norm.
     pub clip: Option<f64>,
-    /// On GPUs exchanges of tensor parallelism run beside the matrix products.
-    pub tp_comm_overlap: bool,
 }
 
 /// What a run is computed in.
@@ -154,6 +152,8 @@ pub struct PerformanceSection {
     pub tune_products: bool,
     /// Every sum in one order, so that two runs give the same bits.
     pub deterministic: bool,
+    /// On GPUs exchanges of tensor parallelism run beside the matrix products.
+    pub tp_comm_overlap: bool,
 }
 
 /// `[evaluation]`

@@ -3,6 +3,7 @@
 use super::TokenBatch;
 use super::segments::{Link, Segment, segments};
 use crate::optim::{BucketSpec, Optimizer};
+use crate::schedule::Pass as Kind;
 use crate::trace::{Recorder, What};
 use backend_dist::ops::{Tape, weight_grads};
 use backend_dist::shard::Unit;
@@ -22,10 +23,12 @@ pub(super) struct Chunk<M> {
     /// What is cut over the replicas: from 2 on gradients are reduced after every micro-batch, with 3 parameters are
     /// gathered for each use.
     zero: u8,
+    /// Parameters leave the model between the passes.
+    leaves: bool,
     /// By micro-batch, one entry per segment.
     live: HashMap<usize, Vec<Kept>>,
     /// By micro-batch: weight gradients that are still to be computed.
-    late: HashMap<usize, Vec<Late>>,
+    late: HashMap<usize, Vec<Late<M>>>,
     /// Gradients have been seen to belong where they come from; that does not change from step to step.
     checked: bool,
 }
@@ -47,10 +50,12 @@ struct Kept {
     tape: Option<Tape>,
 }
 
-struct Late {
+struct Late<M> {
     step: usize,
     rest: Gradients,
     deferred: weight_grads::Deferred,
+    /// With the parameters that the gradients are of, where those are gone from the stage's model by now.
+    model: Option<M>,
 }
 
 /// What a pass of one micro-batch works with.
@@ -72,6 +77,8 @@ pub(super) struct Pass<'a> {
     pub loss_grad: f64,
     /// Chunk and micro-batch, for the timeline.
     pub place: (usize, usize),
+    /// Buckets that the pass after this one uses first.
+    pub next: &'a [usize],
 }
 
 /// What a forward pass makes: activations for the next stage, or the losses `[rows, seq]`.
@@ -92,7 +99,16 @@ fn key(unit: Unit, layers: usize) -> usize {
 
 impl<M: CausalLm> Chunk<M> {
     /// A stage whose buckets are appended to `buckets`; `layers` are those of the whole model.
-    pub fn new(model: M, layers: usize, recompute: &Recompute, zero: u8, buckets: &mut Vec<BucketSpec>) -> Self {
+    ///
+    /// Graphs hold the weights of a segment. Under ZeRO 3 these are freed between the passes, so that all segments are computed
+    /// again, unless `in_place` says that they come back to the memory where the graph looks for them.
+    pub fn new(
+        model: M,
+        layers: usize,
+        recompute: &Recompute,
+        (zero, in_place): (u8, bool),
+        buckets: &mut Vec<BucketSpec>,
+    ) -> Self {
         let mut units: BTreeMap<Unit, Vec<_>> = BTreeMap::new();
         for spec in model.registry().iter() {
             units.entry(spec.unit).or_default().push(spec.clone());
@@ -101,7 +117,7 @@ impl<M: CausalLm> Chunk<M> {
         let own: Vec<_> = units.keys().copied().zip(first..).collect();
         buckets.extend(units.into_iter().map(|(unit, params)| {
             let hidden = matches!(unit, Unit::Layer(_));
-            BucketSpec { key: key(unit, layers), params, hidden }
+            BucketSpec { key: key(unit, layers), params, hidden, at_once: 1 }
         }));
         let mut seen: Vec<usize> = Vec::new();
         let step = |segment: Segment| {
@@ -111,12 +127,16 @@ impl<M: CausalLm> Chunk<M> {
             seen.extend(&completes);
             Step { segment, uses, completes }
         };
-        let steps = segments(model.part(), recompute, zero == 3).into_iter().map(step).collect();
+        let again = zero == 3 && !in_place;
+        let steps: Vec<Step> = segments(model.part(), recompute, again).into_iter().map(step).collect();
+        for Step { uses, .. } in &steps {
+            uses.iter().for_each(|bucket| buckets[*bucket].at_once = uses.len());
+        }
         let (live, late) = Default::default();
-        Self { model: Some(model), steps, buckets: own, zero, live, late, checked: false }
+        Self { model: Some(model), steps, buckets: own, zero, leaves: again, live, late, checked: false }
     }
 
-    /// The model; under ZeRO 3 without its weights.
+    /// The model; under ZeRO 3 without its weights, on GPUs with whatever is in their place.
     pub fn model(&self) -> &M {
         self.model.as_ref().expect("the model is in place between calls")
     }
@@ -127,6 +147,16 @@ impl<M: CausalLm> Chunk<M> {
             let model = self.model.take().expect("the model is in place between calls");
             self.model = Some(change(*bucket, model));
         }
+    }
+
+    /// Buckets that a pass uses first; a pass for weight gradients none.
+    pub fn first_used(&self, pass: Kind) -> &[usize] {
+        let step = match pass {
+            Kind::Forward => self.steps.first(),
+            Kind::Backward | Kind::BackwardInput => self.steps.last(),
+            Kind::BackwardWeight => None,
+        };
+        step.map_or(&[], |step| &step.uses)
     }
 
     /// Drops what passes have left for later ones.
@@ -145,6 +175,7 @@ impl<M: CausalLm> Chunk<M> {
         let (mut x, mut kept, mut losses) = (input, Vec::with_capacity(self.steps.len()), None);
         for index in 0..self.steps.len() {
             self.gather(index, pass);
+            self.prefetch(index, index + 1, pass);
             let segment = &self.steps[index].segment;
             let value = match pass.keep && !segment.recompute {
                 true => {
@@ -184,6 +215,7 @@ impl<M: CausalLm> Chunk<M> {
         let (mut dy, mut late) = (grad, Vec::new());
         for index in (0..self.steps.len()).rev() {
             self.gather(index, pass);
+            self.prefetch(index, index.wrapping_sub(1), pass);
             let (leaf, tape) = match kept.pop().expect("one entry per segment") {
                 Kept { input, tape: Some(tape) } => (input, tape),
                 Kept { input, tape: None } => {
@@ -214,8 +246,11 @@ impl<M: CausalLm> Chunk<M> {
                 dy = Some(grad.unwrap_or_else(|| leaf.inner().zeros_like()));
             }
             match deferred {
-                Some(deferred) => late.push(Late { step: index, rest: grads, deferred }),
-                None => self.add(index, pass, [grads]),
+                Some(deferred) => {
+                    let model = self.leaves.then(|| self.model().clone());
+                    late.push(Late { step: index, rest: grads, deferred, model });
+                }
+                None => self.add(index, pass, self.model(), [grads]),
             }
             self.release(index, pass);
         }
@@ -228,9 +263,10 @@ impl<M: CausalLm> Chunk<M> {
 
     /// The weight gradients that [`Chunk::backward`] has left.
     pub fn weight_gradients(&mut self, pass: &mut Pass) {
-        for Late { step, rest, deferred } in self.late.remove(&pass.place.1).expect("the backward pass comes before") {
+        for late in self.late.remove(&pass.place.1).expect("the backward pass comes before") {
+            let Late { step, rest, deferred, model } = late;
             self.open(step, pass);
-            self.add(step, pass, [rest, deferred.run()]);
+            self.add(step, pass, model.as_ref().unwrap_or(self.model()), [rest, deferred.run()]);
         }
         self.checked = true;
     }
@@ -240,15 +276,15 @@ impl<M: CausalLm> Chunk<M> {
         self.steps[step].uses.iter().for_each(|bucket| pass.optimizer.open(*bucket, self.model()));
     }
 
-    /// Adds gradients of a segment's parameters to the main gradients.
-    fn add<const N: usize>(&self, step: usize, pass: &mut Pass, grads: [Gradients; N]) {
+    /// Adds gradients of a segment's parameters, which `model` holds, to the main gradients.
+    fn add<const N: usize>(&self, step: usize, pass: &mut Pass, model: &M, grads: [Gradients; N]) {
         let Step { uses, completes, .. } = &self.steps[step];
         for mut grads in grads {
             for bucket in uses {
-                pass.optimizer.accumulate(*bucket, self.model(), &mut grads);
+                pass.optimizer.accumulate(*bucket, model, &mut grads);
             }
             if !self.checked {
-                self.refuse_strangers(&self.steps[step].segment.link, &grads);
+                self.refuse_strangers(&self.steps[step].segment.link, model, &grads);
             }
         }
         pass.optimizer.close();
@@ -265,7 +301,7 @@ impl<M: CausalLm> Chunk<M> {
     }
 
     /// A gradient that is left over belongs to a parameter of another unit: it would be lost.
-    fn refuse_strangers(&self, link: &Link, grads: &Gradients) {
+    fn refuse_strangers(&self, link: &Link, model: &M, grads: &Gradients) {
         struct Left<'a>(&'a Gradients, Option<u64>);
 
         impl ModuleVisitor for Left<'_> {
@@ -276,7 +312,7 @@ impl<M: CausalLm> Chunk<M> {
             }
         }
         let mut left = Left(grads, None);
-        self.model().visit(&mut left);
+        model.visit(&mut left);
         if let Some(spec) = left.1.and_then(|id| self.model().registry().get(id)) {
             panic!(
                 "parameter `{}` belongs to {:?} but is used in {link:?} too: create it in the unit that uses it (`ParamBuilder::begin`), or as `Unit::Tied` if embedding and head share it",
@@ -296,6 +332,14 @@ impl<M: CausalLm> Chunk<M> {
             self.model = Some(pass.optimizer.gather(*bucket, model));
         }
         pass.recorder.end(mark, What::GatherParameters, Some(pass.place.0), Some(pass.place.1));
+    }
+
+    /// Starts to gather what is needed after a segment, where that can run beside it.
+    fn prefetch(&self, step: usize, next: usize, pass: &Pass) {
+        if self.zero == 3 {
+            let next = self.steps.get(next).map_or(pass.next, |next| &next.uses);
+            next.iter().for_each(|bucket| pass.optimizer.prefetch(*bucket, &self.steps[step].uses));
+        }
     }
 
     fn release(&mut self, step: usize, pass: &mut Pass) {

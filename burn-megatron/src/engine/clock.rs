@@ -18,8 +18,8 @@ pub(super) fn device_clock(_: &Device, _: Instant) -> Option<Box<dyn DeviceClock
 
 #[cfg(feature = "cuda")]
 mod gpu {
-    use crate::trace::{DeviceClock, What};
-    use backend_dist::timeline::{Exchanged, Timeline};
+    use crate::trace::{DeviceClock, DeviceTimes, Track, What};
+    use backend_dist::timeline::{ExchangeKind, Exchanged, Read, Timeline};
     use burn::tensor::Device;
     use std::time::Instant;
 
@@ -36,12 +36,29 @@ mod gpu {
             self.0.stamp()
         }
 
-        fn read(&mut self) -> (Vec<u64>, Vec<(What, u64, u64)>) {
-            let (times, exchanged) = self.0.read();
-            let span = |Exchanged { gathers, start, end }| {
-                (if gathers { What::GatherParameters } else { What::ReduceGradients }, start, end)
-            };
-            (times, exchanged.into_iter().map(span).collect())
+        fn read(&mut self) -> DeviceTimes {
+            let Read { stamps, exchanged, stalls } = self.0.read();
+            let waits = stalls.into_iter().map(|[start, end]| (What::Wait, Track::Device, start, end));
+            let exchanges = exchanged.iter().map(|one| {
+                let (what, track) = named(one);
+                (what, track, one.start, one.end)
+            });
+            DeviceTimes { stamps, others: waits.chain(exchanges).collect() }
+        }
+    }
+
+    /// Groups have the names of their axes; blocks and pairs have more behind that.
+    fn named(Exchanged { kind, group, .. }: &Exchanged) -> (What, Track) {
+        let tensor_parallel = group.starts_with("tp");
+        match kind {
+            ExchangeKind::Send => (What::Send, Track::Sends),
+            ExchangeKind::Receive => (What::Receive, Track::Receives),
+            ExchangeKind::AllGather if tensor_parallel => (What::AllGather, Track::TensorParallel),
+            ExchangeKind::ReduceScatter if tensor_parallel => (What::ReduceScatter, Track::TensorParallel),
+            ExchangeKind::AllReduce if tensor_parallel => (What::AllReduce, Track::TensorParallel),
+            ExchangeKind::AllGather => (What::GatherParameters, Track::Gathers),
+            ExchangeKind::ReduceScatter | ExchangeKind::AllReduce => (What::ReduceGradients, Track::Sums),
+            ExchangeKind::Other => (What::Exchange, Track::TensorParallel),
         }
     }
 }

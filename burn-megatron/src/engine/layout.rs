@@ -1,6 +1,5 @@
 //! Which layouts the engine runs.
 
-use crate::schedule::ScheduleKind;
 use backend_dist::mesh::{LayoutError, ParallelLayout};
 use thiserror::Error;
 
@@ -22,14 +21,6 @@ pub enum NotRunnable {
         /// The closest size that runs.
         legal: usize,
     },
-    /// Weight gradients on their own need parameters that ZeRO 3 has freed.
-    #[error(
-        "zero 3 frees parameters after each pass, schedule {schedule} needs them again for the weight gradients; nearest legal: zero 2, or schedule 1f1b"
-    )]
-    ZeroBubble {
-        /// A schedule that splits the backward pass.
-        schedule: ScheduleKind,
-    },
 }
 
 /// Refuses layouts that are illegal or do not run yet.
@@ -47,16 +38,5 @@ pub fn runnable(layout: &ParallelLayout) -> Result<(), NotRunnable> {
             Err(NotRunnable::NotYet { key: "expert-tensor-parallel", value, legal: layout.tp })
         }
         _ => Ok(()),
-    }
-}
-
-/// Refuses what a schedule and ZeRO cannot do together.
-///
-/// # Errors
-/// Naming what to change.
-pub fn together(layout: &ParallelLayout, schedule: ScheduleKind) -> Result<(), NotRunnable> {
-    match layout.zero == 3 && schedule.splits_backward() {
-        true => Err(NotRunnable::ZeroBubble { schedule }),
-        false => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
 //! What stages hand to each other.
 
 use crate::schedule::{Input, Pass, Payload, Transfer, Work};
-use backend_dist::collective::{recv, send};
+use backend_dist::collective::{Incoming, send, start_recv};
 use backend_dist::comm::Group;
 use burn::tensor::{DType, Device, Tensor};
 use std::collections::{HashMap, VecDeque};
@@ -14,8 +14,8 @@ pub(super) struct Mail {
     dtype: DType,
     /// What passes of this rank have made, until it is sent or used here.
     made: HashMap<(Payload, usize, usize), Tensor<3>>,
-    /// Announced by the schedule, in the order in which the senders send.
-    expected: VecDeque<Transfer>,
+    /// Announced by the schedule, in the order in which the senders send. Between GPUs it comes beside the passes.
+    expected: VecDeque<(Transfer, Incoming<3>)>,
     /// By tag: received before it was needed.
     early: HashMap<usize, Tensor<3>>,
 }
@@ -40,7 +40,8 @@ impl Mail {
 
     /// Something will come; it is taken when a pass needs it.
     pub fn expect(&mut self, transfer: Transfer) {
-        self.expected.push_back(transfer);
+        let incoming = start_recv(self.shape, self.dtype, &self.device, transfer.peer, &self.pipeline);
+        self.expected.push_back((transfer, incoming));
     }
 
     /// The input of a pass, from this rank or another; waits for it.
@@ -54,10 +55,10 @@ impl Mail {
         };
         // Tensors of one sender come in the order in which it sent them.
         while !self.early.contains_key(&wanted.tag) {
-            let next = self.expected.iter().position(|other| other.peer == wanted.peer);
-            let next = next.and_then(|index| self.expected.remove(index)).expect("the schedule announces transfers");
-            let tensor = recv(self.shape, self.dtype, &self.device, next.peer, &self.pipeline);
-            self.early.insert(next.tag, tensor);
+            let next = self.expected.iter().position(|(other, _)| other.peer == wanted.peer);
+            let next = next.and_then(|index| self.expected.remove(index));
+            let (transfer, incoming) = next.expect("the schedule announces transfers");
+            self.early.insert(transfer.tag, incoming.wait());
         }
         self.early.remove(&wanted.tag).expect("it was just received")
     }

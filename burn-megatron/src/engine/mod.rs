@@ -17,6 +17,6 @@ mod tests;
 pub use batch::TokenBatch;
 pub use config::{EngineConfig, LossMean};
 pub use error::EngineError;
-pub use layout::{NotRunnable, runnable, together};
+pub use layout::{NotRunnable, runnable};
 pub use rank_engine::{Position, RankEngine};
 pub use report::{EvalReport, StepReport};

@@ -35,6 +35,8 @@ pub struct RankEngine<M> {
     optimizer: Optimizer,
     fp8: DelayedScaling,
     pipeline: Schedule,
+    /// This rank's list, with receives ahead of time.
+    actions: Vec<Action>,
     lr: LrSchedule,
     scaler: Option<LossScaler>,
     config: EngineConfig,
@@ -63,7 +65,8 @@ pub struct RankEngine<M> {
 }
 
 impl<M: CausalLm> RankEngine<M> {
-    /// The stages of the model that this rank holds, in the order of the layers; under ZeRO 3 without their weights.
+    /// The stages of the model that this rank holds, in the order of the layers; under ZeRO 3 without their
+    /// weights, on GPUs with whatever is in their place.
     pub fn stages(&self) -> impl Iterator<Item = &M> {
         self.chunks.iter().flat_map(|chunk| &chunk.buckets).for_each(|(_, bucket)| self.optimizer.ready(*bucket));
         self.chunks.iter().map(Chunk::model)
@@ -152,11 +155,12 @@ impl<M: CausalLm> RankEngine<M> {
         self.optimizer.skip();
         self.chunks.iter_mut().for_each(Chunk::forget);
         let losses = self.passes(micro_batches)?;
+        // A GPU waits for the host from the norm to the update: what else the ranks tell each other comes before or after.
+        let tokens = LossSum { loss: 0.0, tokens: counted(micro_batches) }.total(&self.replicas).tokens;
         let mark = self.recorder.begin();
         let norm = self.optimizer.norm(1.0, &self.model_parallel);
         self.recorder.end(mark, What::Norm, None, None);
-        let sum = self.over_all(self.read(losses, micro_batches)?, micro_batches);
-        let (loss, tokens) = (sum.mean(), sum.tokens);
+        let losses = self.read(losses, micro_batches)?;
         let loss_scale = self.scaler.as_ref().map(LossScaler::scale);
         self.grad_scale = match self.config.loss {
             LossMean::PerToken => 1.0 / tokens.max(1) as f64,
@@ -167,6 +171,7 @@ impl<M: CausalLm> RankEngine<M> {
         if let Some(scaler) = &mut self.scaler {
             scaler.update(skipped);
         } else if skipped {
+            let loss = self.over_all(losses, micro_batches).mean();
             return Err(EngineError::NonFiniteGradient { norm: grad_norm, loss, step: self.step + 1 });
         }
         let clip_factor = clip_factor(self.config.clip, grad_norm);
@@ -177,6 +182,7 @@ impl<M: CausalLm> RankEngine<M> {
             true => self.optimizer.skip(),
             false => self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor }),
         }
+        let loss = self.over_all(losses, micro_batches).mean();
         self.end_fp8_step();
 
         let step = self.step;
@@ -196,13 +202,18 @@ impl<M: CausalLm> RankEngine<M> {
         let mut mail = self.mail(rows, micro_batches[0].seq);
         let mut losses = Losses::default();
         self.peak_in_flight = 0;
-        let actions = self.pipeline.ranks[self.stages.rank()].clone();
+        let actions = self.actions.clone();
         for (index, action) in actions.iter().enumerate() {
             match action {
                 Action::Compute(work) => {
                     // Each bucket is reduced as soon as its last gradient is there, within the pass.
                     let last = actions.get(index + 1) == Some(&Action::ReduceGrads { chunk: work.chunk });
-                    let values = self.compute(*work, last, &micro_batches[work.micro_batch], &mut mail);
+                    let next = actions[index + 1..].iter().find_map(|action| match action {
+                        Action::Compute(work) => Some(self.chunks[work.chunk].first_used(work.pass).to_vec()),
+                        _ => None,
+                    });
+                    let order = (last, next.unwrap_or_default());
+                    let values = self.compute(*work, order, &micro_batches[work.micro_batch], &mut mail);
                     losses.extend(values.map(|values| (work.micro_batch, values)));
                     if !self.runs_ahead {
                         losses = self.read(losses, micro_batches)?;
@@ -237,8 +248,7 @@ impl<M: CausalLm> RankEngine<M> {
 
     /// Loss and tokens of the global batch; only the last stage has a loss, and every stage counts tokens.
     fn over_all(&self, losses: Losses, own: &[TokenBatch]) -> LossSum {
-        let tokens = own.iter().map(|batch| batch.counted() as u64).sum();
-        let sum = LossSum { loss: losses.sum, tokens }.total(&self.replicas);
+        let sum = LossSum { loss: losses.sum, tokens: counted(own) }.total(&self.replicas);
         let loss = self.stages.all_gather_host(sum.loss).into_iter().sum();
         LossSum { loss, tokens: sum.tokens }
     }
@@ -249,8 +259,15 @@ impl<M: CausalLm> RankEngine<M> {
         Mail::new(self.stages.clone(), self.rank.device.clone(), [seq, rows, self.hidden], self.dtype)
     }
 
-    /// One pass, `last` if no other adds to the stage's gradients; the losses of a forward pass of the last stage.
-    fn compute(&mut self, work: Work, last: bool, batch: &TokenBatch, mail: &mut Mail) -> Option<Tensor<2>> {
+    /// One pass, `last` if no other adds to the stage's gradients, before one that uses the buckets `next` first; the losses of
+    /// a forward pass of the last stage.
+    fn compute(
+        &mut self,
+        work: Work,
+        (last, next): (bool, Vec<usize>),
+        batch: &TokenBatch,
+        mail: &mut Mail,
+    ) -> Option<Tensor<2>> {
         let input = self.pipeline.input(self.stages.rank(), work).map(|input| {
             let mark = self.recorder.begin();
             let tensor = mail.take(input);
@@ -275,6 +292,7 @@ impl<M: CausalLm> RankEngine<M> {
             loss_grad: self.loss_grad(batch),
             loss_type: self.loss_type(),
             place: (work.chunk, work.micro_batch),
+            next: &next,
             optimizer: &mut self.optimizer,
             recorder: &mut self.recorder,
             device: &self.rank.device,
@@ -339,4 +357,9 @@ impl<M: CausalLm> RankEngine<M> {
         }
         self.recorder.end(mark, What::Update, None, None);
     }
+}
+
+/// Tokens that count, of a rank's rows.
+fn counted(own: &[TokenBatch]) -> u64 {
+    own.iter().map(|batch| batch.counted() as u64).sum()
 }

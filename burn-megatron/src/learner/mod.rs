@@ -38,6 +38,7 @@ pub use model_parallel::{
     BatchStream, CheckpointOptions, Description, GlobalBatch, LogOptions, Megatron, Pretraining, Resume,
     global_weights, loss_over,
 };
+pub(crate) use model_parallel::{Tracer, Tracing};
 use outcome::Reported;
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.

@@ -31,7 +31,7 @@ pub(super) struct Bucket {
     pub second_at: Vec<Option<usize>>,
     /// By shard, the elements of the region that this rank counts in norms.
     pub counted: Vec<(usize, Vec<Range<usize>>)>,
-    /// On GPUs, unless ZeRO 3 cuts the weights.
+    /// On GPUs.
     pub weights: Option<Weights>,
     /// On GPUs.
     pub launches: Option<Launches>,
@@ -100,7 +100,7 @@ impl Bucket {
     /// Takes the weights over, once before anything else.
     pub fn shard<M: Module>(&mut self, model: M, device: &Device) -> M {
         if let Some(weights) = &self.weights {
-            let model = weights.take(model, &self.layout);
+            let model = weights.take(model, &self.layout, &self.region, self.zero);
             self.values = Some(weights.values(self.region.len(), device));
             attach_places(&model, &self.layout, self.grads.places());
             return model;
@@ -167,7 +167,7 @@ impl Bucket {
                     if !at_once {
                         weights.set_own(&values);
                     }
-                    if self.zero > 0 {
+                    if matches!(self.zero, 1 | 2) {
                         weights.exchange(replicas);
                     }
                     self.values = Some(values);

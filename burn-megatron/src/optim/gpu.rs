@@ -17,7 +17,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The weights of a bucket in the model's type. The module's parameters are views of them and never change identity: a step
-/// writes to the buffer, and replicas exchange their regions in it.
+/// writes to the rank's region, and replicas exchange their regions.
+///
+/// Under ZeRO 3 the memory of the whole weights is a slot that other buckets use too (`slots`), and the region lies elsewhere.
 pub(super) struct Weights {
     all: Buffer,
     /// What this rank updates.
@@ -35,9 +37,18 @@ impl Weights {
         Some(Self { all, own, narrow, running: RefCell::new(None) })
     }
 
+    /// Zeros for the region, and the slot as it is; `None` where the device has no buffers.
+    pub fn in_slot(slot: &Buffer, region: &Range<usize>, device: &Device, dtype: DType) -> Option<Self> {
+        let own = Buffer::zeros(region.len(), device, dtype)?;
+        Some(Self { all: slot.clone(), own, narrow: wide(dtype) != dtype, running: RefCell::new(None) })
+    }
+
     /// Moves the module's parameters here.
-    pub fn take<M: Module>(&self, model: M, layout: &Layout) -> M {
+    pub fn take<M: Module>(&self, model: M, layout: &Layout, region: &Range<usize>, zero: u8) -> M {
         visit(&model, layout, |slot, values| self.put(layout.slots[slot].range.start, values));
+        if zero == 3 {
+            self.own.put(0, self.all.part(region.clone()).tensor());
+        }
         map(model, layout, |slot, _| self.all.part(layout.slots[slot].range.clone()).tensor())
     }
 

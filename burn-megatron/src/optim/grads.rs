@@ -34,8 +34,8 @@ pub(super) struct Grads {
     part_fresh: bool,
     /// By parameter: where backward passes write to. Empty where they do not.
     places: Vec<MainGrad>,
-    /// A sum over replicas.
-    running: RefCell<Option<Wait>>,
+    /// A sum over replicas, and where it has to be added to the part from, unless that is where it comes.
+    running: RefCell<Option<(Wait, Option<Buffer>)>>,
 }
 
 impl Grads {
@@ -143,11 +143,12 @@ impl Grads {
         let first = std::mem::take(&mut self.part_fresh);
         let part = self.part.as_mut().expect("ZeRO 2 and 3 keep their part");
         match (whole.buffer(), part.buffer()) {
-            (Some(whole), Some(part)) if first => self.running = Some(whole.reduce_scatter(part, replicas)).into(),
-            (Some(whole), Some(part)) => {
+            (Some(whole), Some(part)) if first => {
+                self.running = Some((whole.reduce_scatter(part, replicas), None)).into()
+            }
+            (Some(whole), Some(_)) => {
                 let own = whole.part(region.clone());
-                whole.reduce_scatter(&own, replicas).wait();
-                part.add(0, own.tensor());
+                self.running = Some((whole.reduce_scatter(&own, replicas), Some(own))).into();
             }
             _ if first => *part = whole.reduce_scatter(replicas),
             _ => part.add(0, whole.reduce_scatter(replicas).into_tensor()),
@@ -161,7 +162,7 @@ impl Grads {
             0 => {
                 let whole = self.settled(layout);
                 match whole.buffer() {
-                    Some(buffer) => self.running = Some(buffer.all_reduce(replicas)).into(),
+                    Some(buffer) => self.running = Some((buffer.all_reduce(replicas), None)).into(),
                     None => whole.all_reduce(replicas),
                 }
             }
@@ -171,7 +172,7 @@ impl Grads {
                 let whole = self.whole.take().expect("it is settled");
                 match (whole.buffer(), self.part.as_ref().and_then(Flat::buffer)) {
                     (Some(buffer), Some(part)) => {
-                        self.running = Some(buffer.reduce_scatter(part, replicas)).into();
+                        self.running = Some((buffer.reduce_scatter(part, replicas), None)).into();
                         self.whole = Some(whole);
                     }
                     _ => self.part = Some(whole.reduce_scatter(replicas)),
@@ -188,8 +189,10 @@ impl Grads {
 
     /// Lets the thread's stream wait for a running sum over the replicas.
     pub fn wait(&self) {
-        if let Some(wait) = self.running.take() {
-            wait.wait();
+        let Some((wait, own)) = self.running.take() else { return };
+        wait.wait();
+        if let (Some(own), Some(part)) = (own, self.part.as_ref().and_then(Flat::buffer)) {
+            part.add(0, own.tensor());
         }
     }
 

@@ -13,6 +13,9 @@ pub struct BucketSpec {
     pub params: Vec<ParamSpec>,
     /// The matrices belong to hidden layers, so Muon orthogonalises their updates; false for embeddings and output.
     pub hidden: bool,
+    /// Buckets of this kind that one pass uses at once: under ZeRO 3 on GPUs so many have whole weights at a time, and as many
+    /// more get theirs meanwhile.
+    pub at_once: usize,
 }
 
 /// One parameter in the flat buffer.
@@ -118,7 +121,12 @@ mod tests {
         let at = Place { rank, size: 4 };
         let qkv = vec![Section::split("q", &[8, 3], 0, 4, at), Section::split("k", &[2, 3], 0, 2, at)];
         let norm = vec![Section::replicated("norm", &[3], at)];
-        BucketSpec { key: 1, params: vec![ParamSpec::new(qkv, false), ParamSpec::new(norm, true)], hidden: true }
+        BucketSpec {
+            key: 1,
+            params: vec![ParamSpec::new(qkv, false), ParamSpec::new(norm, true)],
+            hidden: true,
+            at_once: 1,
+        }
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod rule;
 mod saving;
 mod scaler;
 mod sgd;
+mod slots;
 #[cfg(test)]
 mod tests;
 

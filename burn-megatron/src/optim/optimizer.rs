@@ -3,15 +3,18 @@
 use super::bucket::Bucket;
 use super::config::OptimizerConfig;
 use super::flat::Flat;
+use super::gpu::Weights;
 use super::layout::BucketSpec;
 use super::modules::{attach_places, visit_gradients};
 use super::muon::matrix_steps;
+use super::slots::Slots;
 use backend_dist::buffer::{self, Buffer, ChunkTable};
 use backend_dist::collective::{all_gather, all_reduce};
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::main_grads;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Gradients, Tensor};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What is the same for all parameters of one step.
@@ -58,6 +61,8 @@ pub struct Optimizer {
     grads_peak: u64,
     /// The bucket whose gradients were summed over the replicas last.
     summed: Option<usize>,
+    /// Under ZeRO 3 on GPUs.
+    slots: Option<RefCell<Slots>>,
 }
 
 impl Optimizer {
@@ -90,7 +95,8 @@ impl Optimizer {
     ) -> Self {
         let zero = if replicas.size() == 1 { 0 } else { zero };
         let bucket = |spec| Bucket::new(spec, alignment, config, zero, &replicas, device, dtype);
-        let buckets: Vec<Bucket> = buckets.into_iter().map(bucket).collect();
+        let mut buckets: Vec<Bucket> = buckets.into_iter().map(bucket).collect();
+        let slots = if zero == 3 { share_weights(&mut buckets, device, dtype) } else { None };
         let muon = config.muon().is_some();
         let units = buckets.iter().flat_map(|bucket| &bucket.layout.units);
         let sizes = units.flat_map(|unit| {
@@ -100,12 +106,14 @@ impl Optimizer {
         let sizes: BTreeSet<usize> = sizes.flatten().collect();
         let neighbours = sizes.into_iter().map(|size| (size, neighbours(size))).collect();
         let device = device.clone();
-        Self { config: *config, buckets, replicas, zero, neighbours, device, updates: 0, grads_peak: 0, summed: None }
+        let (config, slots) = (*config, slots.map(RefCell::new));
+        Self { config, buckets, replicas, zero, neighbours, device, updates: 0, grads_peak: 0, summed: None, slots }
     }
 
     /// Takes the weights over, once before anything else: wide copies of narrow weights; under ZeRO 3 this rank's shard,
     /// and the module's parameters are emptied. On GPUs the parameters become views of the bucket's weights, for good, and
-    /// backward passes of this thread add to the main gradients themselves.
+    /// backward passes of this thread add to the main gradients themselves; under ZeRO 3 they are views of memory that holds
+    /// the weights from [`gather`](Self::gather) until another bucket's are gathered there.
     pub fn shard<M: Module>(&mut self, bucket: usize, model: M) -> M {
         self.buckets[bucket].shard(model, &self.device)
     }
@@ -118,10 +126,15 @@ impl Optimizer {
         }
     }
 
-    /// Under ZeRO 3 puts whole parameters into the module, from all replicas' shards; else nothing.
+    /// Under ZeRO 3 makes the parameters whole, from all replicas' shards; else nothing.
     pub fn gather<M: Module>(&self, bucket: usize, model: M) -> M {
+        if let Some(slots) = &self.slots
+            && slots.borrow_mut().enter(bucket)
+        {
+            self.weights(bucket).exchange(&self.replicas);
+        }
         self.ready(bucket);
-        if self.zero != 3 {
+        if self.zero != 3 || self.slots.is_some() {
             return model;
         }
         let bucket = &self.buckets[bucket];
@@ -129,9 +142,25 @@ impl Optimizer {
         bucket.fill(model, &bucket.gather(values.part(0..values.len()), &self.replicas))
     }
 
-    /// Under ZeRO 3 empties the parameters, to shape `[0; D]`; else nothing.
+    /// Under ZeRO 3 on GPUs starts to gather the bucket's parameters beside what the thread issues from now on, which may read
+    /// those of the buckets `used`; nothing if they are there, or would come where `used` are. [`gather`](Self::gather) waits
+    /// for it. All replicas call it in the same order.
+    pub fn prefetch(&self, bucket: usize, used: &[usize]) {
+        if let Some(slots) = &self.slots
+            && slots.borrow_mut().enter_ahead(bucket, used)
+        {
+            self.weights(bucket).exchange(&self.replicas);
+        }
+    }
+
+    /// Under ZeRO 3 frees the parameters: empties them, to shape `[0; D]`, or on GPUs lets others have their memory; else
+    /// nothing.
     pub fn release<M: Module>(&self, bucket: usize, model: M) -> M {
-        if self.zero == 3 { self.buckets[bucket].release(model) } else { model }
+        if self.zero == 3 && self.slots.is_none() { self.buckets[bucket].release(model) } else { model }
+    }
+
+    fn weights(&self, bucket: usize) -> &Weights {
+        self.buckets[bucket].weights.as_ref().expect("buckets with slots have weights")
     }
 
     /// Takes the gradients of the bucket's parameters out of `grads` and adds them to the main gradients, any number of
@@ -285,11 +314,12 @@ impl Optimizer {
     /// By bucket, the sum of squares of each range that the rank counts.
     fn squares(&self) -> Vec<Vec<f64>> {
         fn on_gpu(bucket: &Bucket) -> Option<(&Buffer, &ChunkTable)> {
-            Some((bucket.grads.sum().buffer()?, &bucket.launches.as_ref()?.counted))
+            Some((bucket.grads.buffer()?, &bucket.launches.as_ref()?.counted))
         }
-        // One wait for all of them.
+        // One wait of the host for all of them; the GPU waits for each sum over the replicas where it comes to it, so that
+        // the squares of the others run beside the last ones.
         if let Some(buffers) = self.buckets.iter().map(on_gpu).collect::<Option<Vec<_>>>() {
-            return buffer::squares(&buffers);
+            return buffer::squares(&buffers, |bucket| self.buckets[bucket].grads.wait());
         }
         let by_bucket = |Bucket { grads, counted, .. }: &Bucket| {
             let ranges: Vec<_> = counted.iter().flat_map(|(_, ranges)| ranges.clone()).collect();
@@ -314,16 +344,27 @@ impl Optimizer {
     /// Starts update number [`updates`](Self::updates)` + 1`.
     pub fn begin_step(&mut self) {
         self.updates += 1;
+        self.forget_gathered();
+    }
+
+    /// What was gathered is out of date.
+    pub(super) fn forget_gathered(&self) {
+        self.slots.iter().for_each(|slots| slots.borrow_mut().clear());
     }
 
     /// Updates the bucket's parameters; each bucket once after [`begin_step`](Self::begin_step). On CPU ranks under ZeRO 0
     /// parameters are changed in place unless somebody else holds their storage. Under ZeRO 3 the module is left as it is.
-    pub fn step<M: Module>(&mut self, bucket: usize, model: M, info: &StepInfo) -> M {
+    pub fn step<M: Module>(&mut self, index: usize, model: M, info: &StepInfo) -> M {
         let rule = self.config.rule(info.lr, self.updates, info.grad_scale);
-        let bucket = &mut self.buckets[bucket];
+        let bucket = &mut self.buckets[index];
         let steps = |muon| matrix_steps(bucket, muon, info, &self.replicas, &self.neighbours);
         let matrices = self.config.muon().map(steps).unwrap_or_default();
-        bucket.step(model, &rule, &matrices, &self.replicas)
+        let model = bucket.step(model, &rule, &matrices, &self.replicas);
+        // The first buckets of the next forward pass arrive while the others are updated.
+        if self.slots.as_ref().is_some_and(|slots| slots.borrow().is_free(index)) {
+            self.prefetch(index, &[]);
+        }
+        model
     }
 
     /// Ends a step that is not done: the main gradients are forgotten.
@@ -367,6 +408,17 @@ impl Optimizer {
         let grads = self.buckets.iter().map(|bucket| bucket.grads.bytes()).sum();
         self.grads_peak = self.grads_peak.max(grads);
     }
+}
+
+/// Memory for the whole weights of ZeRO 3 that buckets take turns in; `None` where the device has no buffers.
+fn share_weights(buckets: &mut [Bucket], device: &Device, dtype: DType) -> Option<Slots> {
+    let kinds: Vec<_> = buckets.iter().map(|bucket| (bucket.layout.len, bucket.spec.at_once)).collect();
+    let slots = Slots::new(&kinds);
+    let memory: Option<Vec<_>> = slots.sizes().iter().map(|&size| Buffer::zeros(size, device, dtype)).collect();
+    for (index, (bucket, memory)) in buckets.iter_mut().zip(std::iter::repeat(memory?)).enumerate() {
+        bucket.weights = Weights::in_slot(&memory[slots.of(index)], &bucket.region, device, dtype);
+    }
+    Some(slots)
 }
 
 impl Drop for Optimizer {

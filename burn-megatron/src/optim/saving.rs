@@ -96,7 +96,7 @@ impl Optimizer {
 
     /// Takes a bucket's weights, and its moments if `moments` says so, from `read`, which is asked for boxes of
     /// [`Kind::Weight`] (to give the most precise weights there are), [`Kind::FirstMoment`] and [`Kind::SecondMoment`].
-    /// The module's weights are replaced; under ZeRO 3 the module is left as it is.
+    /// The module's weights are replaced; under ZeRO 3 the module is left as it is until the next [`Optimizer::gather`].
     ///
     /// # Errors
     /// The first of `read`; then nothing has changed.
@@ -107,6 +107,7 @@ impl Optimizer {
         moments: bool,
         read: &mut ReadBox<'_, E>,
     ) -> (M, Result<(), E>) {
+        self.forget_gathered();
         let bucket = &mut self.buckets[bucket];
         let values = match read_bucket(bucket, moments, read) {
             Ok(values) => values,
@@ -122,6 +123,9 @@ impl Optimizer {
             }
         }
         if bucket.zero == 3 {
+            if let (Some(weights), Some(values)) = (&bucket.weights, &bucket.values) {
+                weights.set_own(values);
+            }
             return (model, Ok(()));
         }
         if let Some(buffer) = &bucket.weights {

@@ -95,7 +95,7 @@ impl Job {
     }
 
     fn units(&self, stage: &Stage) -> Vec<Unit> {
-        let (share, again) = (self.share(), self.zero() == 3);
+        let (share, again) = (self.share(), self.zero() == 3 && !self.gpu);
         operations::units(self, &share, stage, again)
     }
 }

@@ -91,7 +91,8 @@ pub struct Unit {
     pub dropped: Vec<Module>,
 }
 
-/// The units of a stage; with `again` all are computed again, so that ZeRO 3 can free their weights between the passes.
+/// The units of a stage; with `again` all are computed again, so that ZeRO 3 can free their weights between the passes,
+/// which on GPUs come back to where they were.
 pub fn units(job: &Job, share: &Share, stage: &Stage, again: bool) -> Vec<Unit> {
     let Job { decoder, layout, element, recompute, fp8, .. } = job;
     // The emulation on CPU ranks keeps floats, one for both forms of a weight.

@@ -144,9 +144,7 @@ fn variants(wish: &Wish, layout: ParallelLayout, rows: usize, found: &mut Vec<Jo
     for micro_batch in [1, 2, 4, 8, 16].into_iter().filter(|size| rows.is_multiple_of(*size)) {
         for spec in schedules(&layout, rows / micro_batch) {
             let Some(stages) = stages(wish.job, &spec) else { continue };
-            // Weight gradients on their own need weights that ZeRO 3 has freed.
-            let most = if spec.kind.splits_backward() { 2 } else { 3 };
-            for zero in 0..=if layout.dp > 1 { most } else { 0 } {
+            for zero in 0..=if layout.dp > 1 { 3 } else { 0 } {
                 for recompute in &recomputes {
                     found.push(Job {
                         layout: ParallelLayout { zero, ..layout },

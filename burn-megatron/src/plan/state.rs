@@ -67,9 +67,9 @@ impl States {
         let kept = kept + job.moments.others * (whole - bucket.elements);
         Self {
             weights: match (zero, narrow) {
-                // The wide shard is what narrow weights are gathered from.
-                (3, true) => 0,
-                (3, false) => shard * job.element,
+                // The wide shard is what narrow weights are gathered from; GPUs keep it in both types.
+                (3, true) if !job.gpu => 0,
+                (3, _) => shard * job.element,
                 _ => bucket.elements * job.element,
             },
             quantised: 0,

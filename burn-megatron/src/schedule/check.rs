@@ -31,7 +31,8 @@ pub enum Fault {
 impl Schedule {
     /// Checks that every micro-batch passes every stage exactly once in each direction, that nothing stands before
     /// what it needs, that every send has its receive in the same order at both ends, and that the lists come to their
-    /// end with sends that block until the receiver is there.
+    /// end with sends that block until the receiver is there; and, with receives [ahead of time](Schedule::posted), with
+    /// messages that wait for each other from one rank to another.
     ///
     /// # Errors
     /// The first [`Fault`] found.
@@ -40,7 +41,10 @@ impl Schedule {
             self.check_rank(rank)?;
         }
         self.check_order_between_ranks()?;
-        simulate(self, &Costs::uniform(self.placement().stages(), 1, 1, 1), Link::Blocking).map(|_| ())
+        let (costs, posted) = (Costs::uniform(self.placement().stages(), 1, 1, 1), self.posted());
+        simulate(self, &costs, Link::Blocking)?;
+        posted.check_order_between_ranks()?;
+        simulate(&posted, &costs, Link::Posted).map(|_| ())
     }
 
     /// One rank's list against what it must hold.

@@ -4,7 +4,7 @@
 //!
 //! - [`ScheduleSpec`] says which schedule is wanted, [`Schedule::new`] makes the lists.
 //! - [`Schedule::check`] proves that they are complete and ordered, that every send meets its receive, and that they
-//!   cannot deadlock even with sends that block.
+//!   cannot deadlock even with sends that block. [`Schedule::posted`] are the lists with receives ahead of time.
 //! - [`simulate()`] plays them with given durations; [`Timeline`] has the bubble, [`Schedule::peak_activations`] the
 //!   activations in flight; [`bounds`] has the formulas they are tested against.
 //! - [`stages`] divides layers over stages; [`draw`] draws a timeline as text or SVG.
@@ -20,6 +20,7 @@ pub mod draw;
 mod inputs;
 mod orders;
 mod placement;
+mod posted;
 mod simulate;
 mod spec;
 pub mod stages;

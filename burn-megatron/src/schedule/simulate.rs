@@ -2,6 +2,7 @@
 
 use super::check::Fault;
 use super::{Action, Input, Pass, Schedule, Span, Ticks, Timeline, Transfer, Work};
+use std::collections::{HashMap, VecDeque};
 
 /// How long things take. Reductions and the step take no time here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +56,9 @@ impl Costs {
 pub enum Link {
     /// Nothing: it runs beside the passes and the other transfers, and only the pass that needs the tensor waits.
     Overlapped,
+    /// It runs beside the passes, once it is sent, its receive is posted, and what was sent from rank to rank before is there:
+    /// one NCCL stream for each ordered pair of ranks.
+    Posted,
     /// It runs beside the passes, but the transfers of a rank wait for each other, in the order of its list: one NCCL
     /// stream per rank, filled ahead of time.
     InOrder,
@@ -74,6 +78,8 @@ pub fn simulate(schedule: &Schedule, costs: &Costs, link: Link) -> Result<Timeli
         ranks: schedule.ranks.iter().map(|list| Vec::with_capacity(list.len())).collect(),
         queues: schedule.ranks.iter().map(|list| Queue::new(list)).collect(),
         sent: vec![None; schedule.tags()],
+        posted: vec![None; schedule.tags()],
+        pairs: HashMap::new(),
         arrival: vec![None; schedule.tags()],
         done: Done::new(schedule),
     };
@@ -132,6 +138,13 @@ impl Queue {
     }
 }
 
+/// Tags of what was sent from one rank to another and is not there yet, and when the last one arrived.
+#[derive(Default)]
+struct Pair {
+    tags: VecDeque<usize>,
+    free: Ticks,
+}
+
 struct Play<'a> {
     schedule: &'a Schedule,
     costs: &'a Costs,
@@ -140,6 +153,10 @@ struct Play<'a> {
     queues: Vec<Queue>,
     /// By tag, when the sender had the tensor.
     sent: Vec<Option<Ticks>>,
+    /// By tag, when the receiver had a buffer for it.
+    posted: Vec<Option<Ticks>>,
+    /// By sender and receiver.
+    pairs: HashMap<(usize, usize), Pair>,
     /// By tag, when the tensor is at its receiver.
     arrival: Vec<Option<Ticks>>,
     done: Done,
@@ -174,13 +191,23 @@ impl Play<'_> {
             Action::Send(transfer) if self.link == Link::Blocking => return self.meet(rank, transfer),
             Action::Send(transfer) => {
                 self.sent[transfer.tag] = Some(now);
-                if self.link == Link::Overlapped {
-                    self.arrival[transfer.tag] = Some(now + self.costs.transfer);
+                match self.link {
+                    Link::Overlapped => self.arrival[transfer.tag] = Some(now + self.costs.transfer),
+                    Link::Posted => {
+                        self.pairs.entry((rank, transfer.peer)).or_default().tags.push_back(transfer.tag);
+                        self.settle((rank, transfer.peer));
+                    }
+                    _ => {}
                 }
                 self.record(rank, action, now, now);
             }
             // A blocking receive is played with its send.
             Action::Recv(_) if self.link == Link::Blocking => return false,
+            Action::Recv(transfer) if self.link == Link::Posted => {
+                self.posted[transfer.tag] = Some(now);
+                self.settle((transfer.peer, rank));
+                self.record(rank, action, now, now);
+            }
             Action::Recv(_) | Action::ReduceGrads { .. } | Action::Step => self.record(rank, action, now, now),
         }
         true
@@ -216,6 +243,18 @@ impl Play<'_> {
             self.queues[rank].free = end;
         }
         true
+    }
+
+    /// What of a pair's transfers both ends are there for, one after the other.
+    fn settle(&mut self, pair: (usize, usize)) {
+        let Some(Pair { tags, free }) = self.pairs.get_mut(&pair) else { return };
+        while let Some(&tag) = tags.front()
+            && let (Some(sent), Some(posted)) = (self.sent[tag], self.posted[tag])
+        {
+            *free = sent.max(posted).max(*free) + self.costs.transfer;
+            self.arrival[tag] = Some(*free);
+            tags.pop_front();
+        }
     }
 
     /// A transfer of which both ends are there.

@@ -162,6 +162,34 @@ proptest! {
         prop_assert!(steps.is_sorted(), "{:?}", steps);
     }
 
+    /// Receives a pass ahead lose nothing against receives that are always there, as long as three messages take no longer than a
+    /// pass; and each is posted in front of the pass before its own, or first of all.
+    #[test]
+    fn receives_a_pass_ahead_hide_messages(
+        spec in any_spec(), layers in prop::collection::vec(1_usize..4, 96),
+        costs in prop::array::uniform3(3_u64..9), transfer in 0_u64..2,
+    ) {
+        let stages = spec.placement().stages();
+        let costs = Costs::per_layer(&layers[..stages], costs[0], costs[1], costs[2]).with_transfer(transfer);
+        let schedule = Schedule::new(spec).unwrap();
+        let posted = schedule.posted();
+        let steps = [(&schedule, Link::Overlapped), (&posted, Link::Posted)]
+            .map(|(schedule, link)| simulate(schedule, &costs, link).unwrap().makespan());
+        prop_assert_eq!(steps[0], steps[1]);
+        for (rank, list) in posted.ranks.iter().enumerate() {
+            let passes = |range: std::ops::Range<usize>| {
+                list[range].iter().filter(|action| matches!(action, Action::Compute(_))).count()
+            };
+            for (index, action) in list.iter().enumerate() {
+                let Action::Compute(work) = action else { continue };
+                if let Some(Input::Remote(transfer)) = schedule.input(rank, *work) {
+                    let at = list.iter().position(|action| *action == Action::Recv(transfer)).unwrap();
+                    prop_assert!(passes(at..index) >= 1 || passes(0..index) == 0, "rank {}: {:?}", rank, work);
+                }
+            }
+        }
+    }
+
     /// One NCCL stream per rank costs nothing as long as a backward takes one to two forwards.
     #[test]
     fn transfers_in_order_delay_nobody(spec in any_spec(), forward in 1_u64..20, parts in any::<(u8, u8)>()) {

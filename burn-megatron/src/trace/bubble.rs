@@ -23,8 +23,8 @@ pub fn busy(spans: &[Span]) -> u64 {
         while open.pop_if(|outer| outer.end <= span.start).is_some() {}
         let length = span.end - span.start;
         // What lies inside another span replaces a piece of it.
-        if open.last().is_some_and(|outer| computes(outer)) {
-            total -= length;
+        if let Some(outer) = open.last().filter(|outer| computes(outer)) {
+            total -= span.end.min(outer.end) - span.start;
         }
         if computes(span) {
             total += length;

@@ -75,32 +75,58 @@ pub fn write_chrome(out: &mut dyn Write, lanes: &[Lane]) -> io::Result<()> {
             named.push(pid);
             about(&mut list, "process_name", lane.rank, &format!("process {pid}"))?;
         }
-        for (track, suffix) in [(Track::Host, ""), (Track::Device, ", device"), (Track::Beside, ", beside")] {
-            let spans = || lane.steps.iter().flat_map(|(_, spans)| spans);
-            if track != Track::Host && !spans().any(|span| span.track == track) {
-                continue;
+        for track in Track::ALL {
+            let spans = lane.steps.iter().flat_map(|(step, spans)| spans.iter().map(move |span| (*step, span)));
+            let spans: Vec<_> = spans.filter(|(_, span)| span.track == track).collect();
+            let rows = if track.is_beside() { rows(&spans) } else { vec![0; spans.len()] };
+            let count = match rows.iter().max() {
+                None if track != Track::Host => continue,
+                most => most.map_or(1, |most| most + 1),
+            };
+            for row in 0..count {
+                let suffix = match (track, row) {
+                    (Track::Host, _) => String::new(),
+                    (_, 0) => format!(", {}", track.name()),
+                    _ => format!(", {} ({})", track.name(), row + 1),
+                };
+                let tid = thread(lane, track, row);
+                about(&mut list, "thread_name", tid, &format!("{}{suffix}", lane.name))?;
+                let args = SortIndex { sort_index: (Track::ALL.len() * lane.rank + track as usize) * ROWS + row };
+                let event =
+                    Event { name: "thread_sort_index", cat: None, ph: "M", pid, tid, ts: None, dur: None, args };
+                list.event(&event)?;
             }
-            let tid = thread(lane, track);
-            about(&mut list, "thread_name", tid, &format!("{}{suffix}", lane.name))?;
-            let args = SortIndex { sort_index: 3 * lane.rank + track as usize };
-            let event = Event { name: "thread_sort_index", cat: None, ph: "M", pid, tid, ts: None, dur: None, args };
-            list.event(&event)?;
-        }
-        for (step, spans) in &lane.steps {
-            for span in spans {
-                list.event(&complete(lane, *step, span))?;
+            for ((step, span), row) in spans.into_iter().zip(rows) {
+                list.event(&complete(lane, row, step, span))?;
             }
         }
     }
     out.write_all(b"\n]}\n")
 }
 
+/// The most rows of a track: a rank has two neighbours in a pipeline.
+const ROWS: usize = 4;
+
 /// The rank, in the millions for what is not its host.
-fn thread(lane: &Lane, track: Track) -> usize {
-    1_000_000 * track as usize + lane.rank
+fn thread(lane: &Lane, track: Track, row: usize) -> usize {
+    1_000_000 * (ROWS * track as usize + row) + lane.rank
 }
 
-fn complete<'a>(lane: &Lane, step: u64, span: &Span) -> Event<'a, Place> {
+/// By span, its row in a track: the first where nothing else is then. Exchanges of several groups run at the same time, which a
+/// row cannot show.
+fn rows(spans: &[(u64, &Span)]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..spans.len()).collect();
+    order.sort_by_key(|&index| spans[index].1.start);
+    let (mut ends, mut rows) = ([0; ROWS], vec![0; spans.len()]);
+    for index in order {
+        let Span { start, end, .. } = *spans[index].1;
+        let row = ends.iter().position(|free| *free <= start).unwrap_or(ROWS - 1);
+        (rows[index], ends[row]) = (row, end);
+    }
+    rows
+}
+
+fn complete<'a>(lane: &Lane, row: usize, step: u64, span: &Span) -> Event<'a, Place> {
     // Both ends are rounded alike, so that spans that nest in nanoseconds still do in microseconds.
     let micros = |nanos: u64| nanos as f64 / 1e3;
     Event {
@@ -108,7 +134,7 @@ fn complete<'a>(lane: &Lane, step: u64, span: &Span) -> Event<'a, Place> {
         cat: Some(span.what.category().name()),
         ph: "X",
         pid: lane.process,
-        tid: thread(lane, span.track),
+        tid: thread(lane, span.track, row),
         ts: Some(micros(span.start)),
         dur: Some(micros(span.end - span.start)),
         args: Place { step, chunk: span.chunk, micro_batch: span.micro_batch },

@@ -4,6 +4,7 @@
 
 mod bubble;
 mod chrome;
+mod overlap;
 mod recorder;
 #[cfg(test)]
 mod tests;
@@ -11,5 +12,6 @@ mod what;
 
 pub use bubble::{busy, idle_share, measured_costs};
 pub use chrome::{Lane, write_chrome};
-pub use recorder::{DeviceClock, Mark, Recorder, Span, Track};
+pub use overlap::{Overlap, overlaps, summaries, summary, summary_file};
+pub use recorder::{DeviceClock, DeviceTimes, Mark, Recorder, Span, Track};
 pub use what::{Category, What};

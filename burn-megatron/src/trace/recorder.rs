@@ -24,24 +24,66 @@ pub struct Span {
     pub track: Track,
 }
 
-/// Whose time a span is. Spans of a host nest, as do those of its device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// Whose time a span is. Spans of a host nest, as do those of its device; exchanges run beside both, each kind on a track of its
+/// own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Track {
     /// The rank's thread, which on GPUs only issues work.
     #[default]
     Host,
-    /// The device that does the work.
+    /// The device that does the work, its waits for exchanges included.
     Device,
-    /// Exchanges that run beside the device's work.
-    Beside,
+    /// Weights, from the replicas.
+    Gathers,
+    /// Gradients, over the replicas.
+    Sums,
+    /// Activations and their gradients, over tensor parallel ranks.
+    TensorParallel,
+    /// To other stages.
+    Sends,
+    /// From other stages, the time included that the GPU waits for the other end.
+    Receives,
+}
+
+impl Track {
+    /// All of them, from top to bottom.
+    pub const ALL: [Track; 7] =
+        [Track::Host, Track::Device, Track::Gathers, Track::Sums, Track::TensorParallel, Track::Sends, Track::Receives];
+
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Track::Host => "host",
+            Track::Device => "compute",
+            Track::Gathers => "gathers of weights",
+            Track::Sums => "sums of gradients",
+            Track::TensorParallel => "tensor parallel",
+            Track::Sends => "sends",
+            Track::Receives => "receives",
+        }
+    }
+
+    /// Whether it is an exchange's.
+    pub fn is_beside(self) -> bool {
+        !matches!(self, Track::Host | Track::Device)
+    }
+}
+
+/// What a device has done since it was read last, in nanoseconds from the recorders' origin.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceTimes {
+    /// The time of each stamp.
+    pub stamps: Vec<u64>,
+    /// What was not between stamps: on which track, from when, until when.
+    pub others: Vec<(What, Track, u64, u64)>,
 }
 
 /// The clock of a device that works behind the host.
 pub trait DeviceClock: Send {
     /// Notes when the device comes here; a number for [`DeviceClock::read`], counted from 0 after each read.
     fn stamp(&mut self) -> usize;
-    /// Waits for the device: the time of each stamp, in nanoseconds from the recorders' origin, and what ran beside.
-    fn read(&mut self) -> (Vec<u64>, Vec<(What, u64, u64)>);
+    /// Waits for the device: the times of the stamps, its waits, and the exchanges beside it.
+    fn read(&mut self) -> DeviceTimes;
 }
 
 /// Notes spans of time, or nothing at all: switched off, it costs a branch.
@@ -126,23 +168,16 @@ impl Recorder {
     pub fn take(&mut self) -> Vec<Span> {
         let mut spans = std::mem::take(&mut self.spans);
         if let Some(device) = &mut self.device {
-            let (times, beside) = device.read();
+            let DeviceTimes { stamps, others } = device.read();
             let of_device = |(span, [start, end]): (Span, [usize; 2])| Span {
-                start: times[start],
-                end: times[end].max(times[start]),
+                start: stamps[start],
+                end: stamps[end].max(stamps[start]),
                 track: Track::Device,
                 ..span
             };
             spans.extend(self.stamped.drain(..).map(of_device));
-            let beside = beside.into_iter().map(|(what, start, end)| Span {
-                what,
-                chunk: None,
-                micro_batch: None,
-                start,
-                end,
-                track: Track::Beside,
-            });
-            spans.extend(beside);
+            let other = |(what, track, start, end)| Span { what, chunk: None, micro_batch: None, start, end, track };
+            spans.extend(others.into_iter().map(other));
         }
         spans
     }

@@ -4,7 +4,10 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::{Category, DeviceClock, Lane, Recorder, Span, Track, What, busy, idle_share, measured_costs, write_chrome};
+use super::{
+    Category, DeviceClock, DeviceTimes, Lane, Recorder, Span, Track, What, busy, idle_share, measured_costs,
+    write_chrome,
+};
 use crate::schedule::{Action, Costs, Link, Pass, Schedule, ScheduleKind, ScheduleSpec, simulate};
 
 fn span(what: What, start: u64, end: u64) -> Span {
@@ -109,7 +112,7 @@ fn only_the_innermost_span_counts() {
     assert_eq!(busy(&by_end), 60);
 }
 
-/// A device that is 1000 ns behind its host, and one gather beside it.
+/// A device that is 1000 ns behind its host, waits for a while, and has a gather and two messages beside it.
 struct Behind(u64);
 
 impl DeviceClock for Behind {
@@ -118,9 +121,15 @@ impl DeviceClock for Behind {
         self.0 as usize - 1
     }
 
-    fn read(&mut self) -> (Vec<u64>, Vec<(What, u64, u64)>) {
-        let times = (0..std::mem::take(&mut self.0)).map(|stamp| 1000 + 10 * stamp).collect();
-        (times, vec![(What::GatherParameters, 1005, 1040)])
+    fn read(&mut self) -> DeviceTimes {
+        let stamps = (0..std::mem::take(&mut self.0)).map(|stamp| 1000 + 10 * stamp).collect();
+        let others = vec![
+            (What::Wait, Track::Device, 1022, 1026),
+            (What::GatherParameters, Track::Gathers, 1005, 1040),
+            (What::Send, Track::Sends, 1010, 1030),
+            (What::Send, Track::Sends, 1000, 1020),
+        ];
+        DeviceTimes { stamps, others }
     }
 }
 
@@ -135,13 +144,21 @@ fn a_device_has_times_of_its_own_and_these_decide() {
         let spans = recorder.take();
         let of = |track| spans.iter().filter(|span| span.track == track).copied().collect::<Vec<_>>();
         let device: Vec<_> = of(Track::Device).iter().map(|span| (span.what, span.start, span.end)).collect();
-        assert_eq!(device, [(What::Recompute, 1010, 1020), (What::Backward, 1000, 1030)]);
-        assert_eq!((of(Track::Host).len(), busy(&spans)), (2, 30));
-        let beside = of(Track::Beside);
+        let expected = [(What::Recompute, 1010, 1020), (What::Backward, 1000, 1030), (What::Wait, 1022, 1026)];
+        assert_eq!(device, expected);
+        assert_eq!((of(Track::Host).len(), busy(&spans)), (2, 26), "standing still is not computing");
+        let beside = of(Track::Gathers);
         assert_eq!((beside[0].what, beside[0].start, beside[0].end), (What::GatherParameters, 1005, 1040));
         let events = read_back(&[Lane { process: 0, rank: 1, name: "rank 1".into(), steps: vec![(1, spans.clone())] }]);
         let names: Vec<_> = events.iter().filter_map(|event| event["args"]["name"].as_str()).collect();
-        assert_eq!(names, ["process 0", "rank 1", "rank 1, device", "rank 1, beside"]);
+        let tracks = ["compute", "gathers of weights", "sends", "sends (2)"].map(|track| format!("rank 1, {track}"));
+        assert_eq!(names, [&["process 0".into(), "rank 1".into()], &tracks[..]].concat());
+        // Two messages at the same time are in different rows, and no two threads are one.
+        let sends: Vec<_> = events.iter().filter(|event| event["name"] == "send").map(|event| &event["tid"]).collect();
+        assert!(sends.len() == 2 && sends[0] != sends[1], "{sends:?}");
+        let threads: Vec<_> = events.iter().filter(|event| event["name"] == "thread_name").collect();
+        let ids: std::collections::HashSet<_> = threads.iter().map(|event| event["tid"].as_u64()).collect();
+        assert_eq!(ids.len(), threads.len());
     }
     assert!(recorder.take_device().is_some());
 }

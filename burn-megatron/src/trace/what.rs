@@ -21,6 +21,12 @@ pub enum What {
     ReduceGradients,
     /// Sums over tensor-parallel ranks of gradients that are partial there.
     PartialSums,
+    /// Of activations or their gradients over tensor-parallel ranks, as are the next two.
+    AllGather,
+    ReduceScatter,
+    AllReduce,
+    /// Any other exchange.
+    Exchange,
     Norm,
     Update,
     /// Getting the rows of the batch.
@@ -44,7 +50,7 @@ pub enum Category {
 
 impl What {
     /// Everything.
-    pub const ALL: [What; 15] = [
+    pub const ALL: [What; 19] = [
         What::Forward,
         What::Backward,
         What::BackwardInput,
@@ -55,6 +61,10 @@ impl What {
         What::GatherParameters,
         What::ReduceGradients,
         What::PartialSums,
+        What::AllGather,
+        What::ReduceScatter,
+        What::AllReduce,
+        What::Exchange,
         What::Norm,
         What::Update,
         What::Data,
@@ -75,6 +85,10 @@ impl What {
             What::GatherParameters => "gather parameters",
             What::ReduceGradients => "reduce gradients",
             What::PartialSums => "partial sums",
+            What::AllGather => "all-gather",
+            What::ReduceScatter => "reduce-scatter",
+            What::AllReduce => "all-reduce",
+            What::Exchange => "exchange",
             What::Norm => "norm",
             What::Update => "update",
             What::Data => "data",
@@ -92,6 +106,7 @@ impl What {
             What::Send | What::Receive | What::GatherParameters | What::ReduceGradients | What::PartialSums => {
                 Category::Communication
             }
+            What::AllGather | What::ReduceScatter | What::AllReduce | What::Exchange => Category::Communication,
             What::Norm | What::Update => Category::Optimizer,
             What::Data | What::Wait | What::Step => Category::Other,
         }

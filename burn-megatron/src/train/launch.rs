@@ -103,7 +103,7 @@ where
     let (sizes, recompute, fp8) = (sizes.clone(), config.recompute.clone(), config.fp8.clone());
     let layers = sizes.dims().layers;
     let (precision, seed) = (config.training.dtype, config.training.seed);
-    let overlap = config.training.tp_comm_overlap;
+    let overlap = config.performance.tp_comm_overlap;
     move |rank, part| {
         let dtype = FloatDType::from(precision);
         let gpus = if fp8.format.is_some() && on_gpu(&rank.device) { gpus()? } else { vec![] };

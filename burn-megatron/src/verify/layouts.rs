@@ -2,7 +2,6 @@
 
 use super::Candidate;
 use super::candidate::{MODULES, full};
-use crate::engine::together;
 use crate::schedule::stages::StageLayout;
 use crate::schedule::{PipelineConfig, ScheduleKind};
 use backend_dist::mesh::ParallelLayout;
@@ -29,7 +28,6 @@ pub fn candidates(
     for layout in sizes(ranks).into_iter().filter(|layout| allowed(layout)) {
         for pipeline in pipelines(&layout, layers) {
             for accumulation in [1, 2, 4, 8] {
-                let splits = pipeline.schedule.is_some_and(ScheduleKind::splits_backward);
                 let reference = layout.world_size() * accumulation == 1;
                 let fits = global_batch.is_multiple_of(layout.dp * accumulation)
                     && pipeline.resolve(&layout, layers, accumulation).is_ok()
@@ -40,9 +38,6 @@ pub fn candidates(
                 }
                 for zero in if layout.dp > 1 { 0..=3 } else { 0..=0 } {
                     let layout = ParallelLayout { zero, ..layout.clone() };
-                    if splits && together(&layout, ScheduleKind::ZbH1).is_err() {
-                        continue;
-                    }
                     let recompute = recompute[list.len() % recompute.len()].clone();
                     list.push(Candidate { layout, accumulation, pipeline: pipeline.clone(), recompute });
                 }
@@ -106,7 +101,7 @@ mod tests {
         let four = names(4, 4);
         let has = |words: &[&str]| four.iter().any(|name| words.iter().all(|word| name.contains(word)));
         assert!(has(&["TP2 SP PP2", "zb-h1"]) && has(&["PP2", "DP2 ZeRO3", "1f1b"]) && has(&["PP4", "uniform2"]));
-        assert!(!has(&["ZeRO3", "zb-"]) && !has(&["TP3"]));
+        assert!(has(&["ZeRO3", "zb-"]) && !has(&["TP3"]));
         assert!(!four.contains(&"TP1".to_string()));
     }
 }

@@ -138,7 +138,7 @@ pub fn check(client: &Client, kernels: Kernels, problem: &Problem) -> Vec<Found>
         longest_key: shape.keys,
     });
     let (dropout, first_query) = (problem.dropout, problem.first_query);
-    let extras = Extras { element: kernels.half(), packed, dropout, first_query };
+    let extras = Extras { element: kernels.half(), packed, dropout, first_query, ..Default::default() };
     let statistic = if element == Element::F64 { Element::F64 } else { Element::F32 };
     let out = empty(client, shape.out_shape(), element);
     let lse = client.create_from_slice(&vec![0xff; shape.statistics_len() * statistic.size()]);

@@ -1,12 +1,13 @@
 //! The attention kernels.
 use super::{buffer, compile, hopper, settings};
 use cubecl_runtime::kernel::CubeKernel;
+use half::{bf16, f16};
 use kernels_cubecl::attention::forward::{self, ForwardPlan};
 use kernels_cubecl::attention::joint_gradient::{self, JointGradientPlan};
 use kernels_cubecl::attention::key_gradient::{self, Gradient, KeyGradientPlan};
 use kernels_cubecl::attention::query_gradient::{self, QueryGradientPlan};
 use kernels_cubecl::attention::variant::SizesCompilationArg;
-use kernels_cubecl::attention::{Half, Variant};
+use kernels_cubecl::attention::{Half, Variant, delta, draw, merge};
 
 /// Checks what must hold for every kernel with warpgroup MMAs.
 fn check(what: &str, kernel: impl CubeKernel, mmas: usize) {
@@ -136,6 +137,58 @@ fn key_gradient_overlaps_its_products() {
             check(&format!("{plan:?}"), kernel, variant.head_dim / 16 + mmas);
         }
     }
+}
+
+#[test]
+fn what_goes_around_the_products_compiles() {
+    macro_rules! rows {
+        ($element:ty, $dim:literal) => {{
+            let (b, none) = (buffer, Default::default());
+            let kernel = delta::delta::Delta::<$element>::new(
+                settings(),
+                hopper(),
+                none,
+                b(),
+                b(),
+                b(),
+                b(),
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                $dim,
+            );
+            compile(concat!("delta of ", stringify!($element)), kernel);
+            let (b, none) = (buffer, Default::default());
+            let kernel = merge::merge_kernel::MergeKernel::<$element>::new(
+                settings(),
+                hopper(),
+                none,
+                b(),
+                b(),
+                b(),
+                b(),
+                (),
+                (),
+                (),
+                (),
+                (),
+                $dim,
+            );
+            compile(concat!("merge of ", stringify!($element)), kernel);
+        }};
+    }
+    rows!(bf16, 128);
+    rows!(f16, 96);
+    rows!(bf16, 256);
+    let none = Default::default();
+    let kernel = draw::drop_keys::DropKeys::new(settings(), hopper(), none, buffer(), (), (), (), (), (), (), ());
+    let ptx = compile("drop keys", kernel);
+    assert!(ptx.contains("mul.lo.s64"), "64-bit keys are multiplied in 64 bits");
 }
 
 #[test]

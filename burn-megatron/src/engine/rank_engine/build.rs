@@ -1,7 +1,6 @@
 //! Puts a rank's engine together.
 
 use super::super::chunk::{Chunk, dtype_of};
-use super::super::layout::together;
 use super::RankEngine;
 use crate::engine::{EngineConfig, EngineError};
 use crate::optim::{LossScaler, Optimizer};
@@ -37,7 +36,6 @@ impl<M: CausalLm> RankEngine<M> {
         let plan = config.plan(layout.dp)?;
         let lr = config.lr.schedule(config.global_batch)?;
         let (spec, division) = config.pipeline.resolve(layout, dims.layers, plan.accumulation)?;
-        together(layout, spec.kind)?;
         let pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
         let (stages, replicas) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
         let placement = pipeline.placement();
@@ -54,7 +52,8 @@ impl<M: CausalLm> RankEngine<M> {
                 let model = build(part).map_err(|error| EngineError::Model(error.to_string().into()));
                 model.and_then(|model| ready().map(|()| model))
             })?;
-            chunks.push(Chunk::new(model, dims.layers, &config.recompute, zero, &mut buckets));
+            let in_place = dtype_of(&model).is_some_and(|dtype| Buffer::fits(&rank.device, dtype));
+            chunks.push(Chunk::new(model, dims.layers, &config.recompute, (zero, in_place), &mut buckets));
         }
         let fp8 = DelayedScaling::of_new_layers();
         // A stage without parameters learns the type from the others.
@@ -80,6 +79,7 @@ impl<M: CausalLm> RankEngine<M> {
         let engine = Self {
             chunks,
             optimizer,
+            actions: pipeline.posted().ranks.swap_remove(stages.rank()),
             fp8,
             pipeline,
             lr,

@@ -35,6 +35,7 @@ impl<M: CausalLm> RankEngine<M> {
                     loss_grad: 0.0,
                     loss_type: self.loss_type(),
                     place: (chunk, micro_batch),
+                    next: &[],
                     optimizer: &mut self.optimizer,
                     recorder: &mut self.recorder,
                     device: &self.rank.device,

@@ -11,7 +11,7 @@ use backend_dist::launch::{Rank, place};
 use backend_dist::mesh::{Axis, Mesh};
 
 use crate::metrics::{FlopsPerToken, LogFiles};
-use crate::trace::{Lane, Recorder, Span, idle_share, write_chrome};
+use crate::trace::{Lane, Recorder, Span, idle_share, summaries, summary_file, write_chrome};
 
 /// What is logged, and where.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,7 +21,7 @@ pub struct LogOptions {
     /// Folder for TensorBoard's event files, if they are wanted.
     pub tensorboard: Option<PathBuf>,
     /// File for the timeline of all ranks in the third to the fifth step, if it is wanted. <https://ui.perfetto.dev>
-    /// opens it.
+    /// opens it. A text file beside it says of each rank how much of its exchanges ran while it computed.
     pub trace: Option<PathBuf>,
     /// What a token costs, for teraflops and MFU.
     pub flops: Option<FlopsPerToken>,
@@ -36,7 +36,7 @@ impl LogOptions {
 }
 
 /// Which steps are traced, the same on all ranks.
-pub(super) struct Tracing {
+pub(crate) struct Tracing {
     file: PathBuf,
     origin: Instant,
     /// The same moment as all processes call it: nanoseconds since 1970.
@@ -65,14 +65,15 @@ impl Tracing {
             }
             let mut out = BufWriter::new(File::create(&self.file)?);
             write_chrome(&mut out, lanes)?;
-            out.flush()
+            out.flush()?;
+            std::fs::write(summary_file(&self.file), summaries(lanes))
         };
         write().map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", self.file.display())))
     }
 }
 
 /// A rank's part in the tracing.
-pub(super) struct Tracer<'a> {
+pub(crate) struct Tracer<'a> {
     tracing: Option<&'a Tracing>,
     /// The timelines of all ranks, on rank 0.
     lanes: Vec<Lane>,

@@ -20,6 +20,7 @@ pub use batches::{BatchStream, GlobalBatch};
 pub use evaluate::loss_over;
 pub use facade::Megatron;
 pub use logs::LogOptions;
+pub(crate) use logs::{Tracer, Tracing};
 pub use pretraining::Pretraining;
 pub use saving::{CheckpointOptions, Description, Resume};
 pub use weights::global_weights;

@@ -132,7 +132,12 @@ fn tied_weights_get_the_sum_of_their_gradients() {
             let stage = rank.group(Axis::Tp);
             let own =
                 Section { copies: 1, copy: stage.rank(), ..Section::replicated("e", &[3], Place { rank: 0, size: 1 }) };
-            let spec = || BucketSpec { key: 0, params: vec![ParamSpec::new(vec![own.clone()], false)], hidden: false };
+            let spec = || BucketSpec {
+                key: 0,
+                params: vec![ParamSpec::new(vec![own.clone()], false)],
+                hidden: false,
+                at_once: 1,
+            };
             let replicas = rank.group(Axis::DpCp);
             let config = OptimizerConfig::default();
             let buckets = vec![spec(), spec()];

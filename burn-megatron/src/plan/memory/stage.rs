@@ -23,7 +23,7 @@ pub(super) struct StageMemory {
 struct Piece {
     memory: UnitMemory,
     head: bool,
-    /// Gathered weights under ZeRO 3.
+    /// Gathered weights under ZeRO 3; on GPUs they have memory of their own.
     gathered: u64,
     /// Buffers that gradients are reduced in after each micro-batch, under ZeRO 2 and 3.
     reduced: u64,
@@ -65,7 +65,7 @@ impl StageMemory {
             Piece {
                 memory: UnitMemory::new(unit, job),
                 head: unit.head,
-                gathered: if zero == 3 { used(job.element) } else { 0 },
+                gathered: if zero == 3 && !job.gpu { used(job.element) } else { 0 },
                 reduced: if zero >= 2 && !job.gpu { used(wide) } else { 0 },
                 grows: if zero == 1 && !job.gpu { sum(owned, wide) - sum(owned, wide) / replicas } else { 0 },
             }
@@ -85,7 +85,13 @@ impl StageMemory {
         let pieces: Vec<Piece> = units.iter().zip(&owned).map(piece).collect();
         states.gradients -= pieces.iter().map(|piece| piece.grows).sum::<u64>();
         if zero >= 2 && job.gpu {
-            states.gradients += open_buckets(owned.iter().flatten().map(|bucket| flat(bucket, wide)));
+            states.gradients += turns(owned.iter().flatten().map(|bucket| (flat(bucket, wide), 1)));
+        }
+        if zero == 3 && job.gpu {
+            let of_unit = |unit: &Vec<Bucket>| -> Vec<(u64, u64)> {
+                unit.iter().map(|bucket| (flat(bucket, job.element), unit.len() as u64)).collect()
+            };
+            states.weights += turns(owned.iter().flat_map(of_unit));
         }
         Self {
             units: pieces,
@@ -161,12 +167,16 @@ impl StageMemory {
     }
 }
 
-/// On GPUs whole buckets of gradients lie in memory that is kept for the next bucket of this size: one that backward passes
-/// write to, and one whose sum over the replicas runs beside them.
-fn open_buckets(sizes: impl Iterator<Item = u64>) -> u64 {
-    let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
-    sizes.for_each(|size| *counts.entry(size).or_default() += 1);
-    counts.into_iter().map(|(size, count)| size * count.min(2)).sum()
+/// On GPUs whole buckets lie in memory that the next bucket of this size uses again. Of gradients there is one that backward
+/// passes write to, and one whose sum over the replicas runs beside them; of ZeRO 3's weights those that a pass uses, and as
+/// many that are gathered beside it. Given the size of each bucket and how many a pass uses at once.
+fn turns(buckets: impl Iterator<Item = (u64, u64)>) -> u64 {
+    let mut kinds: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+    for (size, at_once) in buckets {
+        let (count, most) = kinds.entry(size).or_default();
+        (*count, *most) = (*count + 1, at_once.max(*most));
+    }
+    kinds.into_iter().map(|(size, (count, most))| size * count.min(2 * most)).sum()
 }
 
 impl Piece {

@@ -68,6 +68,11 @@ fn a_run_that_goes_on_logs_every_step_once_and_traces_three() {
         assert_eq!(steps, [3, 4, 5].into());
     }
 
+    let overlap = fs::read_to_string(folder.join("trace.json.txt")).unwrap();
+    let of_rank = |rank: usize| overlap.lines().filter(|line| line.contains(&format!(", rank {rank} ("))).count();
+    assert_eq!([0, 1, 2, 3].map(of_rank), [3; 4], "{overlap}");
+    assert!(overlap.starts_with("step 3, rank 0 (") && overlap.contains(" ms, 0 % under compute"), "{overlap}");
+
     // As if it had been stopped after its second checkpoint.
     let from = Resume::From(folder.join("checkpoints/step_00000004"));
     let second = run("PP2 DP2", &folder.join("run")).resume(from).logs(logs(folder));
