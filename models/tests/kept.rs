@@ -50,7 +50,7 @@ const HEADS: usize = 8;
 const KV_HEADS: usize = 4;
 const HEAD_DIM: usize = 8;
 /// Nodes of the graph, shapes and the like, per block; a tensor of `[s, b, h]` has 65,536 bytes in fp32.
-const BOOKKEEPING: isize = 16_384;
+const BOOKKEEPING: isize = 20_480;
 
 fn block(activation: Activation, norm: NormKind) -> BlockConfig {
     let linear = LinearConfig { bias: false, init: Init::Normal { std: 0.1 } };

@@ -35,7 +35,7 @@ fn recipes_use_all_ranks_and_give_up_only_what_they_must() {
         (training.micro_batch, training.global_batch)
     };
     // Two rows for each GPU and step, in one micro-batch where that needs no recomputation that two would spare.
-    assert_eq!([batch(&[], 8, 1000), batch(&[], 8, 139), batch(&[], 2, 139)], [(2, 16), (2, 16), (1, 4)]);
+    assert_eq!([batch(&[], 8, 1000), batch(&[], 8, 139), batch(&[], 2, 139)], [(2, 16), (1, 16), (1, 4)]);
     let tensor: &[_] = &[("parallel.tensor-parallel", "2"), ("parallel.sequence-parallel", "true")];
     assert_eq!(batch(tensor, 2, 139), (2, 4));
     assert_eq!(batch(&[("parallel.zero", "2")], 2, 139), (1, 4));

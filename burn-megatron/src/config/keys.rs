@@ -204,8 +204,7 @@ pub const KEYS: &[Key] = {
         key("performance.tune-products", Flag, "false", "On GPUs: time cuBLASLt's algorithms for every matrix product of the first steps and keep the choice in ~/.cache/burn-megatron; runs with other choices differ in rounding"),
         key("performance.deterministic", Flag, "false", "On GPUs: take every sum in one order, so that two runs give the same bits; attention's backward pass is slower")
             .or(&["deterministic-mode"]),
-        key("performance.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products")
-            .or(&["tp-comm-overlap"]),
+        key("performance.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products"),
         key("evaluation.every", Count, "", "Steps between two evaluations; default: a tenth of training.steps")
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0 does none").or(&["eval-iters"]),

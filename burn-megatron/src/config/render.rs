@@ -23,7 +23,7 @@ impl RunConfig {
             for key in KEYS.iter().filter(|key| key.section() == section && key.path != "model.preset") {
                 let value = |path: &str| {
                     let (section, name) = path.split_once('.').unwrap_or_default();
-                    values[section][name].as_str().unwrap_or_default()
+                    values[section][name].as_str().unwrap_or(NONE)
                 };
                 if decider(key.path).is_some_and(|decider| !belongs(key.path, value(decider))) {
                     continue;

@@ -11,11 +11,9 @@ pub mod codec;
 pub mod ptx;
 pub mod transpose;
 
-use crate::pointwise::CubeShape;
+use crate::pointwise::UNITS;
 use cubecl::prelude::*;
 
-/// Units of a cube of the kernels that work on tiles.
-const UNITS: u32 = CubeShape::GPU.units;
 /// Eight numbers of 16 bits.
 type Vec8<E> = Vector<E, Const<8>>;
 

@@ -18,7 +18,7 @@ pub mod rope;
 pub mod swiglu;
 
 pub use cube::CubeShape;
-pub(crate) use cube::cube_max;
+pub(crate) use cube::{UNITS, cube_max};
 use cubecl::prelude::*;
 
 /// Most items of a kernel that has a unit for each, for 32-bit positions.
