@@ -65,6 +65,17 @@ impl KeyGradientPlan {
         if self.keys() { mma::ROWS * self.variant.value_width() / 2 } else { 0 }
     }
 
+    /// Queries whose statistics come with a block. The copy engine reads from multiples of 16 bytes on, so that those of packed
+    /// sequences begin up to three numbers early.
+    pub(super) fn line(&self) -> usize {
+        if self.variant.packed { self.block + 4 } else { self.block }
+    }
+
+    /// Numbers of one stage's statistics, a multiple of 128 bytes.
+    fn statistics(&self) -> usize {
+        (2 * self.line()).next_multiple_of(32)
+    }
+
     /// Whether queries may have to be hidden from a key that follow those it sees.
     fn bounded(&self) -> bool {
         self.variant.window || self.variant.packed
@@ -122,8 +133,8 @@ pub fn key_gradient(
     let mut v_smem = Shared::<[Pair]>::new_aligned_slice(comptime![usize::max(2 * v_tile, 32)], 1024usize);
     let mut q_ring = tile::ring(plan.stages, block, comptime![variant.key_width()]);
     let mut g_ring = tile::ring(plan.stages, block, comptime![variant.value_width()]);
-    let sums_smem = Shared::<[f32]>::new_aligned_slice(comptime![plan.stages * 2 * block], 128usize);
-    let draw_len = comptime![if variant.dropout { plan.stages * 2 * block } else { 32 }];
+    let sums_smem = Shared::<[f32]>::new_aligned_slice(comptime![plan.stages * plan.statistics()], 128usize);
+    let draw_len = comptime![if variant.dropout { plan.stages * plan.statistics() } else { 32 }];
     let drop_smem = Shared::<[u32]>::new_aligned_slice(draw_len, 128usize);
     sync_async_proxy_shared();
     sync_cube();
@@ -379,6 +390,12 @@ fn hide(scores: &mut Array<f32>, seen: &Seen, block_start: i32, #[comptime] plan
     }
 }
 
+/// How many numbers the statistics of a block begin early.
+#[cube]
+fn early(source: &Source, #[comptime] plan: KeyGradientPlan) -> u32 {
+    if comptime![plan.variant.packed] { source.row % 4 } else { 0u32.runtime() }
+}
+
 /// Starts the copy of the tiles of step `step`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
@@ -400,14 +417,15 @@ fn load(
     let head = source.head + step / source.steps;
     let row = (source.row + (source.first + step % source.steps) * comptime![block as u32]) as i32;
     let row_of_heads = source.batch * source.heads as i32 + head as i32;
-    let more = comptime![(8 * block) as u32 * (1 + variant.dropout as u32)];
-    let from = slot.stage * comptime![2 * block];
-    let to = from + comptime![2 * block];
+    let more = comptime![(8 * plan.line()) as u32 * (1 + variant.dropout as u32)];
+    let from = slot.stage * comptime![plan.statistics()];
+    let to = from + comptime![2 * plan.line()];
+    let from_row = row - early(source, plan) as i32;
     tile::load(q_ring, &slot, q, source.batch, head as i32, row, more, block, variant.head_dim);
     let full = barrier_at(&q_ring.full, slot.stage);
-    full.tma_load_3d(sums, statistics.sums.slice_mut(from, to), 0, row_of_heads, row);
+    full.tma_load_3d(sums, statistics.sums.slice_mut(from, to), 0, row_of_heads, from_row);
     if comptime![variant.dropout] {
-        full.tma_load_3d(drop_keys, statistics.drop_keys.slice_mut(from, to), 0, row_of_heads, row);
+        full.tma_load_3d(drop_keys, statistics.drop_keys.slice_mut(from, to), 0, row_of_heads, from_row);
     }
     tile::load(g_ring, &slot, out_gradient, source.batch, head as i32, row, 0u32, block, variant.value_dim);
 }
@@ -439,7 +457,8 @@ fn advance(
     let slot = tile::slot(step, plan.stages);
     let q_offset = tile::offset(&slot, block, comptime![variant.key_width()]);
     let g_offset = tile::offset(&slot, block, comptime![variant.value_width()]);
-    let column = slot.stage * comptime![2 * block] + ((UNIT_POS % 4) * 2) as usize;
+    let line = comptime![plan.line()];
+    let column = slot.stage * comptime![plan.statistics()] + (early(source, plan) + (UNIT_POS % 4) * 2) as usize;
 
     tile::arrived(q_ring, &slot);
     tile::issue_scores(&mut state.scores, at.k, at.q + q_offset, block, variant.head_dim, element);
@@ -487,7 +506,7 @@ fn advance(
             }
             if comptime![variant.dropout] {
                 let first = statistics.drop_keys[column + comptime![8 * i + j]];
-                let second = statistics.drop_keys[column + comptime![block + 8 * i + j]];
+                let second = statistics.drop_keys[column + comptime![line + 8 * i + j]];
                 #[unroll]
                 for half in 0..2usize {
                     let index = comptime![4 * i + 2 * half + j];
@@ -514,7 +533,7 @@ fn advance(
         for i in 0..comptime![block / 8] {
             #[unroll]
             for j in 0..2usize {
-                let delta = statistics.sums[column + comptime![block + 8 * i + j]];
+                let delta = statistics.sums[column + comptime![line + 8 * i + j]];
                 #[unroll]
                 for half in 0..2usize {
                     let index = comptime![4 * i + 2 * half + j];

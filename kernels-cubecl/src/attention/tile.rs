@@ -339,6 +339,7 @@ pub fn store(
             );
             stored.wait();
         }
+        sync_plane();
     } else if lane == 0 {
         #[unroll]
         for p in 0..comptime![width / PANEL] {
