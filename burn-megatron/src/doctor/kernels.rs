@@ -40,25 +40,25 @@ impl KernelCheck {
 /// Checks every operation on `device`, forward and all gradients, in bf16, f16, f32 and f64, and the gradients that are
 /// summed up in place and the initial weights where `device` makes them.
 ///
-/// An operation that panics is reported as one with an error of NaN; its message goes where panics go.
-pub fn check_kernels(device: &Device) -> Vec<KernelCheck> {
+/// An operation that panics is reported as one with an error of NaN; its message goes where panics go. `told` hears of each
+/// result at once.
+pub fn check_kernels(device: &Device, told: &mut dyn FnMut(&KernelCheck)) {
     let all = [DType::BF16, DType::F16, DType::F32, DType::F64];
-    let mut found = Vec::new();
     for (scale, dtypes) in [(Scale::ODD, &all[..]), (Scale::SMALL, &all[..]), (Scale::LLAMA_8B, &all[..1])] {
         for &dtype in dtypes {
-            found.extend(check_scale(device, &scale, dtype));
+            check_scale(device, &scale, dtype, told);
         }
     }
-    found.extend(all.iter().flat_map(|dtype| initial::check(device, *dtype)));
-    found
+    all.iter().flat_map(|dtype| initial::check(device, *dtype)).for_each(|check| told(&check));
 }
 
 /// All operations in the sizes of `scale`.
-fn check_scale(device: &Device, scale: &Scale, dtype: DType) -> Vec<KernelCheck> {
-    let mut found: Vec<KernelCheck> = cases(scale).iter().flat_map(|case| check(case, device, dtype)).collect();
-    found.extend(main_grads::check(device, scale, dtype));
-    found.extend(fp8::check(device, scale, dtype));
-    found
+fn check_scale(device: &Device, scale: &Scale, dtype: DType, told: &mut dyn FnMut(&KernelCheck)) {
+    for case in cases(scale) {
+        check(&case, device, dtype).iter().for_each(&mut *told);
+    }
+    main_grads::check(device, scale, dtype).iter().for_each(&mut *told);
+    fp8::check(device, scale, dtype).iter().for_each(told);
 }
 
 /// Where and in which precision a case is computed.

@@ -7,10 +7,12 @@ fn every_operation_on_the_cpu_is_within_its_bound() {
     let device = Device::flex();
     for dtype in [DType::BF16, DType::F16, DType::F32, DType::F64] {
         for scale in [TINY, Scale::ODD] {
-            let found = check_scale(&device, &scale, dtype);
-            assert!(found.len() > 50, "{} results", found.len());
-            let bad: Vec<&KernelCheck> = found.iter().filter(|check| !check.ok()).collect();
-            assert!(bad.is_empty(), "{bad:#?}");
+            let mut all = 0;
+            check_scale(&device, &scale, dtype, &mut |check| {
+                assert!(check.ok(), "{check:?}");
+                all += 1;
+            });
+            assert!(all > 50, "{all} results");
         }
     }
 }

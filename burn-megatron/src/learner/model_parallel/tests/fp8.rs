@@ -130,7 +130,8 @@ fn fp8_learns_what_f32_learns() {
         let found = losses(fp8.clone());
         for part in [0..100, 100..200, 200..300] {
             let (found, exact) = (mean(&found[part.clone()]), mean(&exact[part.clone()]));
-            assert!((found - exact).abs() < 0.01 * exact, "{:?}, steps {part:?}: {found}, not {exact}", fp8.recipe);
+            // Rounding leads elsewhere, at times to a lower loss.
+            assert!((0.97..1.005).contains(&(found / exact)), "{:?}, steps {part:?}: {found}, not {exact}", fp8.recipe);
         }
         assert!(found != exact);
     }
