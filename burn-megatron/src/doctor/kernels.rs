@@ -13,7 +13,7 @@ use backend_dist::ops::pull_back;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use cases::{Case, Scale, cases};
+use cases::{Case, Scale, attention_forms, cases};
 
 /// One result, the output of an operation or a gradient, against its reference.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +47,11 @@ pub fn check_kernels(device: &Device, told: &mut dyn FnMut(&KernelCheck)) {
     for (scale, dtypes) in [(Scale::ODD, &all[..]), (Scale::SMALL, &all[..]), (Scale::LLAMA_8B, &all[..1])] {
         for &dtype in dtypes {
             check_scale(device, &scale, dtype, told);
+        }
+    }
+    for dtype in [DType::BF16, DType::F32] {
+        for case in attention_forms(&Scale::SMALL) {
+            check(&case, device, dtype).iter().for_each(&mut *told);
         }
     }
     all.iter().flat_map(|dtype| initial::check(device, *dtype)).for_each(|check| told(&check));

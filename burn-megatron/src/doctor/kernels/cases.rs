@@ -98,7 +98,7 @@ fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     x.flatten(0, D - 1)
 }
 
-/// Every operation once, attention in the forms that differ.
+/// Every operation once.
 pub fn cases(scale: &Scale) -> Vec<Case> {
     let mut all = products(scale);
     all.extend(rows(scale));
@@ -217,36 +217,54 @@ fn attentions(scale: &Scale) -> Vec<Case> {
     let Scale { seq, batch, heads, head_dim, .. } = *scale;
     let tokens = scale.tokens();
     let causal = AttentionOptions::causal(head_dim);
+    let full = AttentionOptions { causal: false, ..causal };
+    let mut found = vec![
+        packed_attention(scale, "attention_packed", causal),
+        packed_attention(scale, "attention_packed, not causal", full),
+    ];
+    // As in a decoder: the queries are the last of the keys' positions.
+    let keys = seq + 5;
+    let kv = keys * batch * heads.kv_heads * head_dim;
+    let inputs = [("q", tokens * heads.heads * head_dim), ("k", kv), ("v", kv)];
+    let shape = format!("{}, {keys} keys", packed_shape(scale));
+    found.push(case("attention, earlier keys", shape, 3, &inputs, move |_, x| {
+        let q: Tensor<4> = x[0].clone().reshape([seq, batch, heads.heads, head_dim]);
+        let [k, v] = [1, 2].map(|i: usize| x[i].clone().reshape([keys, batch, heads.kv_heads, head_dim]));
+        flat(attention(q, k, v, causal))
+    }));
+    found
+}
+
+fn packed_shape(scale: &Scale) -> String {
+    let Scale { seq, batch, heads, head_dim, .. } = scale;
+    format!("[{seq}, {batch}, {} + 2 · {}, {head_dim}]", heads.heads, heads.kv_heads)
+}
+
+fn packed_attention(scale: &Scale, name: &'static str, options: AttentionOptions) -> Case {
+    let Scale { seq, batch, heads, head_dim, .. } = *scale;
+    let inputs = [("qkv", scale.tokens() * heads.total() * head_dim)];
+    case(name, packed_shape(scale), 3, &inputs, move |_, x| {
+        let input: Tensor<4> = x[0].clone().reshape([seq, batch, heads.total(), head_dim]);
+        flat(attention_packed(input, heads, options))
+    })
+}
+
+/// Attention in the forms that have kernels of their own. These take a GPU long to compile.
+pub fn attention_forms(scale: &Scale) -> Vec<Case> {
+    let Scale { seq, heads, head_dim, .. } = *scale;
+    let causal = AttentionOptions::causal(head_dim);
     let window = Some(seq / 3 + 1);
     // As on a rank that has some samples and heads of more.
     let dropout =
         Some(AttentionDropout { p: 0.1, seed: 7, first_sample: 3, first_head: heads.heads, heads: 2 * heads.heads });
     let forms = [
-        ("attention_packed", causal),
-        ("attention_packed, not causal", AttentionOptions { causal: false, ..causal }),
         ("attention_packed, window", AttentionOptions { window, ..causal }),
         ("attention_packed, window on both sides", AttentionOptions { window, causal: false, ..causal }),
         ("attention_packed, dropout", AttentionOptions { dropout, ..causal }),
         ("attention_packed, dropout and window", AttentionOptions { dropout, window, ..causal }),
     ];
-    let shape = format!("[{seq}, {batch}, {} + 2 · {}, {head_dim}]", heads.heads, heads.kv_heads);
-    let inputs = [("qkv", tokens * heads.total() * head_dim)];
-    let packed = |(name, options)| {
-        case(name, shape.clone(), 3, &inputs, move |_, x| {
-            let input: Tensor<4> = x[0].clone().reshape([seq, batch, heads.total(), head_dim]);
-            flat(attention_packed(input, heads, options))
-        })
-    };
-    let mut found: Vec<Case> = forms.into_iter().map(packed).collect();
-    // As in a decoder: the queries are the last of the keys' positions.
-    let keys = seq + 5;
-    let kv = keys * batch * heads.kv_heads * head_dim;
-    let inputs = [("q", tokens * heads.heads * head_dim), ("k", kv), ("v", kv)];
-    found.push(case("attention, earlier keys", format!("{shape}, {keys} keys"), 3, &inputs, move |_, x| {
-        let q: Tensor<4> = x[0].clone().reshape([seq, batch, heads.heads, head_dim]);
-        let [k, v] = [1, 2].map(|i: usize| x[i].clone().reshape([keys, batch, heads.kv_heads, head_dim]));
-        flat(attention(q, k, v, causal))
-    }));
+    let mut found: Vec<Case> =
+        forms.into_iter().map(|(name, options)| packed_attention(scale, name, options)).collect();
     found.extend(SIZES.map(|(name, sizes)| of_sizes(scale, name, sizes)));
     found
 }

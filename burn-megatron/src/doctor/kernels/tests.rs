@@ -18,6 +18,14 @@ fn every_operation_on_the_cpu_is_within_its_bound() {
 }
 
 #[test]
+fn every_form_of_attention_on_the_cpu_is_within_its_bound() {
+    for case in attention_forms(&TINY) {
+        let found = check(&case, &Device::flex(), DType::F32);
+        assert!(found.iter().all(KernelCheck::ok), "{found:#?}");
+    }
+}
+
+#[test]
 fn a_wrong_result_is_found() {
     let device = Device::flex();
     let mut twice = cases(&TINY).into_iter().find(|case| case.name == "rms_norm").unwrap();
