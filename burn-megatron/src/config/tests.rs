@@ -74,7 +74,7 @@ fn what_is_printed_reads_the_same() {
 
 #[test]
 fn every_key_is_printed_with_its_meaning() {
-    let adamw = "[training]\ndtype = \"f16\"\n[recompute]\ngranularity = \"full\"\n";
+    let adamw = "[training]\ndtype = \"f16\"\n[recompute]\ngranularity = \"full\"\n[fp8]\nformat = \"hybrid\"\n";
     let texts = [good(adamw, &[]), good("[recompute]\ngranularity = \"selective\"\n", &[("optimizer.kind", "muon")])];
     let texts = texts.map(|config| config.to_toml());
     for key in KEYS.iter().filter(|key| key.path != "model.preset") {

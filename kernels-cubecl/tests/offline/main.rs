@@ -8,7 +8,6 @@
 mod attention;
 mod fp8;
 mod pointwise;
-mod portable;
 mod random;
 
 use cubecl::Compiler;
