@@ -85,6 +85,7 @@ pub(crate) struct Cut {
 
 impl Cut {
     /// Parts that are not cut.
+    #[cfg(feature = "cuda")]
     pub(crate) fn whole(part: usize, parts: usize) -> Self {
         Self { part, parts, first: part }
     }
