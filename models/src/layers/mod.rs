@@ -23,4 +23,4 @@ pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use norm::{Norm, NormKind};
 pub use output::OutputLayer;
-pub use rope::{Angles, Llama3Scaling, RopeConfig, RotaryEmbedding};
+pub use rope::{Angles, Llama3Scaling, RopeConfig, RotaryEmbedding, rotate};
