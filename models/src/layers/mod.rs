@@ -9,6 +9,7 @@ mod embedding;
 mod fp32_norm;
 mod linear;
 mod mlp;
+pub mod moe;
 mod norm;
 mod output;
 mod rope;

@@ -1,0 +1,3 @@
+//! Mixtures of experts.
+
+pub mod stats;
