@@ -2,15 +2,17 @@
 
 mod build;
 mod evaluate;
+mod experts;
 mod fp8;
 mod state;
+mod untrained;
 
 use super::chunk::{Chunk, Output, Pass};
 use super::clock::device_clock;
 use super::losses::Losses;
 use super::mail::Mail;
 use super::report::LossSum;
-use super::{EngineConfig, EngineError, LossMean, StepReport, TokenBatch};
+use super::{EngineConfig, EngineError, ExpertLoad, ExpertSummary, LossMean, StepReport, TokenBatch};
 use crate::batch::BatchPlan;
 use crate::lr::LrSchedule;
 use crate::optim::{LossScaler, Optimizer, StepInfo, clip_factor};
@@ -19,10 +21,12 @@ use crate::trace::{Recorder, Span, What};
 use backend_dist::comm::Group;
 use backend_dist::gpu::release_memory;
 use backend_dist::launch::Rank;
+use backend_dist::mesh::GridKind;
 use backend_dist::ops::fp8::DelayedScaling;
 use backend_dist::shard::{ParamSpec, Unit, stable_hash};
 use burn::tensor::{DType, Tensor};
 use models::layers::DropoutKey;
+use models::layers::moe::stats;
 use models::{CausalLm, MicroBatch};
 pub use state::Position;
 use std::time::Instant;
@@ -44,8 +48,10 @@ pub struct RankEngine<M> {
     rank: Rank,
     /// Ranks that hold the same weights and see other tokens.
     replicas: Group,
-    /// Ranks that together hold the model.
-    model_parallel: Group,
+    /// By grid on which the model has parameters, the ranks that together hold these.
+    model_parallel: Vec<(GridKind, Group)>,
+    /// Of the last step.
+    loads: Vec<ExpertLoad>,
     stages: Group,
     /// First and last stage, which share the weight of tied embeddings.
     ends: Option<Group>,
@@ -154,6 +160,7 @@ impl<M: CausalLm> RankEngine<M> {
         // What a step that failed has left.
         self.optimizer.skip();
         self.chunks.iter_mut().for_each(Chunk::forget);
+        stats::take();
         let losses = self.passes(micro_batches)?;
         // A GPU waits for the host from the norm to the update: what else the ranks tell each other comes before or after.
         let tokens = LossSum { loss: 0.0, tokens: counted(micro_batches) }.total(&self.replicas).tokens;
@@ -184,6 +191,7 @@ impl<M: CausalLm> RankEngine<M> {
         }
         let loss = self.over_all(losses, micro_batches).mean();
         self.end_fp8_step();
+        self.end_routing_step();
 
         let step = self.step;
         self.step += 1;
@@ -193,7 +201,20 @@ impl<M: CausalLm> RankEngine<M> {
         if !std::mem::replace(&mut self.warm, true) {
             release_memory(&self.rank.device);
         }
-        Ok(StepReport { step, loss, grad_norm, clip_factor, lr, tokens, consumed, loss_scale, skipped, seconds })
+        let experts = ExpertSummary::of(&self.loads);
+        Ok(StepReport {
+            step,
+            loss,
+            grad_norm,
+            clip_factor,
+            lr,
+            tokens,
+            consumed,
+            loss_scale,
+            skipped,
+            seconds,
+            experts,
+        })
     }
 
     /// All passes of the schedule and all sums of gradients; this rank's losses.
@@ -287,7 +308,7 @@ impl<M: CausalLm> RankEngine<M> {
             first_sample: self.plan.rows(work.micro_batch, self.rank.coords.dp).start,
         };
         let mut pass = Pass {
-            of: &MicroBatch::with_dropout(Some(dropout)),
+            of: &MicroBatch { dropout: Some(dropout), auxiliary: self.auxiliary_grad(batch), ..MicroBatch::default() },
             keep: true,
             last,
             loss_grad: self.loss_grad(batch),
@@ -332,6 +353,12 @@ impl<M: CausalLm> RankEngine<M> {
                 scale / (batch.counted().max(1) * self.plan.accumulation * self.replicas.size()) as f64
             }
         }
+    }
+
+    /// The gradient of an auxiliary loss, a mean over the tokens of a micro-batch, in what is minimized: its share of the
+    /// global batch, before the division by the tokens of that.
+    fn auxiliary_grad(&self, batch: &TokenBatch) -> f64 {
+        self.loss_grad(batch) * batch.counted() as f64
     }
 
     /// What is partial over tensor-parallel ranks, then the tied embeddings

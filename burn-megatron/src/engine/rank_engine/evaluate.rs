@@ -6,6 +6,7 @@ use super::RankEngine;
 use crate::batch::BatchPlan;
 use crate::engine::{EngineError, EvalReport, TokenBatch};
 use crate::schedule::{Pass as Kind, Work};
+use models::layers::moe::stats;
 use models::{CausalLm, MicroBatch};
 
 impl<M: CausalLm> RankEngine<M> {
@@ -41,7 +42,7 @@ impl<M: CausalLm> RankEngine<M> {
                     device: &self.rank.device,
                     batch: rows,
                 };
-                match self.chunks[chunk].forward(&mut pass, input) {
+                match stats::paused(|| self.chunks[chunk].forward(&mut pass, input)) {
                     Output::Activation(activation) => mail.put(work, activation),
                     Output::Losses(values) => losses.extend([(micro_batch, values)]),
                 }
