@@ -9,6 +9,7 @@ mod embedding;
 mod fp32_norm;
 mod linear;
 mod mlp;
+pub mod moe;
 mod norm;
 mod output;
 mod rope;
@@ -21,6 +22,10 @@ pub use dropout::{Dropout, DropoutKey};
 pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabRows};
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 pub use mlp::{Activation, Mlp, MlpConfig};
+pub use moe::{
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, RouterConfig, Scores,
+    SharedExperts,
+};
 pub use norm::{Norm, NormKind};
 pub use output::OutputLayer;
 pub use rope::{Angles, Llama3Scaling, RopeConfig, RotaryEmbedding, rotate};
