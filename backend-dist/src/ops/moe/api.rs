@@ -29,7 +29,8 @@ pub fn all_to_all(x: Tensor<2>, send: &[usize], receive: &[usize], group: &Group
     if group.size() == 1 {
         return x;
     }
-    let exchange = |send: &[usize], receive: &[usize]| Exchange::AllToAll { send: send.into(), receive: receive.into() };
+    let exchange =
+        |send: &[usize], receive: &[usize]| Exchange::AllToAll { send: send.into(), receive: receive.into() };
     let (forward, backward) = (exchange(send, receive), exchange(receive, send));
     Tensor::from_dispatch(Dispatch::exchange(x.into_dispatch(), forward, Some(backward), group.clone()))
 }
@@ -54,11 +55,7 @@ pub fn router_logits(x: Tensor<2>, w: Tensor<2>) -> Tensor<2> {
 /// If the shapes do not fit.
 pub fn grouped_linear(x: Tensor<2>, w: Tensor<2>, counts: &Arc<[usize]>) -> Tensor<2> {
     check_groups(x.dims(), x.dims()[1], w.dims(), counts);
-    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_linear(
-        x.into_dispatch(),
-        w.into_dispatch(),
-        counts.clone(),
-    ))
+    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_linear(x.into_dispatch(), w.into_dispatch(), counts.clone()))
 }
 
 /// [`grouped_linear`] of `silu(gate) up p` for `x [rows, 2 in] = [gate | up]` and a factor `p [rows]` of each row, in f32 or

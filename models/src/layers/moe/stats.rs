@@ -91,6 +91,7 @@ fn added(sum: Option<Tensor<1>>, value: Tensor<1>) -> Tensor<1> {
 struct State {
     layers: BTreeMap<usize, Layer>,
     paused: bool,
+    taken: u64,
 }
 
 thread_local! {
@@ -124,9 +125,17 @@ pub fn paused<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
+/// How often [`take`] was called on this thread: another number in every step.
+pub(super) fn step() -> u64 {
+    STATE.with_borrow(|state| state.taken)
+}
+
 /// The counts of this thread, by layer; counting starts anew. Waits for the device once.
 pub fn take() -> Vec<Counts> {
-    let layers = STATE.with_borrow_mut(|state| std::mem::take(&mut state.layers));
+    let layers = STATE.with_borrow_mut(|state| {
+        state.taken += 1;
+        std::mem::take(&mut state.layers)
+    });
     let tensors = layers.values().flat_map(|layer| {
         let auxiliary = layer.auxiliary.values().map(|(sum, _)| sum);
         layer.entropy.iter().chain(auxiliary).cloned()
