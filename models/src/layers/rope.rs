@@ -1,4 +1,4 @@
-//! Rotary position embeddings: the angles, from the base or with Llama 3's scaling.
+//! Rotary position embeddings: the angles, from the base or with Llama 3's scaling or YaRN.
 //!
 //! All of it is fp32 whatever the model computes in, step by step as Hugging Face transformers does it on a CPU: that is
 //! what checkpoints were trained with, and at position 10,000 an angle of full precision is another one.
@@ -11,6 +11,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::trigonometry::{cos, sin};
+use super::yarn::YarnScaling;
 
 /// Llama 3.1's stretching of the low frequencies (Hugging Face transformers, `modeling_rope_utils.py`,
 /// `_compute_llama3_parameters`).
@@ -44,6 +45,22 @@ impl Llama3Scaling {
     }
 }
 
+/// A scaling of the rotary frequencies. In files each is told by its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum RopeScaling {
+    /// Llama 3.1's.
+    Llama3(Llama3Scaling),
+    /// YaRN.
+    Yarn(YarnScaling),
+}
+
+impl From<Llama3Scaling> for RopeScaling {
+    fn from(scaling: Llama3Scaling) -> Self {
+        Self::Llama3(scaling)
+    }
+}
+
 /// Which angles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeConfig {
@@ -52,18 +69,30 @@ pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f64,
     /// Scaling of the frequencies.
-    pub scaling: Option<Llama3Scaling>,
+    pub scaling: Option<RopeScaling>,
 }
 
 impl RopeConfig {
     /// Radians per position of each of the `head_dim / 2` rotated pairs.
     pub fn frequencies(&self) -> Vec<f32> {
-        let frequency = |pair: usize| {
+        let wave = |pair: usize| {
             let exponent = (2 * pair) as f32 / self.head_dim as f32;
-            let wave = f64::from(self.theta as f32).powf(exponent.into()) as f32;
-            self.scaling.map_or(wave.recip(), |scaling| scaling.apply(wave.recip()))
+            f64::from(self.theta as f32).powf(exponent.into()) as f32
         };
-        (0..self.head_dim / 2).map(frequency).collect()
+        let waves: Vec<f32> = (0..self.head_dim / 2).map(wave).collect();
+        match self.scaling {
+            None => waves.into_iter().map(f32::recip).collect(),
+            Some(RopeScaling::Llama3(scaling)) => waves.iter().map(|wave| scaling.apply(wave.recip())).collect(),
+            Some(RopeScaling::Yarn(scaling)) => scaling.frequencies(&waves, self.theta),
+        }
+    }
+
+    /// What cosines and sines are multiplied with.
+    fn factor(&self) -> f32 {
+        match self.scaling {
+            Some(RopeScaling::Yarn(scaling)) => scaling.attention_factor() as f32,
+            _ => 1.0,
+        }
     }
 }
 
@@ -80,6 +109,7 @@ pub struct Angles {
 #[derive(Clone, Debug)]
 pub struct RotaryEmbedding {
     frequencies: Vec<f32>,
+    factor: f32,
     last: Arc<Mutex<Option<(Key, Angles)>>>,
 }
 
@@ -95,7 +125,7 @@ struct Key {
 impl RotaryEmbedding {
     /// Angles for a configuration.
     pub fn new(config: &RopeConfig) -> Self {
-        Self { frequencies: config.frequencies(), last: Arc::default() }
+        Self { frequencies: config.frequencies(), factor: config.factor(), last: Arc::default() }
     }
 
     /// The angles of `positions` as tensors of a type on a device.
@@ -106,7 +136,7 @@ impl RotaryEmbedding {
             return angles.clone();
         }
         let table = |function: fn(f32) -> f32| {
-            let rows = positions.clone().flat_map(|p| self.frequencies.iter().map(move |f| function(p as f32 * f)));
+            let rows = positions.clone().flat_map(|p| self.frequencies.iter().map(move |f| function(p as f32 * f) * self.factor));
             let data = TensorData::new(rows.collect::<Vec<f32>>(), [positions.len(), self.frequencies.len()]);
             Tensor::from_data(data, (device, dtype))
         };
@@ -130,7 +160,7 @@ mod tests {
             high_freq_factor: 4.0,
             original_max_position_embeddings: 64,
         };
-        let config = RopeConfig { head_dim: 4, theta: 500_000.0, scaling: Some(scaling) };
+        let config = RopeConfig { head_dim: 4, theta: 500_000.0, scaling: Some(scaling.into()) };
         let frequencies = config.frequencies();
         assert_eq!(frequencies[0], 1.0);
         assert_eq!(frequencies[1], (500_000f64.sqrt() as f32).recip() / 8.0);
