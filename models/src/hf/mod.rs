@@ -3,6 +3,7 @@
 
 mod extras;
 mod reader;
+pub(crate) mod rope;
 
 pub(crate) use reader::ConfigReader;
 

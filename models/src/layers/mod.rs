@@ -10,6 +10,7 @@ mod fp32_norm;
 mod linear;
 mod mla;
 mod mlp;
+pub mod moe;
 mod norm;
 mod output;
 mod replicated;
@@ -25,6 +26,10 @@ pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabRows};
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 pub use mla::{LatentAttention, MlaConfig};
 pub use mlp::{Activation, Mlp, MlpConfig};
+pub use moe::{
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, RouterConfig, Scores,
+    SharedExperts,
+};
 pub use norm::{Norm, NormKind};
 pub use output::OutputLayer;
 pub use replicated::ReplicatedLinear;

@@ -234,6 +234,7 @@ impl ModelConfig for LlamaConfig {
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads,
             intermediate: self.intermediate_size,
+            experts: None,
             layers: self.num_hidden_layers,
             max_positions: None,
         }
