@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::layers::{Angles, FeedForward, Ffn, LatentAttention, LayerCache, MlaConfig, Norm, NormKind};
+use crate::layers::{Angles, Ffn, LatentAttention, LayerCache, MlaConfig, Mlp, Norm, NormKind};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -24,7 +24,7 @@ pub struct LatentBlock {
     input_layernorm: Norm,
     attention: LatentAttention,
     post_attention_layernorm: Norm,
-    mlp: FeedForward,
+    mlp: Mlp,
 }
 
 impl LatentBlock {
@@ -36,7 +36,10 @@ impl LatentBlock {
             input_layernorm: norm(params, "input_layernorm")?,
             attention: LatentAttention::new(params, &format!("{name}.attention"), &config.attention)?,
             post_attention_layernorm: norm(params, "post_attention_layernorm")?,
-            mlp: FeedForward::new(params, &format!("{name}.mlp"), &config.mlp)?,
+            mlp: match &config.mlp {
+                Ffn::Dense(c) => Mlp::new(params, &format!("{name}.mlp"), c)?,
+                Ffn::Moe(_) => panic!("moe"),
+            },
         })
     }
 
@@ -53,10 +56,10 @@ impl LatentBlock {
     fn around(
         &self,
         x: Tensor<3>,
-        batch: &MicroBatch,
+        _batch: &MicroBatch,
         attention: impl FnOnce(Tensor<3>, &Norm) -> Tensor<3>,
     ) -> Tensor<3> {
         let x = x.clone() + attention(x, &self.input_layernorm);
-        x.clone() + self.mlp.forward(x, &self.post_attention_layernorm, batch)
+        x.clone() + self.mlp.forward(x, &self.post_attention_layernorm)
     }
 }

@@ -4,6 +4,7 @@
 mod block;
 mod config;
 mod hf;
+mod megatron;
 mod model;
 mod mtp;
 mod rows;

@@ -100,13 +100,13 @@ impl CausalLm for DeepSeekV3 {
     /// The losses of the next token. Their gradient includes the losses of the modules that predict further tokens
     /// ([`with_mtp_losses`]); without gradients those are not computed.
     fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
-        let Head { norm, lm_head, mtp } = self.head();
+        let Head { norm, lm_head, .. } = self.head();
         let x = norm.forward(x);
         let losses = lm_head.token_losses(x.clone(), labels.clone().transpose(), None).transpose();
-        let Some(mtp) = mtp.as_ref().filter(|_| x.is_autodiff()) else { return losses };
-        let (angles, embed_tokens) = (self.angles(&x), self.embed_tokens.as_ref());
-        let modules = mtp.losses(x, &labels, embed_tokens, lm_head, &angles, batch);
-        with_mtp_losses(losses, modules, self.mtp_weight)
+        match x.is_autodiff() {
+            true => with_mtp_losses(losses, self.further_losses(x, &labels, batch), self.mtp_weight),
+            false => losses,
+        }
     }
 
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
@@ -130,6 +130,24 @@ impl CausalLm for DeepSeekV3 {
 }
 
 impl DeepSeekV3 {
+    /// The losses of the modules that predict further tokens, `[b, s]` each, from the activations after the last layer. The
+    /// `k`-th module's, counted from 1, at position `i` is `-log p(labels[b, i + k])`, and means nothing where the sequence
+    /// ends before.
+    ///
+    /// # Panics
+    /// If the part does not end with the head.
+    pub fn mtp_losses(&self, x: Tensor<3>, labels: &Tensor<2, Int>, batch: &MicroBatch) -> Vec<Tensor<2>> {
+        self.further_losses(self.head().norm.forward(x), labels, batch)
+    }
+
+    /// [`mtp_losses`](Self::mtp_losses) from normalised activations.
+    fn further_losses(&self, x: Tensor<3>, labels: &Tensor<2, Int>, batch: &MicroBatch) -> Vec<Tensor<2>> {
+        let Head { lm_head, mtp, .. } = self.head();
+        let Some(mtp) = mtp else { return Vec::new() };
+        let angles = self.angles(&x);
+        mtp.losses(x, labels, self.embed_tokens.as_ref(), lm_head, &angles, batch)
+    }
+
     /// The angles of the positions that the rank's activations `x` are of.
     fn angles(&self, x: &Tensor<3>) -> Angles {
         let seq = self.parallel.sequence_length(x.dims()[0]);

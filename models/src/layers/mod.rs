@@ -11,6 +11,7 @@ mod linear;
 mod mla;
 mod mlp;
 pub mod moe;
+mod mtp;
 mod norm;
 mod output;
 mod replicated;
@@ -30,6 +31,7 @@ pub use moe::{
     Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, RouterConfig, Scores,
     SharedExperts,
 };
+pub use mtp::{MtpProjection, ahead, with_mtp_losses};
 pub use norm::{Norm, NormKind};
 pub use output::OutputLayer;
 pub use replicated::ReplicatedLinear;

@@ -49,6 +49,9 @@ impl MtpProjection {
 /// `tokens [b, s]`, each at `by` positions before its own; zeros where there is none.
 pub fn ahead(tokens: Tensor<2, Int>, by: usize) -> Tensor<2, Int> {
     let [_, seq] = tokens.dims();
+    if by == 0 {
+        return tokens;
+    }
     let by = by.min(seq);
     let zeros = tokens.clone().narrow(1, 0, by).zeros_like();
     if by == seq { zeros } else { Tensor::cat(vec![tokens.narrow(1, by, seq - by), zeros], 1) }

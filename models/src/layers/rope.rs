@@ -136,7 +136,9 @@ impl RotaryEmbedding {
             return angles.clone();
         }
         let table = |function: fn(f32) -> f32| {
-            let rows = positions.clone().flat_map(|p| self.frequencies.iter().map(move |f| function(p as f32 * f) * self.factor));
+            let rows = positions
+                .clone()
+                .flat_map(|p| self.frequencies.iter().map(move |f| function(p as f32 * f) * self.factor));
             let data = TensorData::new(rows.collect::<Vec<f32>>(), [positions.len(), self.frequencies.len()]);
             Tensor::from_data(data, (device, dtype))
         };
