@@ -91,8 +91,9 @@ fn key(unit: Unit, layers: usize) -> usize {
     match unit {
         Unit::Tied => 0,
         Unit::Embedding => 1,
-        Unit::Layer(layer) => 2 + layer,
-        Unit::Head => 2 + layers,
+        Unit::Layer(layer) => 2 + 2 * layer,
+        Unit::Experts(layer) => 3 + 2 * layer,
+        Unit::Head => 2 + 2 * layers,
     }
 }
 
@@ -115,7 +116,7 @@ impl<M: CausalLm> Chunk<M> {
         let first = buckets.len();
         let own: Vec<_> = units.keys().copied().zip(first..).collect();
         buckets.extend(units.into_iter().map(|(unit, params)| {
-            let hidden = matches!(unit, Unit::Layer(_));
+            let hidden = unit.layer().is_some();
             BucketSpec { key: key(unit, layers), params, hidden, at_once: 1 }
         }));
         let mut seen: Vec<usize> = Vec::new();

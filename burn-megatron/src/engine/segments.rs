@@ -34,7 +34,7 @@ impl Link {
     pub fn uses(&self, unit: Unit) -> bool {
         match (self, unit) {
             (Link::Embedding, Unit::Tied | Unit::Embedding) | (Link::Head, Unit::Tied | Unit::Head) => true,
-            (Link::Layers(layers), Unit::Layer(layer)) => layers.contains(&layer),
+            (Link::Layers(layers), Unit::Layer(layer) | Unit::Experts(layer)) => layers.contains(&layer),
             _ => false,
         }
     }
@@ -91,5 +91,6 @@ mod tests {
         let users = |unit| segments.iter().filter(|segment| segment.link.uses(unit)).count();
         let units = [Unit::Tied, Unit::Embedding, Unit::Layer(0), Unit::Layer(2), Unit::Head, Unit::Layer(3)];
         assert_eq!(units.map(users), [2, 1, 1, 1, 1, 0]);
+        assert_eq!([Unit::Experts(2), Unit::Experts(3)].map(users), [1, 0]);
     }
 }
