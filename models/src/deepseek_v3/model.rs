@@ -93,7 +93,7 @@ impl CausalLm for DeepSeekV3 {
     }
 
     fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
-        let angles = self.angles(&x);
+        let angles = self.angles(&x, batch);
         self.layers[index - self.part.layers.start].forward(x, &angles, batch)
     }
 
@@ -104,7 +104,10 @@ impl CausalLm for DeepSeekV3 {
         let x = norm.forward(x);
         let losses = lm_head.token_losses(x.clone(), labels.clone().transpose(), None).transpose();
         match x.is_autodiff() {
-            true => with_mtp_losses(losses, self.further_losses(x, &labels, batch), self.mtp_weight),
+            true => {
+                let modules = self.further_losses(x, &labels, batch);
+                with_mtp_losses(losses, modules, self.mtp_weight, batch.context.as_ref())
+            }
             false => losses,
         }
     }
@@ -144,14 +147,15 @@ impl DeepSeekV3 {
     fn further_losses(&self, x: Tensor<3>, labels: &Tensor<2, Int>, batch: &MicroBatch) -> Vec<Tensor<2>> {
         let Head { lm_head, mtp, .. } = self.head();
         let Some(mtp) = mtp else { return Vec::new() };
-        let angles = self.angles(&x);
+        let angles = self.angles(&x, batch);
         mtp.losses(x, labels, self.embed_tokens.as_ref(), lm_head, &angles, batch)
     }
 
-    /// The angles of the positions that the rank's activations `x` are of.
-    fn angles(&self, x: &Tensor<3>) -> Angles {
-        let seq = self.parallel.sequence_length(x.dims()[0]);
-        self.rope.angles(0..seq, x.dtype(), &x.device())
+    /// The angles of the positions that activations `x` of the micro-batch are of.
+    fn angles(&self, x: &Tensor<3>, batch: &MicroBatch) -> Angles {
+        let [rows, samples, _] = x.dims();
+        let rows = self.parallel.sequence_length(rows);
+        self.rope.of_rows(batch, [rows, samples], x.dtype(), &x.device())
     }
 
     fn embedding(&self) -> &VocabParallelEmbedding {

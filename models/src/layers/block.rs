@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 
 use super::attention::{AttentionConfig, SelfAttention};
 use super::cache::LayerCache;
-use super::dropout::{Dropout, DropoutKey};
+use super::dropout::Dropout;
 use super::mlp::{Mlp, MlpConfig};
 use super::norm::{Norm, NormKind};
 use super::rope::Angles;
@@ -65,7 +65,7 @@ impl TransformerBlock {
 
     /// The block's output; see [`SelfAttention::forward`] for `angles`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
-        self.around(x, batch.dropout.as_ref(), |x, norm| self.attention.forward(x, norm, angles, batch))
+        self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch))
     }
 
     /// The same for positions that follow those in the cache; see [`SelfAttention::extend`].
@@ -76,18 +76,18 @@ impl TransformerBlock {
         angles: Option<&Angles>,
         cache: &mut LayerCache,
     ) -> Tensor<3> {
-        self.around(x, None, |x, norm| self.attention.extend(x, norm, at, angles, cache))
+        self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend(x, norm, at, angles, cache))
     }
 
     fn around(
         &self,
         x: Tensor<3>,
-        dropout: Option<&DropoutKey>,
+        batch: &MicroBatch,
         attention: impl FnOnce(Tensor<3>, &Norm) -> Tensor<3>,
     ) -> Tensor<3> {
         let attention = attention(x.clone(), &self.input_layernorm);
-        let x = x + self.attention_dropout.forward(attention, dropout);
+        let x = x + self.attention_dropout.forward(attention, batch);
         let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm);
-        x + self.mlp_dropout.forward(mlp, dropout)
+        x + self.mlp_dropout.forward(mlp, batch)
     }
 }

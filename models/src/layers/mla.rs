@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use backend_dist::ops::{AttentionOptions, Prologue, attention, rope_packed};
+use backend_dist::ops::{AttentionOptions, Prologue, attention};
 use backend_dist::shard::Init;
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -18,7 +18,7 @@ use super::linear::{
 };
 use super::norm::{Norm, NormKind};
 use super::replicated::ReplicatedLinear;
-use super::rope::Angles;
+use super::rope::{Angles, rotate};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
@@ -171,10 +171,9 @@ impl LatentAttention {
     fn heads(&self, [q, kv, shared]: [Tensor<3>; 3], angles: &Angles) -> [Tensor<4>; 3] {
         let Sizes { rotated, unrotated, value, heads, .. } = self.sizes;
         let [seq, batch, _] = q.dims();
-        let turn = |x: Tensor<4>, heads| rope_packed(x, angles.cos.clone(), angles.sin.clone(), heads);
-        let q = turn(q.reshape([seq, batch, heads, rotated + unrotated]), heads);
+        let q = rotate(q.reshape([seq, batch, heads, rotated + unrotated]), heads, angles);
         let kv = kv.reshape([seq, batch, heads, unrotated + value]);
-        let shared = turn(shared.reshape([seq, batch, 1, rotated]), 1).expand([seq, batch, heads, rotated]);
+        let shared = rotate(shared.reshape([seq, batch, 1, rotated]), 1, angles).expand([seq, batch, heads, rotated]);
         let k = Tensor::cat(vec![shared, kv.clone().narrow(3, 0, unrotated)], 3);
         [q, k, kv.narrow(3, unrotated, value)]
     }

@@ -1,5 +1,7 @@
 //! Sequences that several ranks share, and documents inside them.
 
+mod interim;
+pub use interim::attention_in_context;
 use std::ops::Range;
 use std::sync::Arc;
 
