@@ -37,7 +37,6 @@ fn verify_names_what_does_not_fit() {
         ("--layout PP3", "nearest legal: layers 3"),
         ("--layout EP2", "expert-parallel 2"),
         ("--layout CP3", "not a multiple of 6"),
-        ("--layout \"CP4 a2a\"", "nearest legal: heads over 2 ranks"),
         ("--layout XY2", "XY2"),
         ("--layout DP3", "--global-batch 8"),
         ("--steps 0", "nothing to verify"),
