@@ -154,17 +154,17 @@ pub fn run(case: &Case, micro_batches: usize) -> Found {
             let n = tokens as f64;
             let loss = match balance.over {
                 BalanceOver::MicroBatch => {
-                    (free.sum_dim(0) * tensor(counts[batch].clone(), [1, experts])).sum() / (n * n)
+                    (free.sum_dim(0) * tensor(counts[batch].clone(), [1, experts])).sum() * (1.0 / (n * n))
                 }
                 BalanceOver::Global => {
-                    let share = tensor(all.clone(), [1, experts]) / (n * micro_batches as f64);
-                    (free.sum_dim(0) * share).sum() / n
+                    let share = tensor(all.clone(), [1, experts]) * (1.0 / (n * micro_batches as f64));
+                    (free.sum_dim(0) * share).sum() * (1.0 / n)
                 }
                 BalanceOver::Sequence => {
                     let columns = samples * experts;
                     let counts = tensor(column_sums(&ones(x), columns), [1, columns]);
                     let sums = free.reshape([case.seq, columns]).sum_dim(0);
-                    (sums * counts).sum() / (case.seq * case.seq * samples) as f64
+                    (sums * counts).sum() * (1.0 / (case.seq * case.seq * samples) as f64)
                 }
             };
             total = total + loss * (scale * balance.coefficient * case.auxiliary);
