@@ -94,6 +94,12 @@ impl TensorParallel {
     pub fn sequence_length(&self, rows: usize) -> usize {
         if self.sequence { rows * self.size() } else { rows }
     }
+
+    /// Which of the positions of a tensor parallel region this rank has, if it has `rows` of them.
+    pub fn own_rows(&self, rows: usize) -> Range<usize> {
+        let first = if self.sequence { rows * self.group.rank() } else { 0 };
+        first..first + rows
+    }
 }
 
 /// A rank's place among the ranks that together hold the routed experts of a layer.
@@ -373,6 +379,17 @@ impl<'a> ParamBuilder<'a> {
     ) -> Result<Param<Tensor<D>>, BuildError> {
         let sequence = self.parallel.sequence;
         self.create(vec![(Section::replicated(name, &shape, self.place()), init)], sequence)
+    }
+
+    /// [`on_sequence`](Self::on_sequence) of several global tensors, one after the other along the first dimension.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub fn on_sequence_sections<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.create(sections, self.parallel.sequence)
     }
 
     /// A parameter that is whole on every rank and applied to each rank's own heads: every rank has the gradient of its

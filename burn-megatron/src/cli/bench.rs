@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(keys(" DP2 ZeRO1"), ("DP2 ZeRO1".into(), Some("1".into())));
         assert_eq!(keys("DP2 zero0"), ("DP2".into(), Some("0".into())));
         assert_eq!(keys("TP2 SP DP2"), ("TP2 SP DP2".into(), None));
-        assert!(listed("TP2 XP3").is_err() && listed("CP2").is_err());
+        assert!(listed("TP2 XP3").is_err() && listed("EP2").is_err());
         assert_eq!(of_layout(Path::new("runs/a.json"), "TP2 SP"), Path::new("runs/a-tp2-sp.json"));
     }
 }

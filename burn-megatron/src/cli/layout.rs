@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn what_does_not_run_is_refused() {
-        for flags in ["--context-parallel-size 2", "--expert-parallel 2", "--zero 4"] {
+        for flags in ["--context-parallel-size 0", "--expert-parallel 2", "--zero 4"] {
             let error = parse(flags).unwrap_err().to_string();
             let flag = flags.split_whitespace().next().unwrap().trim_start_matches("--").trim_end_matches("-size");
             assert!(error.contains(flag) && error.contains("nearest legal"), "{error}");

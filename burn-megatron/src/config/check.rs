@@ -36,7 +36,12 @@ impl RunConfig {
         note(layout_runs);
         if both {
             let dims = self.model.config.dims();
-            note(dims.check(layout, training.seq_length).map_err(|error| format!("model and parallel: {error}")));
+            let fits = dims.check(layout, training.seq_length);
+            let divides = fits.is_ok();
+            note(fits.map_err(|error| format!("model and parallel: {error}")));
+            if divides {
+                note(self.context.check(layout, &dims).map_err(|error| format!("context: {error}")));
+            }
         }
         let batches = self.engine().plan(layout.dp).map_err(|error| format!("training: {error}"));
         if let (true, Ok(batches)) = (both, &batches) {
@@ -118,9 +123,9 @@ impl RunConfig {
             note(Err(format!("data.tokenizer = {made} is made from data.text, which is not given")));
         }
         let knows_end = data.eod_id.is_some() || data.tokenizer.is_some();
-        note(demand(knows_end || !data.eod_mask_loss, || {
-            "data.eod-mask-loss needs data.eod-id, or a data.tokenizer that has such a token".into()
-        }));
+        for key in data.needs_end_of_document().into_iter().filter(|_| !knows_end) {
+            note(Err(format!("{key} needs data.eod-id, or a data.tokenizer that has such a token")));
+        }
     }
 }
 

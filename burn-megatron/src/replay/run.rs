@@ -193,7 +193,7 @@ pub fn replay(
     };
     let steps = oracle.steps.iter().enumerate().map(step).collect();
     // The first replica of every stage.
-    let stage = layout.tp * layout.dp;
+    let stage = layout.tp * layout.cp * layout.dp;
     let holders = ranks.iter().enumerate().filter(|(rank, _)| rank % stage < layout.tp);
     let weights = assemble(holders.flat_map(|(_, rank)| &rank.parameters)).map_err(TraceError::from)?;
     Ok(Replay { steps, weights: weight_difference(&weights, &last), tolerances: Tolerances::of(dtype) })

@@ -146,6 +146,7 @@ impl ModelConfig for GptConfig {
             heads: self.num_attention_heads,
             kv_heads: self.num_attention_heads,
             intermediate: self.intermediate_size,
+            experts: None,
             layers: self.num_hidden_layers,
             max_positions: Some(self.max_position_embeddings),
         }

@@ -175,7 +175,7 @@ impl LlamaConfig {
     }
 
     pub(super) fn rope(&self) -> RopeConfig {
-        RopeConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling }
+        RopeConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling.map(Into::into) }
     }
 
     pub(super) fn block(&self) -> BlockConfig {
@@ -234,6 +234,7 @@ impl ModelConfig for LlamaConfig {
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads,
             intermediate: self.intermediate_size,
+            experts: None,
             layers: self.num_hidden_layers,
             max_positions: None,
         }

@@ -20,7 +20,7 @@ pub fn global_weights<M: CausalLm>(
 ) -> Result<Option<BTreeMap<String, HostTensor>>, BoxError> {
     let own = parameters(engine);
     // The other replicas hold the same slices.
-    if rank.coords.dp != 0 {
+    if (rank.coords.dp, rank.coords.cp) != (0, 0) {
         return Ok(None);
     }
     let slices = rank.group(Axis::TpPp).all_gather_host(own);

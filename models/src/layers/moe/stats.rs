@@ -5,9 +5,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
 
 /// A loss that pushes a router towards balance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Auxiliary {
     /// Of the shares of tokens and probabilities of the experts (<https://arxiv.org/abs/2101.03961>).
     LoadBalancing,
@@ -30,7 +31,7 @@ pub struct Layer {
 }
 
 /// What a rank has counted in one layer.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counts {
     /// The layer, counted over the whole model.
     pub layer: usize,
@@ -125,8 +126,8 @@ pub fn paused<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// How often [`take`] was called on this thread: another number in every step.
-pub(super) fn step() -> u64 {
+/// How often [`take`] was called on this thread: another number in every step of training.
+pub fn step() -> u64 {
     STATE.with_borrow(|state| state.taken)
 }
 
@@ -195,6 +196,8 @@ mod tests {
             ..Counts::default()
         };
         assert_eq!(take(), [first, second]);
+        let step = step();
         assert!(take().is_empty() && is_counting());
+        assert_eq!(super::step(), step + 1);
     }
 }
