@@ -6,7 +6,9 @@ mod block;
 mod cache;
 mod dropout;
 mod embedding;
+mod feed_forward;
 mod fp32_norm;
+mod fp32_softmax;
 mod linear;
 mod mla;
 mod mlp;
@@ -24,12 +26,13 @@ pub use block::{BlockConfig, TransformerBlock};
 pub use cache::{KvCache, LayerCache};
 pub use dropout::{Dropout, DropoutKey};
 pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabRows};
+pub use feed_forward::FeedForward;
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 pub use mla::{LatentAttention, MlaConfig};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{
-    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, RouterConfig, Scores,
-    SharedExperts,
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, MoeLayer, RouterConfig,
+    Scores, SharedExperts,
 };
 pub use mtp::{MtpProjection, ahead, with_mtp_losses};
 pub use norm::{Norm, NormKind};

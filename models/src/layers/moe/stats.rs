@@ -5,9 +5,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
 
 /// A loss that pushes a router towards balance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Auxiliary {
     /// Of the shares of tokens and probabilities of the experts (<https://arxiv.org/abs/2101.03961>).
     LoadBalancing,
@@ -30,7 +31,7 @@ pub struct Layer {
 }
 
 /// What a rank has counted in one layer.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counts {
     /// The layer, counted over the whole model.
     pub layer: usize,
@@ -91,6 +92,7 @@ fn added(sum: Option<Tensor<1>>, value: Tensor<1>) -> Tensor<1> {
 struct State {
     layers: BTreeMap<usize, Layer>,
     paused: bool,
+    taken: u64,
 }
 
 thread_local! {
@@ -124,9 +126,17 @@ pub fn paused<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
+/// How often [`take`] was called on this thread: another number in every step of training.
+pub fn step() -> u64 {
+    STATE.with_borrow(|state| state.taken)
+}
+
 /// The counts of this thread, by layer; counting starts anew. Waits for the device once.
 pub fn take() -> Vec<Counts> {
-    let layers = STATE.with_borrow_mut(|state| std::mem::take(&mut state.layers));
+    let layers = STATE.with_borrow_mut(|state| {
+        state.taken += 1;
+        std::mem::take(&mut state.layers)
+    });
     let tensors = layers.values().flat_map(|layer| {
         let auxiliary = layer.auxiliary.values().map(|(sum, _)| sum);
         layer.entropy.iter().chain(auxiliary).cloned()
@@ -186,6 +196,8 @@ mod tests {
             ..Counts::default()
         };
         assert_eq!(take(), [first, second]);
+        let step = step();
         assert!(take().is_empty() && is_counting());
+        assert_eq!(super::step(), step + 1);
     }
 }
