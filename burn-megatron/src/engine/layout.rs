@@ -11,7 +11,7 @@ pub enum NotRunnable {
     Illegal(#[from] LayoutError),
     /// A kind of parallelism that is not there yet.
     #[error(
-        "{key} {value} does not run yet: this version trains with tensor, sequence, pipeline and data parallelism; nearest legal: {legal}"
+        "{key} {value} does not run yet: this version trains with tensor, sequence, expert, pipeline and data parallelism; nearest legal: {legal}"
     )]
     NotYet {
         /// Name of the size, as its flag is spelled.
@@ -29,14 +29,8 @@ pub enum NotRunnable {
 /// Naming the key and the nearest legal value.
 pub fn runnable(layout: &ParallelLayout) -> Result<(), NotRunnable> {
     layout.check()?;
-    let limits = [("context-parallel", layout.cp, 1), ("expert-parallel", layout.ep, 1)];
-    if let Some((key, value, legal)) = limits.into_iter().find(|(_, value, legal)| value > legal) {
-        return Err(NotRunnable::NotYet { key, value, legal });
+    if layout.cp > 1 {
+        return Err(NotRunnable::NotYet { key: "context-parallel", value: layout.cp, legal: 1 });
     }
-    match layout.etp {
-        Some(value) if value != layout.tp => {
-            Err(NotRunnable::NotYet { key: "expert-tensor-parallel", value, legal: layout.tp })
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
