@@ -145,6 +145,8 @@ pub struct ParamBuilder<'a> {
     /// That share the work of drawing: of dense parameters, and of experts.
     replicas: [Option<Group>; 2],
     expert_replicas: Group,
+    /// All ranks that build the same layers.
+    stage: Group,
     registry: Registry,
 }
 
@@ -173,6 +175,7 @@ impl<'a> ParamBuilder<'a> {
             fp8: None,
             replicas: [None, None],
             expert_replicas: rank.group(Axis::Edp),
+            stage: rank.group(Axis::TpDpCp),
             registry: Registry::default(),
         }
     }
@@ -211,6 +214,11 @@ impl<'a> ParamBuilder<'a> {
     /// What is created from here on belongs to `unit`.
     pub fn begin(&mut self, unit: Unit) {
         self.unit = unit;
+    }
+
+    /// What [`begin`](Self::begin) began.
+    pub fn unit(&self) -> Unit {
+        self.unit
     }
 
     /// Creates parameters without autodiff, for evaluation and generation only.
@@ -269,6 +277,11 @@ impl<'a> ParamBuilder<'a> {
     /// The ranks that routed experts are built for.
     pub fn experts(&self) -> &ExpertParallel {
         &self.experts
+    }
+
+    /// All ranks of the pipeline stage, with their parts of layers and samples.
+    pub fn stage(&self) -> &Group {
+        &self.stage
     }
 
     /// Place of this rank in the tensor parallel group.

@@ -12,7 +12,7 @@ use backend_dist::shard::Init;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use models::MicroBatch;
 use models::layers::{
-    Activation, AttentionConfig, BlockConfig, DropoutKey, LinearConfig, MlpConfig, NormKind, RopeConfig,
+    Activation, AttentionConfig, BlockConfig, DropoutKey, Ffn, LinearConfig, MlpConfig, NormKind, RopeConfig,
     RotaryEmbedding, TransformerBlock,
 };
 use models::recompute::Module::{self, CoreAttention, MlpActivation, Norms};
@@ -67,7 +67,7 @@ fn block(activation: Activation, norm: NormKind) -> BlockConfig {
             input: linear,
             output: linear,
         },
-        mlp: MlpConfig { hidden: HIDDEN, intermediate: FFN, activation, input: linear, output: linear },
+        mlp: Ffn::Dense(MlpConfig { hidden: HIDDEN, intermediate: FFN, activation, input: linear, output: linear }),
         norm,
         norm_eps: 1e-5,
         dropout: 0.1,

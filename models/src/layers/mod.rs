@@ -6,7 +6,9 @@ mod block;
 mod cache;
 mod dropout;
 mod embedding;
+mod feed_forward;
 mod fp32_norm;
+mod fp32_softmax;
 mod linear;
 mod mlp;
 pub mod moe;
@@ -20,11 +22,12 @@ pub use block::{BlockConfig, TransformerBlock};
 pub use cache::{KvCache, LayerCache};
 pub use dropout::{Dropout, DropoutKey};
 pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabRows};
+pub use feed_forward::FeedForward;
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{
-    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, RouterConfig, Scores,
-    SharedExperts,
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, MoeLayer, RouterConfig,
+    Scores, SharedExperts,
 };
 pub use norm::{Norm, NormKind};
 pub use output::OutputLayer;

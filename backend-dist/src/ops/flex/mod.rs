@@ -26,6 +26,7 @@ mod fp8;
 mod gemm;
 mod lanes;
 mod linear;
+mod moe;
 mod norm;
 mod output;
 mod parallel;
