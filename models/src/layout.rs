@@ -71,6 +71,22 @@ pub enum ModelLayoutError {
         /// The closest sequence lengths.
         nearest: Nearest,
     },
+    /// The ranks that share a sequence cannot have equal parts of it.
+    #[error(
+        "sequence length {seq} is not a multiple of {unit}: context-parallel {cp} cuts it into {} chunks, sequence \
+         parallelism what a rank has of it over its neighbours; nearest legal: {nearest}",
+        2 * .cp
+    )]
+    ContextLength {
+        /// Tokens of a sample.
+        seq: usize,
+        /// Context parallel size.
+        cp: usize,
+        /// What legal lengths are multiples of.
+        unit: usize,
+        /// The closest sequence lengths.
+        nearest: Nearest,
+    },
     /// The sequence is longer than the table of learned positions.
     #[error("sequence length {seq} exceeds the model's {max} learned positions; nearest legal: {max}")]
     TooLong {
@@ -99,14 +115,33 @@ pub enum ModelLayoutError {
         /// The refused size.
         ep: usize,
     },
-    /// The layout uses a kind of parallelism that the models do not have yet.
-    #[error("{key} {size}: these models run tensor, sequence, pipeline and data parallel only; nearest legal: 1")]
-    Unsupported {
-        /// Name of the size, as its flag is spelled.
-        key: &'static str,
-        /// The refused size.
-        size: usize,
-    },
+}
+
+/// What the length of a sequence must be a multiple of: a context parallel rank has two chunks of it, and sequence
+/// parallelism cuts what such a rank has over the tensor parallel ranks.
+pub fn sequence_unit(layout: &ParallelLayout) -> usize {
+    let parts = if layout.sequence_parallel() { layout.tp } else { 1 };
+    match layout.cp {
+        1 => parts,
+        cp if parts.is_multiple_of(2) => cp * parts,
+        cp => 2 * cp * parts,
+    }
+}
+
+/// Whether the ranks of a layout can have equal parts of sequences of `seq` tokens.
+///
+/// # Errors
+/// With the nearest legal lengths.
+pub fn check_sequence(layout: &ParallelLayout, seq: usize) -> Result<(), ModelLayoutError> {
+    let unit = sequence_unit(layout);
+    if seq.is_multiple_of(unit) {
+        return Ok(());
+    }
+    let nearest = Nearest::where_legal(seq, seq + unit, |seq| seq.is_multiple_of(unit));
+    Err(match layout.cp {
+        1 => ModelLayoutError::SequenceLength { seq, tp: layout.tp, nearest },
+        cp => ModelLayoutError::ContextLength { seq, cp, unit, nearest },
+    })
 }
 
 impl ModelDims {
@@ -135,20 +170,12 @@ impl ModelDims {
     /// # Errors
     /// Names what does not fit and the nearest legal values.
     pub fn check(&self, layout: &ParallelLayout, seq: usize) -> Result<(), ModelLayoutError> {
-        if layout.cp != 1 {
-            return Err(ModelLayoutError::Unsupported { key: "context-parallel", size: layout.cp });
-        }
         self.check_tp(layout.tp)?;
         self.check_experts(layout)?;
         if let Some(max) = self.max_positions.filter(|max| seq > *max) {
             return Err(ModelLayoutError::TooLong { seq, max });
         }
-        if layout.sequence_parallel() && !seq.is_multiple_of(layout.tp) {
-            let tp = layout.tp;
-            let nearest = Nearest::where_legal(seq, seq + tp, |seq| seq.is_multiple_of(tp));
-            return Err(ModelLayoutError::SequenceLength { seq, tp, nearest });
-        }
-        Ok(())
+        check_sequence(layout, seq)
     }
 
     /// Whether the experts can be divided as a layout says.
@@ -234,14 +261,17 @@ mod tests {
         );
         assert_eq!(refuse("TP1", 65), "sequence length 65 exceeds the model's 64 learned positions; nearest legal: 64");
         assert_eq!(
-            refuse("CP2", 64),
-            "context-parallel 2: these models run tensor, sequence, pipeline and data parallel only; nearest legal: 1"
+            refuse("CP4", 60),
+            "sequence length 60 is not a multiple of 8: context-parallel 4 cuts it into 8 chunks, sequence parallelism what \
+             a rank has of it over its neighbours; nearest legal: 56, 64"
         );
+        assert!(refuse("TP4 SP CP2", 60).contains("not a multiple of 8"));
+        assert!(refuse("EP2 DP2", 64).contains("expert-parallel 2"));
     }
 
     #[test]
     fn legal_layouts_pass() {
-        for layout in ["TP1", "TP2 SP", "TP4 SP DP2", "TP12"] {
+        for layout in ["TP1", "TP2 SP", "TP4 SP DP2", "TP12", "CP3", "TP2 SP CP5"] {
             assert_eq!(DIMS.check(&layout.parse().unwrap(), 60), Ok(()), "{layout}");
         }
         assert_eq!(DIMS.check(&"TP4".parse().unwrap(), 63), Ok(()));

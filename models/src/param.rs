@@ -94,6 +94,12 @@ impl TensorParallel {
     pub fn sequence_length(&self, rows: usize) -> usize {
         if self.sequence { rows * self.size() } else { rows }
     }
+
+    /// Which of the positions of a tensor parallel region this rank has, if it has `rows` of them.
+    pub fn own_rows(&self, rows: usize) -> Range<usize> {
+        let first = if self.sequence { rows * self.group.rank() } else { 0 };
+        first..first + rows
+    }
 }
 
 /// A rank's place among the ranks that together hold the routed experts of a layer.

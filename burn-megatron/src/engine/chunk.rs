@@ -1,16 +1,19 @@
 //! A stage of the model on this rank: its passes, segment by segment.
 
-use super::TokenBatch;
+use super::ContextConfig;
 use super::segments::{Link, Segment, segments};
+use super::share::Share;
 use crate::optim::{BucketSpec, Optimizer};
 use crate::schedule::Pass as Kind;
 use crate::trace::{Recorder, What};
+use backend_dist::ops::context::ContextParallel;
 use backend_dist::ops::{Tape, weight_grads};
 use backend_dist::shard::Unit;
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use models::layers::moe::stats;
 use models::{CausalLm, MicroBatch, Recompute};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 /// A stage's model and what its passes have left for later ones.
@@ -64,9 +67,10 @@ pub(super) struct Pass<'a> {
     pub recorder: &'a mut Recorder,
     /// Without autodiff.
     pub device: &'a Device,
-    pub batch: &'a TokenBatch,
-    /// What layers must know of the micro-batch.
-    pub of: &'a MicroBatch,
+    /// This rank's part of the micro-batch.
+    pub share: &'a Share,
+    /// How layers reach across context parallel ranks.
+    pub context: &'a ContextConfig,
     /// A backward pass will follow.
     pub keep: bool,
     /// No other pass of the step adds to this stage's gradients.
@@ -241,7 +245,7 @@ impl<M: CausalLm> Chunk<M> {
                 self.open(index, pass);
             }
             let back = || match self.steps[index].segment.link {
-                Link::Head => tape.pull_back(pass.batch.weights(pass.loss_grad, pass.device, pass.loss_type)),
+                Link::Head => tape.pull_back(pass.share.tokens.weights(pass.loss_grad, pass.device, pass.loss_type)),
                 _ => tape.pull_back(dy.take().expect("the segment after this one made its gradient")),
             };
             let (mut grads, deferred) = match defer {
@@ -382,15 +386,29 @@ fn leaf(x: Tensor<3>) -> Tensor<3> {
 fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pass: &Pass, tracked: bool) -> Output {
     let input = || x.expect("only the embedding has no input");
     let device = if tracked { pass.device.clone().autodiff() } else { pass.device.clone() };
+    let Share { tokens, of, .. } = pass.share;
     match link {
-        Link::Embedding => Output::Activation(model.embed(pass.batch.tokens_on(&device), pass.of)),
+        Link::Embedding => Output::Activation(model.embed(tokens.tokens_on(&device), of)),
         Link::Layers(layers) => {
-            Output::Activation(layers.clone().fold(input(), |x, layer| model.layer(layer, x, pass.of)))
+            let layer = |x, layer| model.layer(layer, x, &of_layer(of, pass.context, layer));
+            Output::Activation(layers.clone().fold(input(), layer))
         }
         Link::Head => {
-            let losses = model.head_losses(input(), pass.batch.labels_on(&device), pass.of);
+            let losses = model.head_losses(input(), tokens.labels_on(&device), of);
             Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) })
         }
+    }
+}
+
+/// What a layer must know of a micro-batch, with its own way across the context parallel ranks.
+fn of_layer<'a>(of: &'a MicroBatch, how: &ContextConfig, layer: usize) -> Cow<'a, MicroBatch> {
+    let comm = how.of_layer(layer);
+    match &of.context {
+        Some(context) if context.comm != comm => {
+            let context = Some(ContextParallel { comm, ..context.clone() });
+            Cow::Owned(MicroBatch { context, ..of.clone() })
+        }
+        _ => Cow::Borrowed(of),
     }
 }
 

@@ -27,6 +27,7 @@ impl Job {
         let ranks_rows = self.engine.global_batch / candidate.layout.dp;
         EngineConfig {
             micro_batch: (ranks_rows / candidate.accumulation).max(1),
+            context: candidate.context.clone(),
             pipeline: candidate.pipeline.clone(),
             recompute: candidate.recompute.clone(),
             ..self.engine.clone()

@@ -86,10 +86,9 @@ impl TransformerBlock {
         batch: &MicroBatch,
         attention: impl FnOnce(Tensor<3>, &Norm) -> Tensor<3>,
     ) -> Tensor<3> {
-        let dropout = batch.dropout.as_ref();
         let attention = attention(x.clone(), &self.input_layernorm);
-        let x = x + self.attention_dropout.forward(attention, dropout);
+        let x = x + self.attention_dropout.forward(attention, batch);
         let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm, batch);
-        x + self.mlp_dropout.forward(mlp, dropout)
+        x + self.mlp_dropout.forward(mlp, batch)
     }
 }

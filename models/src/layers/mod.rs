@@ -31,4 +31,4 @@ pub use moe::{
 };
 pub use norm::{Norm, NormKind};
 pub use output::OutputLayer;
-pub use rope::{Angles, Llama3Scaling, RopeConfig, RotaryEmbedding};
+pub use rope::{Angles, Llama3Scaling, RopeConfig, RotaryEmbedding, rotate};

@@ -1,4 +1,18 @@
-//! Sequences that several ranks share, and documents inside them.
+//! Sequences that several ranks share, and documents inside them: attention as if one rank had all positions.
+//!
+//! [`plan`] says which queries meet which keys in which call of a kernel, [`kernels`] computes a call and merges results,
+//! [`ways`] brings the keys to the queries, and [`node`] makes one node of the graph of it.
+
+mod api;
+mod heads;
+pub(crate) mod kernels;
+pub(crate) mod neighbours;
+mod node;
+mod partial;
+pub(crate) mod plan;
+mod ways;
+
+pub use api::{attention_in_context, attention_over_context};
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,6 +34,50 @@ pub enum CpCommType {
         /// Ranks of a block.
         inner: usize,
     },
+}
+
+impl CpCommType {
+    /// Whether `size` ranks can share the sequences of layers with `heads` query heads a rank in this way.
+    ///
+    /// # Errors
+    ///
+    /// Says what does not divide what, and the nearest sizes that do.
+    pub fn check(self, size: usize, heads: usize) -> Result<(), String> {
+        let inner = self.ranks_of_block(size);
+        let name = match self {
+            Self::P2p | Self::AllGather => return Ok(()),
+            Self::A2a => "a2a",
+            Self::A2aP2p { .. } => "a2a+p2p",
+        };
+        if inner == 0 || !size.is_multiple_of(inner) {
+            let legal = nearest(inner, |n| size.is_multiple_of(n), size);
+            return Err(format!("{name}: blocks of {inner} do not divide {size} ranks; nearest legal: {legal}"));
+        }
+        if !heads.is_multiple_of(inner) {
+            let legal = nearest(inner, |n| heads.is_multiple_of(n), heads);
+            return Err(format!(
+                "{name}: {inner} ranks do not divide the {heads} query heads of a rank; nearest legal: {legal}. p2p and \
+                 all_gather take any number of heads"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Ranks inside which heads are exchanged, of `size` ranks.
+    fn ranks_of_block(self, size: usize) -> usize {
+        match self {
+            Self::P2p | Self::AllGather => 1,
+            Self::A2a => size,
+            Self::A2aP2p { inner } => inner,
+        }
+    }
+}
+
+/// The numbers next to `value` that are legal, up to `most`, which is.
+fn nearest(value: usize, is_legal: impl Fn(usize) -> bool, most: usize) -> String {
+    let below = (1..value.min(most + 1)).rev().find(|&n| is_legal(n));
+    let above = (value + 1..=most).find(|&n| is_legal(n));
+    below.into_iter().chain(above).map(|n| n.to_string()).collect::<Vec<_>>().join(" or ")
 }
 
 /// The ranks that share sequences, and how attention reaches across them.
@@ -95,6 +153,17 @@ mod tests {
     fn the_first_rank_has_the_first_and_the_last_chunk() {
         assert_eq!([zigzag(0, 2, 4), zigzag(1, 2, 4)], [[0..2, 6..8], [2..4, 4..6]]);
         assert_eq!(zigzag(0, 1, 5), [0..2, 2..5]);
+    }
+
+    #[test]
+    fn refusals_name_legal_sizes() {
+        assert_eq!(CpCommType::A2a.check(4, 8), Ok(()));
+        assert_eq!(CpCommType::P2p.check(4, 7), Ok(()));
+        let refused = |comm: CpCommType, size, heads| comm.check(size, heads).expect_err("does not divide");
+        assert!(refused(CpCommType::A2a, 4, 6).contains("4 ranks do not divide the 6 query heads"));
+        assert!(refused(CpCommType::A2a, 4, 6).contains("nearest legal: 3 or 6"));
+        assert!(refused(CpCommType::A2aP2p { inner: 3 }, 4, 6).contains("nearest legal: 2 or 4"));
+        assert!(refused(CpCommType::A2aP2p { inner: 0 }, 4, 6).contains("nearest legal: 1"));
     }
 
     proptest! {

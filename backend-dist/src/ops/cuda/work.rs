@@ -49,7 +49,7 @@ fn noted(
     let (name, products, tensors) = if backward { ("attention gradient", 5, 8) } else { ("attention", 2, 4) };
     operation(near, || {
         let seen: usize =
-            (0..queries).map(|i| options.visible(i, keys)).map(|(low, high)| high.saturating_sub(low)).sum();
+            (0..queries as i64).map(|i| options.visible(i, keys)).map(|(low, high)| high.saturating_sub(low)).sum();
         let bytes = tensors * queries * heads * head_dim * near.dtype.size();
         let precision = if near.dtype.size() == 2 { Precision::Half } else { Precision::Single };
         Operation::attention(name, precision, [seen * heads, head_dim, products], bytes)

@@ -35,6 +35,7 @@ impl<M: CausalLm> RankEngine<M> {
         let ready = || rank.device.sync().map_err(|error| EngineError::Model(error.to_string().into()));
         phase(Phase::Device, ready)?;
         let plan = config.plan(layout.dp)?;
+        config.context.check(layout, dims)?;
         let lr = config.lr.schedule(config.global_batch)?;
         let (spec, division) = config.pipeline.resolve(layout, dims.layers, plan.accumulation)?;
         let pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
@@ -109,6 +110,7 @@ impl<M: CausalLm> RankEngine<M> {
             loads: Vec::new(),
             elements: stages.all_gather_host(elements).into_iter().sum(),
             stages,
+            context: (layout.cp > 1).then(|| rank.group(Axis::Cp)),
             ends: rank.ends(Axis::Pp),
             dtype,
             runs_ahead: Buffer::fits(&rank.device, DType::F32),
