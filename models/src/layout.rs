@@ -266,7 +266,7 @@ mod tests {
              a rank has of it over its neighbours; nearest legal: 56, 64"
         );
         assert!(refuse("TP4 SP CP2", 60).contains("not a multiple of 8"));
-        assert!(refuse("EP2 DP2", 64).contains("expert-parallel 2"));
+        assert!(refuse("EP2", 64).contains("expert-parallel 2"));
     }
 
     #[test]

@@ -381,6 +381,17 @@ impl<'a> ParamBuilder<'a> {
         self.create(vec![(Section::replicated(name, &shape, self.place()), init)], sequence)
     }
 
+    /// [`on_sequence`](Self::on_sequence) of several global tensors, one after the other along the first dimension.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub fn on_sequence_sections<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.create(sections, self.parallel.sequence)
+    }
+
     /// A parameter that is whole on every rank and applied to each rank's own heads: every rank has the gradient of its
     /// heads only.
     ///

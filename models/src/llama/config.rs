@@ -175,7 +175,7 @@ impl LlamaConfig {
     }
 
     pub(super) fn rope(&self) -> RopeConfig {
-        RopeConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling }
+        RopeConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling.map(Into::into) }
     }
 
     pub(super) fn block(&self) -> BlockConfig {

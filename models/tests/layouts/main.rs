@@ -1,6 +1,7 @@
 //! Every layout gives the losses, logits and gradients of one rank, to rounding in `f64`.
 
 mod cache;
+mod deepseek;
 mod fp8;
 mod half;
 mod harness;
