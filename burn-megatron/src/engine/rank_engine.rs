@@ -2,8 +2,10 @@
 
 mod build;
 mod evaluate;
+mod experts;
 mod fp8;
 mod state;
+mod untrained;
 
 use super::chunk::{Chunk, Output, Pass};
 use super::clock::device_clock;
@@ -11,7 +13,7 @@ use super::losses::Losses;
 use super::mail::Mail;
 use super::report::LossSum;
 use super::share::Share;
-use super::{EngineConfig, EngineError, LossMean, StepReport, TokenBatch};
+use super::{EngineConfig, EngineError, ExpertLoad, ExpertSummary, LossMean, StepReport, TokenBatch};
 use crate::batch::BatchPlan;
 use crate::lr::LrSchedule;
 use crate::optim::{LossScaler, Optimizer, StepInfo, clip_factor};
@@ -20,12 +22,14 @@ use crate::trace::{Recorder, Span, What};
 use backend_dist::comm::Group;
 use backend_dist::gpu::release_memory;
 use backend_dist::launch::Rank;
+use backend_dist::mesh::GridKind;
 use backend_dist::ops::context::ContextParallel;
 use backend_dist::ops::fp8::DelayedScaling;
 use backend_dist::shard::{ParamSpec, Unit, stable_hash};
 use burn::tensor::{DType, Tensor};
 use models::CausalLm;
 use models::layers::DropoutKey;
+use models::layers::moe::stats;
 use models::layout::check_sequence;
 pub use state::Position;
 use std::time::Instant;
@@ -47,8 +51,10 @@ pub struct RankEngine<M> {
     rank: Rank,
     /// Ranks that hold the same weights and see other tokens.
     replicas: Group,
-    /// Ranks that together hold the model.
-    model_parallel: Group,
+    /// By grid on which the model has parameters, the ranks that together hold these.
+    model_parallel: Vec<(GridKind, Group)>,
+    /// Of the last step.
+    loads: Vec<ExpertLoad>,
     stages: Group,
     /// Ranks that share the rows of their micro-batches; `None` where each has whole rows.
     context: Option<Group>,
@@ -161,6 +167,7 @@ impl<M: CausalLm> RankEngine<M> {
         // What a step that failed has left.
         self.optimizer.skip();
         self.chunks.iter_mut().for_each(Chunk::forget);
+        stats::take();
         let shares: Vec<Share> =
             micro_batches.iter().enumerate().map(|(index, batch)| self.part(index, batch)).collect();
         let shares = shares.as_slice();
@@ -194,6 +201,7 @@ impl<M: CausalLm> RankEngine<M> {
         }
         let loss = self.over_all(losses, shares).mean();
         self.end_fp8_step();
+        self.end_routing_step();
 
         let step = self.step;
         self.step += 1;
@@ -203,7 +211,20 @@ impl<M: CausalLm> RankEngine<M> {
         if !std::mem::replace(&mut self.warm, true) {
             release_memory(&self.rank.device);
         }
-        Ok(StepReport { step, loss, grad_norm, clip_factor, lr, tokens, consumed, loss_scale, skipped, seconds })
+        let experts = ExpertSummary::of(&self.loads);
+        Ok(StepReport {
+            step,
+            loss,
+            grad_norm,
+            clip_factor,
+            lr,
+            tokens,
+            consumed,
+            loss_scale,
+            skipped,
+            seconds,
+            experts,
+        })
     }
 
     /// All passes of the schedule and all sums of gradients; this rank's losses.
@@ -277,7 +298,7 @@ impl<M: CausalLm> RankEngine<M> {
             seed: stable_hash(&format!("dropout {} step {}", self.config.seed, self.step)),
             first_sample: self.plan.rows(index, self.rank.coords.dp).start,
         });
-        share.of.auxiliary = share.counted as f64 * self.loss_grad(&share);
+        share.of.auxiliary = self.auxiliary_grad(batch, &share);
         share
     }
 
@@ -357,6 +378,18 @@ impl<M: CausalLm> RankEngine<M> {
                 scale / (share.counted.max(1) * self.plan.accumulation * self.plan.data_parallel) as f64
             }
         }
+    }
+
+    /// The gradient of an auxiliary loss, a mean over the tokens of a micro-batch, in what is minimized, before the division
+    /// by the tokens of the global batch. Megatron multiplies it with all tokens, counted or not
+    /// (megatron/core/transformer/moe/router.py, `attach_and_log_load_balancing_loss`), so that a loss of each sequence by
+    /// itself does not depend on how the batch is cut.
+    fn auxiliary_grad(&self, batch: &TokenBatch, share: &Share) -> f64 {
+        let tokens = match self.config.loss {
+            LossMean::PerToken => batch.tokens.len(),
+            LossMean::PerMicroBatch => share.counted.max(1),
+        };
+        self.loss_grad(share) * tokens as f64
     }
 
     /// What is partial over tensor-parallel ranks, then the tied embeddings

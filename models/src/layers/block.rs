@@ -8,7 +8,8 @@ use burn::tensor::Tensor;
 use super::attention::{AttentionConfig, SelfAttention};
 use super::cache::LayerCache;
 use super::dropout::Dropout;
-use super::mlp::{Mlp, MlpConfig};
+use super::feed_forward::FeedForward;
+use super::moe::Ffn;
 use super::norm::{Norm, NormKind};
 use super::rope::Angles;
 use crate::micro_batch::MicroBatch;
@@ -19,8 +20,8 @@ use crate::param::{BuildError, ParamBuilder};
 pub struct BlockConfig {
     /// Attention.
     pub attention: AttentionConfig,
-    /// MLP.
-    pub mlp: MlpConfig,
+    /// MLP or mixture of experts.
+    pub mlp: Ffn,
     /// Which norm stands before both.
     pub norm: NormKind,
     /// Epsilon of the norms.
@@ -36,7 +37,7 @@ pub struct TransformerBlock {
     input_layernorm: Norm,
     attention: SelfAttention,
     post_attention_layernorm: Norm,
-    mlp: Mlp,
+    mlp: FeedForward,
     #[module(skip)]
     attention_dropout: Dropout,
     #[module(skip)]
@@ -57,7 +58,7 @@ impl TransformerBlock {
             input_layernorm: Norm::new(params, &input, hidden, config.norm, config.norm_eps)?,
             attention: SelfAttention::new(params, &attention, &config.attention)?,
             post_attention_layernorm: Norm::new(params, &post, hidden, config.norm, config.norm_eps)?,
-            mlp: Mlp::new(params, &mlp, &config.mlp)?,
+            mlp: FeedForward::new(params, &mlp, &config.mlp)?,
             attention_dropout: Dropout::new(&parallel, &attention, config.dropout),
             mlp_dropout: Dropout::new(&parallel, &mlp, config.dropout),
         })
@@ -87,7 +88,7 @@ impl TransformerBlock {
     ) -> Tensor<3> {
         let attention = attention(x.clone(), &self.input_layernorm);
         let x = x + self.attention_dropout.forward(attention, batch);
-        let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm);
+        let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm, batch);
         x + self.mlp_dropout.forward(mlp, batch)
     }
 }

@@ -78,6 +78,17 @@ impl VocabParallelEmbedding {
         Ok(Self { weight, rows, parallel: params.parallel().clone() })
     }
 
+    /// The table `name` once more, on another pipeline stage than its own. It starts equal and, as the gradients of both are
+    /// summed, stays equal.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn copy(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
+        let (at, rows) = (params.place(), vocab.rows(params.place()));
+        let section = rows.section(&format!("{name}.weight"), vocab.hidden, at).held_elsewhere();
+        Ok(Self { weight: params.sections(vec![(section, init)])?, rows, parallel: params.parallel().clone() })
+    }
+
     /// The embeddings of `ids [s, b]`.
     pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         let mine = embedding(self.weight.val(), ids, self.rows.first);

@@ -1,4 +1,4 @@
-//! Rotary position embeddings: the angles, from the base or with Llama 3's scaling.
+//! Rotary position embeddings: the angles, from the base or with Llama 3's scaling or YaRN.
 //!
 //! All of it is fp32 whatever the model computes in, step by step as Hugging Face transformers does it on a CPU: that is
 //! what checkpoints were trained with, and at position 10,000 an angle of full precision is another one.
@@ -13,6 +13,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::trigonometry::{cos, sin};
+use super::yarn::YarnScaling;
 use crate::micro_batch::{MicroBatch, positions_in_documents};
 
 /// Llama 3.1's stretching of the low frequencies (Hugging Face transformers, `modeling_rope_utils.py`,
@@ -47,6 +48,22 @@ impl Llama3Scaling {
     }
 }
 
+/// A scaling of the rotary frequencies. In files each is told by its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum RopeScaling {
+    /// Llama 3.1's.
+    Llama3(Llama3Scaling),
+    /// YaRN.
+    Yarn(YarnScaling),
+}
+
+impl From<Llama3Scaling> for RopeScaling {
+    fn from(scaling: Llama3Scaling) -> Self {
+        Self::Llama3(scaling)
+    }
+}
+
 /// Which angles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeConfig {
@@ -55,18 +72,30 @@ pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f64,
     /// Scaling of the frequencies.
-    pub scaling: Option<Llama3Scaling>,
+    pub scaling: Option<RopeScaling>,
 }
 
 impl RopeConfig {
     /// Radians per position of each of the `head_dim / 2` rotated pairs.
     pub fn frequencies(&self) -> Vec<f32> {
-        let frequency = |pair: usize| {
+        let wave = |pair: usize| {
             let exponent = (2 * pair) as f32 / self.head_dim as f32;
-            let wave = f64::from(self.theta as f32).powf(exponent.into()) as f32;
-            self.scaling.map_or(wave.recip(), |scaling| scaling.apply(wave.recip()))
+            f64::from(self.theta as f32).powf(exponent.into()) as f32
         };
-        (0..self.head_dim / 2).map(frequency).collect()
+        let waves: Vec<f32> = (0..self.head_dim / 2).map(wave).collect();
+        match self.scaling {
+            None => waves.into_iter().map(f32::recip).collect(),
+            Some(RopeScaling::Llama3(scaling)) => waves.iter().map(|wave| scaling.apply(wave.recip())).collect(),
+            Some(RopeScaling::Yarn(scaling)) => scaling.frequencies(&waves, self.theta),
+        }
+    }
+
+    /// What cosines and sines are multiplied with.
+    fn factor(&self) -> f32 {
+        match self.scaling {
+            Some(RopeScaling::Yarn(scaling)) => scaling.attention_factor() as f32,
+            _ => 1.0,
+        }
     }
 }
 
@@ -97,6 +126,7 @@ pub fn rotate(x: Tensor<4>, heads: usize, angles: &Angles) -> Tensor<4> {
 #[derive(Clone, Debug)]
 pub struct RotaryEmbedding {
     frequencies: Vec<f32>,
+    factor: f32,
     kept: Arc<Mutex<Kept>>,
 }
 
@@ -119,7 +149,7 @@ struct Key {
 impl RotaryEmbedding {
     /// Angles for a configuration.
     pub fn new(config: &RopeConfig) -> Self {
-        Self { frequencies: config.frequencies(), kept: Arc::default() }
+        Self { frequencies: config.frequencies(), factor: config.factor(), kept: Arc::default() }
     }
 
     /// The angles of `positions` as tensors of a type on a device.
@@ -158,7 +188,8 @@ impl RotaryEmbedding {
         }
         let positions: Vec<usize> = key.places.iter().cloned().flatten().collect();
         let table = |function: fn(f32) -> f32| {
-            let rows = positions.iter().flat_map(|p| self.frequencies.iter().map(move |f| function(*p as f32 * f)));
+            let of = |position: &usize, frequency: &f32| function(*position as f32 * frequency) * self.factor;
+            let rows = positions.iter().flat_map(|p| self.frequencies.iter().map(move |f| of(p, f)));
             let data = TensorData::new(rows.collect::<Vec<f32>>(), [positions.len(), self.frequencies.len()]);
             Tensor::from_data(data, (&key.device, key.dtype))
         };
@@ -188,7 +219,7 @@ mod tests {
             high_freq_factor: 4.0,
             original_max_position_embeddings: 64,
         };
-        let config = RopeConfig { head_dim: 4, theta: 500_000.0, scaling: Some(scaling) };
+        let config = RopeConfig { head_dim: 4, theta: 500_000.0, scaling: Some(scaling.into()) };
         let frequencies = config.frequencies();
         assert_eq!(frequencies[0], 1.0);
         assert_eq!(frequencies[1], (500_000f64.sqrt() as f32).recip() / 8.0);

@@ -8,6 +8,7 @@ use crate::batch::BatchPlan;
 use crate::engine::{EngineError, EvalReport, TokenBatch};
 use crate::schedule::{Pass as Kind, Work};
 use models::CausalLm;
+use models::layers::moe::stats;
 use models::layout::check_sequence;
 
 impl<M: CausalLm> RankEngine<M> {
@@ -44,7 +45,7 @@ impl<M: CausalLm> RankEngine<M> {
                     device: &self.rank.device,
                     share,
                 };
-                match self.chunks[chunk].forward(&mut pass, input) {
+                match stats::paused(|| self.chunks[chunk].forward(&mut pass, input)) {
                     Output::Activation(activation) => mail.put(work, activation),
                     Output::Losses(values) => losses.extend([(micro_batch, values)]),
                 }
