@@ -270,6 +270,11 @@ fn context_parallelism_is_written_as_in_megatron() {
     );
     let said = contradiction("[parallel]\ncp = 2\n[context]\ncomm-type = [\"p2p\", \"a2a\", \"p2p\"]\n");
     assert!(said.contains("context: cp-comm-type has 3 entries"), "{said}");
+    let dynamic = "[parallel]\ndp = 4\n[context]\nhybrid-context-parallel = true\n";
+    let said = contradiction(dynamic);
+    assert!(said.contains("needs max-seqlen-per-dp-cp-rank") && said.contains("data.reset-position-ids"), "{said}");
+    let limit = good(dynamic, &[("context.max-seqlen-per-dp-cp-rank", "32")]).context;
+    assert_eq!((limit.dynamic, limit.max_tokens_per_rank), (true, Some(32)));
 }
 
 #[test]

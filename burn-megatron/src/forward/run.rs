@@ -90,11 +90,8 @@ impl WithModel for Run<'_> {
         let Self { input, settings, .. } = self;
         let (layout, vocab) = (&settings.layout, config.vocab_size());
         check_ids(input, vocab)?;
-        let training_only = [
-            ("context-parallel", layout.cp, 1),
-            ("pipeline-parallel", layout.pp, 1),
-            ("zero", layout.zero.into(), 0),
-        ];
+        let training_only =
+            [("context-parallel", layout.cp, 1), ("pipeline-parallel", layout.pp, 1), ("zero", layout.zero.into(), 0)];
         for (key, value, legal) in training_only {
             if value > legal {
                 return Err(ForwardError::TrainingOnly { key, value, legal });
