@@ -51,12 +51,20 @@ fn dropout() {
 fn rms_norm() {
     both!(norm::rms_norm, 7, 8);
     both!(norm::rms_norm, 33, 72);
+    both!(norm::rms_norm_with_sum, 13, 72);
 }
 
 #[test]
 fn layer_norm() {
     both!(norm::layer_norm, 7, 8);
     both!(norm::layer_norm, 33, 72);
+    both!(norm::layer_norm_with_sum, 13, 72);
+}
+
+#[test]
+fn norms_in_other_cubes() {
+    both!(norm::plans, 13, 72);
+    both!(norm::plans, 1, 8);
 }
 
 #[test]
@@ -82,6 +90,7 @@ fn embedding() {
 #[test]
 fn column_sum() {
     both!(rows::column_sum, 39, 24);
+    both!(rows::column_sum, 137, 16);
     both!(rows::column_sum, 1, 8);
 }
 
