@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding::{self, gradient, sort};
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, column_sum, cross_entropy, dropout, flat, gelu, momentum, muon, norm, rope, swiglu,
+    CubeShape, adamw, column_sum, cross_entropy, dropout, experts, flat, gelu, momentum, muon, norm, rope, swiglu,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -145,6 +145,31 @@ fn swiglu_compiles() {
         "swiglu gradient",
         swiglu::swiglu_backward::SwigluBackward::<bf16>::new(s, d, Default::default(), b(), b(), b(), ()),
     );
+}
+
+#[test]
+fn experts_compile() {
+    let b = buffer;
+    let (s, d) = (settings(), hopper());
+    let kernel = experts::add_rows::AddRows::<bf16>::new(s, d, Default::default(), b(), b(), b(), (), (), (), 8);
+    check("sums of rows", kernel);
+    let (s, d) = (settings(), hopper());
+    let kernel = experts::weighted_forward::WeightedForward::<bf16>::new(s, d, Default::default(), b(), b(), b(), ());
+    check("weighted swiglu", kernel);
+    let (s, d) = (settings(), hopper());
+    let kernel = experts::weighted_backward::WeightedBackward::<bf16>::new(
+        s,
+        d,
+        Default::default(),
+        b(),
+        b(),
+        b(),
+        b(),
+        b(),
+        (),
+        GPU,
+    );
+    check("weighted swiglu gradient", kernel);
 }
 
 #[test]

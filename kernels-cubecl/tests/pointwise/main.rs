@@ -5,12 +5,13 @@
 #[path = "checks/mod.rs"]
 mod checks;
 
-use checks::{activation, norm, optimizer, rows, tokens};
+use checks::{activation, experts, norm, optimizer, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
+use kernels_cubecl::pointwise::experts::RowSums;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
@@ -32,6 +33,19 @@ macro_rules! both {
 fn swiglu() {
     both!(activation::swiglu, 5, 8);
     both!(activation::swiglu, 3, 1032);
+}
+
+#[test]
+fn weighted_swiglu() {
+    both!(experts::swiglu, 5, 8);
+    both!(experts::swiglu, 3, 1032);
+}
+
+#[test]
+fn sums_of_rows() {
+    both!(experts::sum_rows, RowSums { rows: 9, columns: 40, out: 13, terms: 1 });
+    both!(experts::sum_rows, RowSums { rows: 9, columns: 12, out: 5, terms: 3 });
+    both!(experts::sum_rows, RowSums { rows: 20, columns: 1, out: 33, terms: 2 });
 }
 
 #[test]
