@@ -115,16 +115,6 @@ pub enum ModelLayoutError {
         /// The refused size.
         ep: usize,
     },
-    /// The layout uses a kind of parallelism that the models do not have yet.
-    #[error(
-        "{key} {size}: these models run tensor, sequence, context, pipeline and data parallel only; nearest legal: 1"
-    )]
-    Unsupported {
-        /// Name of the size, as its flag is spelled.
-        key: &'static str,
-        /// The refused size.
-        size: usize,
-    },
 }
 
 /// What the length of a sequence must be a multiple of: a context parallel rank has two chunks of it, and sequence

@@ -6,6 +6,7 @@ mod fp8;
 mod half;
 mod harness;
 mod hf;
+mod moe;
 mod recompute;
 
 use harness::{Outcome, assert_close, assert_within, initial_weights, largest, run};

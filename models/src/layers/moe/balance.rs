@@ -129,5 +129,6 @@ pub(super) fn loss(scores: Tensor<2>, weights: Vec<f64>) -> Tensor<1> {
 pub(super) fn z_loss(logits: Tensor<2>, total: f64) -> Tensor<1> {
     let largest = logits.clone().max_dim(1).detach();
     let logs = (logits - largest.clone()).exp().sum_dim(1).log() + largest;
-    logs.powi_scalar(2).sum() / total
+    // Burn's gradient of a division by a number rounds it to f32.
+    logs.powi_scalar(2).sum() * (1.0 / total)
 }
