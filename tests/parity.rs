@@ -2,9 +2,11 @@
 //! comparison notices when a layout does not agree.
 
 use backend_dist::launch::{BoxError, Rank};
+use backend_dist::mesh::ParallelLayout;
 use backend_dist::shard::{HostTensor, ParamSpec, Registry};
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_megatron::engine::ContextConfig;
 use burn_megatron::verify::{Candidate, Row, Settings, assemble, candidates, trace, verify};
 use models::MicroBatch;
 use models::{BuildError, CausalLm, Gpt, KvCache, Llama, LlamaConfig, ModelConfig, ParamBuilder, Part};
@@ -13,7 +15,10 @@ use tests::{SETTINGS, gpt, llama};
 
 fn all_layouts(config: &impl ModelConfig) -> Vec<Candidate> {
     let dims = config.dims();
-    candidates(4, SETTINGS.global_batch, dims.layers, |layout| dims.check(layout, SETTINGS.seq).is_ok())
+    let fits = |layout: &ParallelLayout, context: &ContextConfig| {
+        dims.check(layout, SETTINGS.seq).is_ok() && context.check(layout, &dims).is_ok()
+    };
+    candidates(4, SETTINGS.global_batch, dims.layers, fits)
 }
 
 fn every_layout_equals_one_device<M: CausalLm>(config: &M::Config) {

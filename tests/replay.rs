@@ -82,7 +82,7 @@ fn what_does_not_run_is_refused() {
     assert!(refuse(&oracle, "DP3").contains("global-batch 8"), "{}", refuse(&oracle, "DP3"));
     assert!(refuse(&oracle, "TP3").contains("nearest legal"), "{}", refuse(&oracle, "TP3"));
     assert!(refuse(&oracle, "PP3").contains("nearest legal"), "{}", refuse(&oracle, "PP3"));
-    assert!(refuse(&oracle, "CP2").contains("context-parallel"), "{}", refuse(&oracle, "CP2"));
+    assert!(refuse(&oracle, "CP3").contains("context-parallel"), "{}", refuse(&oracle, "CP3"));
     oracle.model.experts = 4;
     assert!(refuse(&oracle, "TP1").contains("4 experts"));
 }

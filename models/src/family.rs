@@ -6,7 +6,7 @@ use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::config::ConfigError;
 use crate::layout::ModelDims;
 use crate::names::NameMap;
-use crate::{Gpt, GptConfig, Llama, LlamaConfig};
+use crate::{DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig};
 
 /// The sizes of a model of any family.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,6 +16,9 @@ pub enum FamilyConfig {
     Llama(LlamaConfig),
     /// GPT-2 and 3.
     Gpt(GptConfig),
+    /// DeepSeek-V3, Moonlight.
+    #[serde(rename = "deepseek_v3")]
+    DeepSeekV3(DeepSeekV3Config),
 }
 
 /// What is done with a model whose family is known only when the program runs.
@@ -33,6 +36,7 @@ impl FamilyConfig {
         match self {
             Self::Llama(config) => action.with::<Llama>(config),
             Self::Gpt(config) => action.with::<Gpt>(config),
+            Self::DeepSeekV3(config) => action.with::<DeepSeekV3>(config),
         }
     }
 
@@ -41,6 +45,7 @@ impl FamilyConfig {
         match self {
             Self::Llama(_) => "llama",
             Self::Gpt(_) => "gpt",
+            Self::DeepSeekV3(_) => "deepseek_v3",
         }
     }
 }
@@ -51,6 +56,7 @@ macro_rules! ask {
         match $config {
             FamilyConfig::Llama($inner) => $answer,
             FamilyConfig::Gpt($inner) => $answer,
+            FamilyConfig::DeepSeekV3($inner) => $answer,
         }
     };
 }

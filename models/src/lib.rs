@@ -3,6 +3,7 @@
 
 pub mod causal_lm;
 pub mod config;
+pub mod deepseek_v3;
 pub mod family;
 pub mod fp8;
 pub mod gpt;
@@ -19,6 +20,7 @@ pub mod recompute;
 
 pub use causal_lm::{CausalLm, ModelConfig};
 pub use config::ConfigError;
+pub use deepseek_v3::{DeepSeekV3, DeepSeekV3Config};
 pub use family::{FamilyConfig, WithModel};
 pub use fp8::Fp8Config;
 pub use gpt::{Gpt, GptConfig};

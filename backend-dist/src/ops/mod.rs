@@ -26,6 +26,7 @@ mod fused;
 mod kernels;
 mod local;
 pub mod main_grads;
+pub mod moe;
 mod options;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod pieces;

@@ -4,6 +4,7 @@ use backend_dist::mesh::ParallelLayout;
 use models::{FamilyConfig, GptConfig, LlamaConfig};
 
 use super::*;
+use crate::engine::{CommWord, ContextConfig};
 use crate::lr::{LrDecay, Span, WsdDecay};
 use crate::optim::{AdamWConfig, LionConfig, MuonConfig, OptimizerConfig, SgdConfig};
 use crate::schedule::ScheduleKind;
@@ -242,10 +243,33 @@ fn contradictions_are_found_together() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(contradiction("").contains("data.prefixes or data.text is needed"));
-    assert!(contradiction("[parallel]\ncp = 2\n").contains("context-parallel 2 does not run yet"));
+    assert!(contradiction("[parallel]\nep = 2\ndp = 2\n").contains("expert-parallel 2 does not run yet"));
+    let ends = contradiction("[data]\nprefixes = [\"a\"]\nreset-attention-mask = true\nreset-position-ids = true\n");
+    assert!(
+        ends.contains("data.reset-attention-mask needs") && ends.contains("data.reset-position-ids needs"),
+        "{ends}"
+    );
     let gpt = "[model]\npreset = \"gpt-tiny\"\nattention-dropout = 1.5\n";
     assert!(contradiction(gpt).contains("attention_dropout = 1.5 is not at least 0 and below 1"));
     assert!(contradiction("[model]\nnum-key-value-heads = 3\n").contains("num_key_value_heads = 3 does not divide"));
+}
+
+#[test]
+fn context_parallelism_is_written_as_in_megatron() {
+    let file = "[parallel]\ncontext-parallel-size = 4\n[context]\ncp-comm-type = \"a2a+p2p\"\n\
+                hierarchical-context-parallel-sizes = [2, 2]\n[data]\nprefixes = [\"a\"]\n";
+    let config = good(file, &[]);
+    assert_eq!(config.context, ContextConfig::all(CommWord::A2aP2p, 2, 4));
+    assert_eq!(config.check(), Ok(()));
+    let lists = good(file, &[("context.comm-type", "p2p,all_gather,a2a")]);
+    assert_eq!(lists.context.comm_type, [CommWord::P2p, CommWord::AllGather, CommWord::A2a]);
+    let said = contradiction(&format!("{file}[training]\nseq-length = 60\n"));
+    assert!(
+        said.contains("sequence length 60 is not a multiple of 8") && said.contains("nearest legal: 56, 64"),
+        "{said}"
+    );
+    let said = contradiction("[parallel]\ncp = 2\n[context]\ncomm-type = [\"p2p\", \"a2a\", \"p2p\"]\n");
+    assert!(said.contains("context: cp-comm-type has 3 entries"), "{said}");
 }
 
 #[test]

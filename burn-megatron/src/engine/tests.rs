@@ -33,7 +33,15 @@ struct NoConfig;
 
 impl ModelConfig for NoConfig {
     fn dims(&self) -> ModelDims {
-        ModelDims { hidden: VOCAB, heads: 1, kv_heads: 1, intermediate: 1, layers: 1, max_positions: None }
+        ModelDims {
+            hidden: VOCAB,
+            heads: 1,
+            kv_heads: 1,
+            intermediate: 1,
+            experts: None,
+            layers: 1,
+            max_positions: None,
+        }
     }
     fn vocab_size(&self) -> usize {
         VOCAB

@@ -95,8 +95,8 @@ impl CausalLm for Gpt {
 
     fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
         let embedding = self.embedding();
-        let x = embedding.positions.forward(embedding.tokens.forward(tokens.transpose()));
-        self.dropout.forward(x, batch.dropout.as_ref())
+        let x = embedding.positions.forward(embedding.tokens.forward(tokens.transpose()), batch);
+        self.dropout.forward(x, batch)
     }
 
     fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {

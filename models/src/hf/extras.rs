@@ -1,5 +1,6 @@
 //! What Hugging Face checkpoints hold beside the weights, and older spellings of names.
 
+use crate::DeepSeekV3Config;
 use crate::family::FamilyConfig;
 
 impl FamilyConfig {
@@ -7,7 +8,7 @@ impl FamilyConfig {
     /// files have `wte.weight` for `transformer.wte.weight`.
     pub fn hf_optional_prefix(&self) -> Option<&'static str> {
         match self {
-            Self::Llama(_) => None,
+            Self::Llama(_) | Self::DeepSeekV3(_) => None,
             Self::Gpt(_) => Some("transformer."),
         }
     }
@@ -18,6 +19,8 @@ impl FamilyConfig {
         let (start, ends): (&str, &[&str]) = match self {
             Self::Llama(_) => ("model.", &["rotary_emb.inv_freq"]),
             Self::Gpt(_) => ("h.", &[".attn.bias", ".attn.masked_bias"]),
+            // Copies of the model's embedding and output layer in the modules of multi-token prediction.
+            Self::DeepSeekV3(_) => ("model.layers.", &[".embed_tokens.weight", ".shared_head.head.weight"]),
         };
         name.starts_with(start) && ends.iter().any(|end| name.ends_with(end))
     }
@@ -30,6 +33,18 @@ impl FamilyConfig {
                 config.tie_word_embeddings.then_some(["lm_head.weight", "model.embed_tokens.weight"])
             }
             Self::Gpt(config) => config.tie_word_embeddings.then_some(["lm_head.weight", "transformer.wte.weight"]),
+            Self::DeepSeekV3(_) => None,
+        }
+    }
+
+    /// The model that a checkpoint has weights of, by the names of its tensors: transformers writes no modules of multi-token
+    /// prediction, although `config.json` has their number.
+    pub fn hf_present(self, has: impl Fn(&str) -> bool) -> Self {
+        match self {
+            Self::DeepSeekV3(config) if !has(&format!("model.layers.{}.enorm.weight", config.num_hidden_layers)) => {
+                Self::DeepSeekV3(DeepSeekV3Config { num_nextn_predict_layers: 0, ..config })
+            }
+            other => other,
         }
     }
 }

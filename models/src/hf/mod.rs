@@ -3,6 +3,7 @@
 
 mod extras;
 mod reader;
+pub(crate) mod rope;
 
 pub(crate) use reader::ConfigReader;
 
@@ -10,7 +11,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::family::FamilyConfig;
-use crate::{GptConfig, LlamaConfig, LlamaVariant};
+use crate::{DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant};
 
 /// Why a `config.json` cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -65,11 +66,12 @@ pub enum HfError {
 }
 
 /// Hugging Face's `model_type` and `architectures` of the models that we have.
-const ARCHITECTURES: [(&str, &str); 4] = [
+const ARCHITECTURES: [(&str, &str); 5] = [
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
     ("gpt2", "GPT2LMHeadModel"),
+    ("deepseek_v3", "DeepseekV3ForCausalLM"),
 ];
 
 /// Keys that say how to use, store or describe a model, not what it computes.
@@ -135,6 +137,7 @@ impl FamilyConfig {
             "mistral" => LlamaConfig::from_hf(config, LlamaVariant::Mistral).map(Self::Llama),
             "qwen3" => LlamaConfig::from_hf(config, LlamaVariant::Qwen3).map(Self::Llama),
             "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),
+            "deepseek_v3" => DeepSeekV3Config::from_hf(config).map(Self::DeepSeekV3),
             other => Err(HfError::Architecture { key: "model_type", value: other.into() }),
         }
     }
@@ -147,6 +150,7 @@ impl FamilyConfig {
         match self {
             Self::Llama(config) => Ok(config.to_hf()),
             Self::Gpt(config) => config.to_hf(),
+            Self::DeepSeekV3(config) => Ok(config.to_hf()),
         }
     }
 

@@ -7,7 +7,7 @@ use super::variant::LlamaVariant;
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, even, positive, share};
 use crate::layers::{
-    Activation, AttentionConfig, BlockConfig, LinearConfig, Llama3Scaling, MlpConfig, NormKind, RopeConfig,
+    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Llama3Scaling, MlpConfig, NormKind, RopeConfig,
 };
 use crate::layout::ModelDims;
 use crate::megatron::MegatronDecoder;
@@ -175,7 +175,7 @@ impl LlamaConfig {
     }
 
     pub(super) fn rope(&self) -> RopeConfig {
-        RopeConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling }
+        RopeConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling.map(Into::into) }
     }
 
     pub(super) fn block(&self) -> BlockConfig {
@@ -193,13 +193,13 @@ impl LlamaConfig {
                 input: linear(self.attention_bias, self.init()),
                 output: linear(self.attention_bias, residual),
             },
-            mlp: MlpConfig {
+            mlp: Ffn::Dense(MlpConfig {
                 hidden: self.hidden_size,
                 intermediate: self.intermediate_size,
                 activation: Activation::SwiGlu,
                 input: linear(self.mlp_bias, self.init()),
                 output: linear(self.mlp_bias, residual),
-            },
+            }),
             norm: NormKind::Rms,
             norm_eps: self.rms_norm_eps,
             dropout: self.hidden_dropout,
@@ -234,6 +234,7 @@ impl ModelConfig for LlamaConfig {
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads,
             intermediate: self.intermediate_size,
+            experts: None,
             layers: self.num_hidden_layers,
             max_positions: None,
         }

@@ -88,12 +88,13 @@ impl CausalLm for Llama {
     }
 
     fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
-        self.dropout.forward(self.embedding().forward(tokens.transpose()), batch.dropout.as_ref())
+        self.dropout.forward(self.embedding().forward(tokens.transpose()), batch)
     }
 
     fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
-        let seq = self.parallel.sequence_length(x.dims()[0]);
-        let angles = self.rope.angles(0..seq, x.dtype(), &x.device());
+        let [rows, samples, _] = x.dims();
+        let rows = self.parallel.sequence_length(rows);
+        let angles = self.rope.of_rows(batch, [rows, samples], x.dtype(), &x.device());
         self.layers[index - self.part.layers.start].forward(x, Some(&angles), batch)
     }
 

@@ -36,7 +36,7 @@ pub struct Outcome {
 }
 
 /// One parameter of one rank: its spec and its values.
-type Local = (ParamSpec, Vec<f64>);
+pub type Local = (ParamSpec, Vec<f64>);
 
 /// A micro-batch, `[samples, seq]` each; `weights` multiply the losses before they are summed.
 pub struct Batch {
@@ -129,7 +129,7 @@ pub fn initial_weights<M: CausalLm>(config: &M::Config, layout: &str, seed: u64)
     assemble(&ranks.unwrap().concat())
 }
 
-fn assemble(locals: &[Local]) -> BTreeMap<String, HostTensor> {
+pub fn assemble(locals: &[Local]) -> BTreeMap<String, HostTensor> {
     let slices: Vec<(&Section, &[f64])> = locals.iter().flat_map(|(spec, local)| spec.sections_of(local)).collect();
     let globals = Registry::assemble(slices.iter().copied()).unwrap();
     for (section, local) in slices {

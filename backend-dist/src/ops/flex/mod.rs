@@ -27,6 +27,7 @@ mod fp8;
 mod gemm;
 mod lanes;
 mod linear;
+mod moe;
 mod norm;
 mod output;
 mod parallel;

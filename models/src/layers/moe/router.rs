@@ -1,0 +1,214 @@
+//! The router: logits, the choice of experts, their probabilities, auxiliary losses, counts.
+
+use backend_dist::ops::moe::{inject, router_logits};
+use backend_dist::shard::Init;
+use burn::module::{Module, Param};
+use burn::tensor::activation::{log_softmax, sigmoid, softmax};
+use burn::tensor::{Bool, DType, Tensor, TensorData};
+
+use super::balance::{self, Shares};
+use super::capacity::{drop_tokens, room};
+use super::config::{Capacity, MoeConfig, RouterConfig, Scores};
+use super::select::{Choice, choose, choose_freely};
+use super::stats;
+use crate::layers::fp32_softmax;
+use crate::micro_batch::MicroBatch;
+use crate::param::{BuildError, ParamBuilder};
+
+/// Chooses experts for a rank's own tokens, in fp32 (in f64 for f64).
+#[derive(Module, Debug)]
+pub(super) struct Router {
+    weight: Param<Tensor<2>>,
+    expert_bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    config: RouterConfig,
+    #[module(skip)]
+    capacity: Option<Capacity>,
+    #[module(skip)]
+    shares: Shares,
+    #[module(skip)]
+    layer: usize,
+    #[module(skip)]
+    fp32: bool,
+}
+
+/// A rank's own tokens, position by position and in a position sample by sample.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tokens {
+    /// The first ones, which count; the others fill the sequence up.
+    pub valid: usize,
+    /// Samples of the micro-batch.
+    pub samples: usize,
+}
+
+/// What a router decides.
+pub(super) struct Routing {
+    /// After dropping.
+    pub choice: Choice,
+    /// `[tokens, experts]`; what it says of experts that were not chosen means nothing.
+    pub probs: Tensor<2>,
+    /// Rows that each expert is filled up to.
+    pub pad_to: Option<usize>,
+}
+
+impl Router {
+    /// A router under the global name `name`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
+        let MoeConfig { hidden, experts, router, capacity, input, .. } = *config;
+        // Every rank of a tensor parallel group routes other tokens.
+        let weight = params.on_heads(&format!("{name}.weight"), [experts, hidden], input)?;
+        let expert_bias = match router.bias_rate {
+            Some(_) => Some(params.state(&format!("{name}.expert_bias"), [experts], Init::ZEROS)?),
+            None => None,
+        };
+        let layer = params.unit().layer().expect("a router is in a layer");
+        let shares = Shares::new(params);
+        Ok(Self { weight, expert_bias, config: router, capacity, shares, layer, fp32: params.has_fp32_norms() })
+    }
+
+    /// Experts and probabilities of `x [tokens, hidden]`.
+    pub fn forward(&self, x: Tensor<2>, tokens: Tokens, batch: &MicroBatch) -> Routing {
+        let logits = router_logits(x, self.weight.val());
+        let ([count, experts], values) = (logits.dims(), host(&logits));
+        let bias = self.expert_bias.as_ref().map(|bias| host(&bias.val()));
+        let mut choice = choose(&values, [count, tokens.valid], &self.config, bias.as_deref());
+        let mut probs = self.probabilities(&logits, &values, &choice);
+        if batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0) {
+            let plain = self.config.groups.is_none() && bias.is_none();
+            let counted =
+                if plain { choice.clone() } else { choose_freely(&values, [count, tokens.valid], &self.config) };
+            if let Some(loss) = self.losses(&logits, &counted, tokens, batch) {
+                probs = inject(probs, loss, batch.auxiliary);
+            }
+        }
+        let routed = choice.counts(experts);
+        let (mut dropped, mut pad_to) = (0, None);
+        if let Some(capacity) = self.capacity {
+            let (room, weights) = (room(tokens.valid, self.config.top_k, experts, &capacity), host(&probs));
+            let probability = |token: usize, expert: usize| weights[token * experts + expert];
+            dropped = drop_tokens(&mut choice, experts, room, capacity.policy, probability);
+            pad_to = capacity.pad.then_some(room);
+        }
+        if stats::is_counting() {
+            self.count(&logits, &routed, tokens.valid, dropped);
+        }
+        Routing { choice, probs, pad_to }
+    }
+
+    /// `[tokens, experts]`, right where an expert was chosen.
+    fn probabilities(&self, logits: &Tensor<2>, values: &[f64], choice: &Choice) -> Tensor<2> {
+        let (config, [tokens, experts], device) = (self.config, logits.dims(), logits.device());
+        let chosen = || {
+            let mut chosen = vec![false; tokens * experts];
+            (0..tokens).for_each(|token| choice.of(token).for_each(|expert| chosen[token * experts + expert] = true));
+            chosen
+        };
+        let others = || {
+            let others: Vec<bool> = chosen().into_iter().map(|chosen| !chosen).collect();
+            Tensor::<2, Bool>::from_data(TensorData::new(others, [tokens, experts]), &device)
+        };
+        let probs = match config.scores {
+            // The share of the chosen experts brought to one is a softmax over them.
+            Scores::SoftmaxAfterTopK | Scores::NormalisedSoftmax => {
+                softmax(logits.clone().mask_fill(others(), LEAST), 1)
+            }
+            Scores::SoftmaxBeforeTopK => softmax(logits.clone(), 1),
+            Scores::Sigmoid if config.top_k > 1 => {
+                let scores = sigmoid(logits.clone()).mask_fill(others(), 0.0);
+                scores.clone() / (scores.sum_dim(1) + TINY)
+            }
+            Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits.clone()),
+        };
+        let is_softmax = !matches!(config.scores, Scores::Sigmoid | Scores::PlainSigmoid);
+        let probs = if self.fp32 && is_softmax && logits.dtype() == DType::F64 {
+            let rounded = rounded(values, experts, (config.scores != Scores::SoftmaxBeforeTopK).then_some(choice));
+            let rounded = Tensor::from_data(TensorData::new(rounded, [tokens, experts]), (&device, DType::F64));
+            probs.clone() + (rounded - probs.detach())
+        } else {
+            probs
+        };
+        if config.scaling == 1.0 { probs } else { probs * config.scaling }
+    }
+
+    /// The sum of the auxiliary losses, this rank's part of it; `None` if it has no tokens.
+    fn losses(&self, logits: &Tensor<2>, counted: &Choice, tokens: Tokens, batch: &MicroBatch) -> Option<Tensor<1>> {
+        let (experts, top_k) = (logits.dims()[1], self.config.top_k);
+        let total = self.shares.tokens(tokens.valid, batch);
+        let again = !logits.is_autodiff();
+        let weights = self
+            .config
+            .balance
+            .map(|kind| self.shares.weights(kind.over, counted, [experts, top_k], (tokens, total), batch, again));
+        if tokens.valid == 0 {
+            return None;
+        }
+        let logits = logits.clone().slice([0..tokens.valid, 0..experts]);
+        let balance = weights.zip(self.config.balance).map(|(weights, kind)| {
+            let scores = match self.config.scores {
+                Scores::Sigmoid | Scores::PlainSigmoid => {
+                    let scores = sigmoid(logits.clone());
+                    scores.clone() / (scores.sum_dim(1) + TINY)
+                }
+                _ => softmax(logits.clone(), 1),
+            };
+            let loss = balance::loss(scores, weights);
+            self.record(stats::Auxiliary::LoadBalancing, &loss);
+            loss * kind.coefficient
+        });
+        let z_loss = (self.config.z_loss != 0.0).then(|| {
+            let loss = balance::z_loss(logits, total);
+            self.record(stats::Auxiliary::Z, &loss);
+            loss * self.config.z_loss
+        });
+        balance.into_iter().chain(z_loss).reduce(|a, b| a + b)
+    }
+
+    fn record(&self, kind: stats::Auxiliary, loss: &Tensor<1>) {
+        stats::record(self.layer, |layer| layer.auxiliary(kind, loss.clone().without_autodiff()));
+    }
+
+    fn count(&self, logits: &Tensor<2>, routed: &[usize], rows: usize, dropped: usize) {
+        let entropy = (rows > 0).then(|| {
+            let logits = logits.clone().without_autodiff().slice([0..rows, 0..routed.len()]);
+            let logs = log_softmax(logits, 1);
+            -(logs.clone().exp() * logs).sum()
+        });
+        stats::record(self.layer, |layer| {
+            layer.routed(routed, rows);
+            layer.dropped(dropped);
+            entropy.into_iter().for_each(|entropy| layer.entropy(entropy));
+            if let (Some(bias), Some(rate)) = (&self.expert_bias, self.config.bias_rate) {
+                layer.bias(bias.id.val(), rate);
+            }
+        });
+    }
+}
+
+/// Stands for a logit of minus infinity, of which differences are numbers.
+const LEAST: f64 = -1e30;
+/// Keeps a sum of scores from zero, as in Megatron-LM and DeepSeek-V3.
+const TINY: f64 = 1e-20;
+
+fn host<const D: usize>(x: &Tensor<D>) -> Vec<f64> {
+    x.clone().into_data().convert::<f64>().try_to_vec().expect("converted to f64")
+}
+
+/// The probabilities as transformers rounds them: softmax in fp32, and with a choice divided by the chosen experts' sum.
+fn rounded(logits: &[f64], experts: usize, choice: Option<&Choice>) -> Vec<f64> {
+    let mut probs = fp32_softmax::softmax(logits, experts);
+    for (token, probs) in probs.chunks_exact_mut(experts).enumerate() {
+        let sum: Option<f32> = choice.map(|choice| {
+            let mut chosen: Vec<f32> = choice.of(token).map(|expert| probs[expert]).collect();
+            // In the order of the choice, the greatest first.
+            chosen.sort_by(|a, b| b.total_cmp(a));
+            chosen.iter().sum()
+        });
+        if let Some(sum) = sum.filter(|sum| *sum > 0.0) {
+            probs.iter_mut().for_each(|prob| *prob /= sum);
+        }
+    }
+    probs.into_iter().map(f64::from).collect()
+}
