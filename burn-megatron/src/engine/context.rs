@@ -173,8 +173,15 @@ impl ContextConfig {
 mod tests {
     use super::*;
 
-    const DIMS: ModelDims =
-        ModelDims { hidden: 32, heads: 8, kv_heads: 4, intermediate: 64, layers: 3, max_positions: None };
+    const DIMS: ModelDims = ModelDims {
+        hidden: 32,
+        heads: 8,
+        kv_heads: 4,
+        intermediate: 64,
+        experts: None,
+        layers: 3,
+        max_positions: None,
+    };
 
     fn check(layout: &str, words: &[CommWord], sizes: Option<[usize; 2]>) -> Result<(), String> {
         let config = ContextConfig { comm_type: words.to_vec(), hierarchical_sizes: sizes };
