@@ -133,7 +133,7 @@ fn evaluation_sees_the_same() {
     };
     let batch = &packed(vocab).batches[0];
     let expected = evaluate("TP1", &alone(batch))[0];
-    for layout in ["TP1", "CP2", "CP4 all_gather", "CP2 PP2", "TP2 SP CP2"] {
+    for layout in ["TP1", "CP2", "CP4 all_gather", "CP2 PP2", "TP2 SP CP2 a2a"] {
         for report in evaluate(layout, batch) {
             assert_eq!(report.tokens, expected.tokens, "{layout}");
             assert!((report.loss - expected.loss).abs() < 1e-12, "{layout}: {report:?} {expected:?}");
@@ -160,5 +160,5 @@ fn lengths_that_ranks_cannot_share_are_refused() {
         result.unwrap_err().to_string()
     };
     assert!(build("CP3").contains("sequence length 16 is not a multiple of 6"), "{}", build("CP3"));
-    assert!(build("CP4 a2a").contains("nearest legal: heads over 2 ranks"), "{}", build("CP4 a2a"));
+    assert!(build("CP8 a2a").contains("nearest legal: heads over 4 ranks"), "{}", build("CP8 a2a"));
 }

@@ -22,7 +22,6 @@ use crate::bench::{
 };
 use crate::config::RunConfig;
 use crate::data::TokenDataset;
-use crate::engine::runnable;
 use crate::plan::gpus::Gpu;
 use crate::plan::ladder;
 use crate::trace::summary_file;
@@ -153,7 +152,7 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
 /// A layout of the list, and the keys that it means.
 fn listed(text: &str) -> Result<(ParallelLayout, Vec<(String, String)>)> {
     let layout: ParallelLayout = text.parse().with_context(|| format!("--layouts \"{text}\""))?;
-    runnable(&layout)?;
+    layout.check()?;
     let mut keys = vec![
         ("tensor-parallel", layout.tp.to_string()),
         ("sequence-parallel", layout.sp.to_string()),

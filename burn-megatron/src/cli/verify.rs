@@ -16,7 +16,7 @@ use self::model::{Family, Size, Sizes, gpt, llama};
 use super::device::Place;
 use super::processes::alone;
 use crate::config::Precision;
-use crate::engine::{ContextConfig, runnable};
+use crate::engine::ContextConfig;
 use crate::verify::{Bounds, Candidate, Row, Settings, candidates, curve, verify};
 
 /// Arguments of `verify`.
@@ -238,7 +238,7 @@ fn layouts(args: &Args, config: &impl ModelConfig, settings: &Settings) -> anyho
     }
     let parse = |text: &String| -> anyhow::Result<Candidate> {
         let candidate: Candidate = text.parse().with_context(|| format!("--layout \"{text}\""))?;
-        runnable(&candidate.layout)?;
+        candidate.layout.check()?;
         dims.check(&candidate.layout, seq)?;
         candidate.context.check(&candidate.layout, &dims)?;
         candidate.pipeline.resolve(&candidate.layout, dims.layers, candidate.accumulation)?;

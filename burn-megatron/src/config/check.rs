@@ -6,7 +6,6 @@ use models::recompute::Granularity;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::data::preprocess::SMALLEST_BPE;
-use crate::engine::runnable;
 
 impl RunConfig {
     /// Checks model, layout, batch, learning rate and data against each other.
@@ -31,7 +30,7 @@ impl RunConfig {
         let sizes = self.model.config.check().map_err(|error| format!("model: {error}"));
         let model_is_sound = sizes.is_ok();
         note(sizes);
-        let layout_runs = runnable(layout).map_err(|error| format!("parallel: {error}"));
+        let layout_runs = layout.check().map_err(|error| format!("parallel: {error}"));
         let both = model_is_sound && layout_runs.is_ok();
         note(layout_runs);
         if both {

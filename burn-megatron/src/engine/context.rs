@@ -99,8 +99,8 @@ pub enum ContextError {
     },
     /// The ranks that exchange heads do not divide them.
     #[error(
-        "cp-comm-type {word}: {ranks} ranks exchange heads, but a tensor parallel rank has {heads} query and {kv_heads} \
-         key-value heads; nearest legal: heads over {nearest} ranks, or p2p or all_gather"
+        "cp-comm-type {word}: {ranks} ranks exchange heads, but a tensor parallel rank has {heads} query heads; nearest \
+         legal: heads over {nearest} ranks, or p2p or all_gather"
     )]
     Heads {
         /// How.
@@ -109,8 +109,6 @@ pub enum ContextError {
         ranks: usize,
         /// Query heads of a tensor parallel rank.
         heads: usize,
-        /// Key-value heads of a tensor parallel rank.
-        kv_heads: usize,
         /// Closest numbers of ranks.
         nearest: Nearest,
     },
@@ -135,8 +133,8 @@ impl ContextConfig {
         if layout.cp == 1 {
             return Ok(());
         }
-        let (heads, kv_heads) = (dims.heads / layout.tp, dims.kv_heads / layout.tp.min(dims.kv_heads));
-        let legal = |ranks: usize| heads.is_multiple_of(ranks) && kv_heads.is_multiple_of(ranks);
+        let heads = dims.heads / layout.tp;
+        let legal = |ranks: usize| heads.is_multiple_of(ranks);
         for word in &self.comm_type {
             let ranks = match (word, self.hierarchical_sizes) {
                 (CommWord::P2p | CommWord::AllGather, _) => continue,
@@ -151,7 +149,7 @@ impl ContextConfig {
             };
             if !legal(ranks) {
                 let nearest = Nearest::where_legal(ranks, heads, legal);
-                return Err(ContextError::Heads { word: *word, ranks, heads, kv_heads, nearest });
+                return Err(ContextError::Heads { word: *word, ranks, heads, nearest });
             }
         }
         Ok(())
@@ -196,11 +194,11 @@ mod tests {
         assert_eq!(check("CP8", &[A2aP2p], Some([4, 2])), Ok(()));
         assert_eq!(check("TP2", &[A2aP2p], None), Ok(()), "nobody to share with");
         assert!(check("CP2", &[P2p, A2a], None).unwrap_err().contains("2 entries for 3 layers; nearest legal: 1"));
-        let heads = check("TP2 CP4", &[A2a], None).unwrap_err();
-        assert!(heads.contains("4 query and 2 key-value heads; nearest legal: heads over 2 ranks"), "{heads}");
+        let heads = check("TP4 CP4", &[A2a], None).unwrap_err();
+        assert!(heads.contains("has 2 query heads; nearest legal: heads over 2 ranks"), "{heads}");
         for sizes in [None, Some([2, 2])] {
             let said = check("TP2 CP8", &[A2aP2p], sizes).unwrap_err();
-            assert!(said.contains("product is context-parallel 8") && said.ends_with("nearest legal: 2 4"), "{said}");
+            assert!(said.contains("product is context-parallel 8") && said.ends_with("nearest legal: 4 2"), "{said}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Why a step could not be done.
 
-use super::{ContextError, NotRunnable};
+use super::ContextError;
 use crate::batch::BatchError;
 use crate::lr::LrError;
 use crate::optim::OptimError;
@@ -64,9 +64,6 @@ pub enum EngineError {
     /// Layers and schedule do not fit the layout.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
-    /// The layout does not run.
-    #[error(transparent)]
-    Layout(#[from] NotRunnable),
     /// A stage of the model cannot be built.
     #[error("the model cannot be built: {0}")]
     Model(Arc<str>),

@@ -298,7 +298,7 @@ impl<M: CausalLm> RankEngine<M> {
             seed: stable_hash(&format!("dropout {} step {}", self.config.seed, self.step)),
             first_sample: self.plan.rows(index, self.rank.coords.dp).start,
         });
-        share.of.auxiliary = share.counted as f64 * self.loss_grad(&share);
+        share.of.auxiliary = self.auxiliary_grad(batch, &share);
         share
     }
 
@@ -378,6 +378,18 @@ impl<M: CausalLm> RankEngine<M> {
                 scale / (share.counted.max(1) * self.plan.accumulation * self.plan.data_parallel) as f64
             }
         }
+    }
+
+    /// The gradient of an auxiliary loss, a mean over the tokens of a micro-batch, in what is minimized, before the division
+    /// by the tokens of the global batch. Megatron multiplies it with all tokens, counted or not
+    /// (megatron/core/transformer/moe/router.py, `attach_and_log_load_balancing_loss`), so that a loss of each sequence by
+    /// itself does not depend on how the batch is cut.
+    fn auxiliary_grad(&self, batch: &TokenBatch, share: &Share) -> f64 {
+        let tokens = match self.config.loss {
+            LossMean::PerToken => batch.tokens.len(),
+            LossMean::PerMicroBatch => share.counted.max(1),
+        };
+        self.loss_grad(share) * tokens as f64
     }
 
     /// What is partial over tensor-parallel ranks, then the tied embeddings

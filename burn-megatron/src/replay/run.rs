@@ -4,8 +4,8 @@ use super::files::FileError;
 use super::oracle::{Oracle, OracleStep};
 use super::recipe::{self, RecipeError};
 use crate::batch::BatchError;
-use crate::verify::{Candidate, Job, TraceError, assemble, trace, worst_of};
-use backend_dist::mesh::ParallelLayout;
+use crate::verify::{Candidate, Job, LocalTensor, RankTrace, TraceError, assemble, first_copies, trace, worst_of};
+use backend_dist::mesh::{Mesh, ParallelLayout};
 use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType};
 use models::layout::ModelLayoutError;
@@ -192,10 +192,10 @@ pub fn replay(
         grad_norm: [ours.grad_norms[index], theirs.grad_norm],
     };
     let steps = oracle.steps.iter().enumerate().map(step).collect();
-    // The first replica of every stage.
-    let stage = layout.tp * layout.cp * layout.dp;
-    let holders = ranks.iter().enumerate().filter(|(rank, _)| rank % stage < layout.tp);
-    let weights = assemble(holders.flat_map(|(_, rank)| &rank.parameters)).map_err(TraceError::from)?;
+    let mesh = Mesh::new(layout.clone()).map_err(TraceError::from)?;
+    let copies = |(rank, trace): (usize, &RankTrace)| first_copies(&mesh, rank, trace.parameters.clone());
+    let once: Vec<LocalTensor> = ranks.iter().enumerate().flat_map(copies).collect();
+    let weights = assemble(&once).map_err(TraceError::from)?;
     Ok(Replay { steps, weights: weight_difference(&weights, &last), tolerances: Tolerances::of(dtype) })
 }
 

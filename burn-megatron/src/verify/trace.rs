@@ -127,6 +127,12 @@ pub fn parameters<M: CausalLm>(engine: &mut RankEngine<M>) -> Vec<LocalTensor> {
     sections(&engine.parameters())
 }
 
+/// What `rank` holds of a model as the first of all ranks with the same copies: over all ranks, the model once.
+pub fn first_copies(mesh: &Mesh, rank: usize, locals: Vec<LocalTensor>) -> Vec<LocalTensor> {
+    let is_first = |local: &LocalTensor| mesh.group_of(local.unit.grid().replicas(), rank)[0] == rank;
+    locals.into_iter().filter(is_first).collect()
+}
+
 /// Global tensors from the slices of the ranks that together hold the model once.
 ///
 /// # Errors

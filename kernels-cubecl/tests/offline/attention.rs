@@ -177,6 +177,10 @@ fn what_goes_around_the_products_compiles() {
                 (),
                 (),
                 (),
+                (),
+                (),
+                (),
+                (),
                 $dim,
             );
             compile(concat!("merge of ", stringify!($element)), kernel);

@@ -8,6 +8,8 @@ mod megatron;
 mod model;
 mod mtp;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 pub use block::LatentBlock;
 pub use config::DeepSeekV3Config;

@@ -44,29 +44,18 @@ pub(crate) trait ContextKernels: LocalKernels + ExchangeOps {
 
     /// Attention of a piece.
     fn piece_forward(qkv: &Qkv<Self>, piece: &Piece, whole: &Whole) -> Seen<Self> {
-        let parts = piece.apart().into_iter().map(|piece| {
-            let (options, place) = scores(&piece, whole);
-            Self::attention_at(of_piece::<Self>(qkv, &piece), options, place)
-        });
-        let [outs, lses] = unzip(parts);
-        [joined::<Self>(outs, 0), joined::<Self>(lses, 2)]
+        forward_apart::<Self>(qkv, piece, whole)
     }
 
     /// Gradients of the rows of a piece, from output, log-sum-exp and output gradient of all rows.
     fn piece_grads(
         qkv: &Qkv<Self>,
-        [out, lse]: &Seen<Self>,
+        seen: &Seen<Self>,
         grad: &FloatTensor<Self>,
         piece: &Piece,
         whole: &Whole,
     ) -> Qkv<Self> {
-        let parts = piece.apart().into_iter().map(|piece| {
-            let (options, place) = scores(&piece, whole);
-            let rows = |x: &FloatTensor<Self>| of_rows::<Self>(x, &piece.queries, &piece.samples);
-            let lse = part::<Self>(lse.clone(), [piece.samples.clone(), 0..lse.shape()[1], piece.queries.clone()]);
-            Self::attention_grads_at(of_piece::<Self>(qkv, &piece), [rows(out), lse], rows(grad), options, place)
-        });
-        unzip(parts).map(|x| joined::<Self>(x, 0))
+        grads_apart::<Self>(qkv, seen, grad, piece, whole)
     }
 
     /// `sum` after the keys of `piece`, whose result is `part`: with `l = ln(e^a + e^b)` for the log-sum-exps `a` and `b`, the
@@ -82,13 +71,55 @@ pub(crate) trait ContextKernels: LocalKernels + ExchangeOps {
         rows: &Range<usize>,
         samples: &Range<usize>,
     ) -> FloatTensor<Self> {
-        let value = cast::<Self>(value, sum.dtype());
-        if sum.shape() == value.shape() {
-            return Self::float_add(sum, value);
-        }
-        let value = Self::float_add(of_rows::<Self>(&sum, rows, samples), value);
-        Self::float_slice_assign(sum, &[Slice::from(rows.clone()), Slice::from(samples.clone())], value)
+        add_by_formula::<Self>(sum, value, rows, samples)
     }
+
+    /// Zeros of [`wide`] type, to be added to with [`add_rows`](Self::add_rows).
+    fn zeros(like: &FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+        Self::float_zeros(shape, &like.device(), FloatDType::from(wide(like.dtype())))
+    }
+}
+
+/// [`ContextKernels::piece_forward`], a call for each document.
+pub(crate) fn forward_apart<B: ContextKernels>(qkv: &Qkv<B>, piece: &Piece, whole: &Whole) -> Seen<B> {
+    let parts = piece.apart().into_iter().map(|piece| {
+        let (options, place) = scores(&piece, whole);
+        B::attention_at(of_piece::<B>(qkv, &piece), options, place)
+    });
+    let [outs, lses] = unzip(parts);
+    [joined::<B>(outs, 0), joined::<B>(lses, 2)]
+}
+
+/// [`ContextKernels::piece_grads`], a call for each document.
+pub(crate) fn grads_apart<B: ContextKernels>(
+    qkv: &Qkv<B>,
+    [out, lse]: &Seen<B>,
+    grad: &FloatTensor<B>,
+    piece: &Piece,
+    whole: &Whole,
+) -> Qkv<B> {
+    let parts = piece.apart().into_iter().map(|piece| {
+        let (options, place) = scores(&piece, whole);
+        let rows = |x: &FloatTensor<B>| of_rows::<B>(x, &piece.queries, &piece.samples);
+        let lse = part::<B>(lse.clone(), [piece.samples.clone(), 0..lse.shape()[1], piece.queries.clone()]);
+        B::attention_grads_at(of_piece::<B>(qkv, &piece), [rows(out), lse], rows(grad), options, place)
+    });
+    unzip(parts).map(|x| joined::<B>(x, 0))
+}
+
+/// [`ContextKernels::add_rows`] in Burn's primitives.
+pub(crate) fn add_by_formula<B: ContextKernels>(
+    sum: FloatTensor<B>,
+    value: FloatTensor<B>,
+    rows: &Range<usize>,
+    samples: &Range<usize>,
+) -> FloatTensor<B> {
+    let value = cast::<B>(value, sum.dtype());
+    if sum.shape() == value.shape() {
+        return B::float_add(sum, value);
+    }
+    let value = B::float_add(of_rows::<B>(&sum, rows, samples), value);
+    B::float_slice_assign(sum, &[Slice::from(rows.clone()), Slice::from(samples.clone())], value)
 }
 
 /// Mask and place of a piece of a single document.
@@ -107,10 +138,6 @@ pub(crate) fn wide(dtype: DType) -> DType {
 
 pub(crate) fn cast<B: ContextKernels>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
-}
-
-pub(crate) fn zeros<B: ContextKernels>(like: &FloatTensor<B>, shape: impl Into<Shape>) -> FloatTensor<B> {
-    B::float_zeros(shape.into(), &like.device(), FloatDType::from(wide(like.dtype())))
 }
 
 /// Some of the leading dimensions' elements.

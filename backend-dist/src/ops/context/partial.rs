@@ -2,7 +2,7 @@
 
 use burn::backend::{FloatDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor};
 
-use super::kernels::{ContextKernels, Qkv, Seen, Whole, cast, joined, wide, zeros};
+use super::kernels::{ContextKernels, Qkv, Seen, Whole, cast, joined, wide};
 use super::plan::Piece;
 
 /// The result over the keys seen so far.
@@ -57,7 +57,7 @@ impl<B: ContextKernels> Partial<B> {
         let [rows, samples, heads, _] = self.shape;
         let (shape, dtype) = (Shape::from([samples, heads, rows]), FloatDType::from(wide(like.dtype())));
         let lse = B::float_full(shape, Scalar::Float(f64::NEG_INFINITY), &like.device(), dtype);
-        [zeros::<B>(like, self.shape), lse]
+        [B::zeros(like, Shape::from(self.shape)), lse]
     }
 }
 
@@ -86,5 +86,5 @@ impl<B: ContextKernels> Slope<'_, B> {
 
 /// Zeros of the shape of `x`, to be added to.
 pub(super) fn empty_sum<B: ContextKernels>(x: &FloatTensor<B>) -> FloatTensor<B> {
-    zeros::<B>(x, x.shape())
+    B::zeros(x, x.shape())
 }

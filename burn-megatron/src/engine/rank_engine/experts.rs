@@ -7,6 +7,11 @@ use models::CausalLm;
 use models::layers::moe::stats::{self, Counts};
 
 impl<M: CausalLm> RankEngine<M> {
+    /// Whether the model has routed experts, on whatever rank.
+    pub fn has_experts(&self) -> bool {
+        self.model_parallel.len() > 1
+    }
+
     /// How the experts were used in the last step, by layer of the whole model; the same on all ranks.
     pub fn expert_loads(&self) -> &[ExpertLoad] {
         &self.loads
@@ -15,7 +20,7 @@ impl<M: CausalLm> RankEngine<M> {
     /// Adds the counts of all ranks up, and moves the biases that balance experts. All ranks call it together.
     pub(super) fn end_routing_step(&mut self) {
         // The model has experts or not on all ranks alike.
-        if self.model_parallel.len() < 2 {
+        if !self.has_experts() {
             return;
         }
         // Each rank of a stage has counted its own tokens.

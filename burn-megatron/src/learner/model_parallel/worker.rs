@@ -91,7 +91,10 @@ impl<M: CausalLm> Worker<'_, M> {
             }
             recorder.end(whole, What::Step, None, None);
             let bubble = match recorder.is_on() {
-                true => self.tracer.note(self.rank, &self.world, step, [self.engine.take_spans(), recorder.take()])?,
+                true => {
+                    self.tracer.experts(self.rank, step, self.engine.expert_loads())?;
+                    self.tracer.note(self.rank, &self.world, step, [self.engine.take_spans(), recorder.take()])?
+                }
                 false => None,
             };
             let gpus = self.gpus();
@@ -121,6 +124,7 @@ impl<M: CausalLm> Worker<'_, M> {
                     loss_scale: report.loss_scale,
                     skipped: report.skipped,
                     bubble,
+                    experts: self.engine.expert_loads().to_vec(),
                     gpus,
                     saved,
                 };

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// A loss that pushes a router towards balance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Auxiliary {
     /// Of the shares of tokens and probabilities of the experts (<https://arxiv.org/abs/2101.03961>).
     LoadBalancing,

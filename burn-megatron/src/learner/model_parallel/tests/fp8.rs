@@ -96,8 +96,8 @@ fn layouts_in_fp8_log_the_same_steps() {
 }
 
 /// Every other token follows from the one before, the rest are drawn: no model can have a loss below half of ln 32.
-fn half_random(length: usize) -> Arc<dyn TokenDataset> {
-    let mut state = 1u64;
+fn half_random(length: usize, seed: u64) -> Arc<dyn TokenDataset> {
+    let mut state = seed;
     let mut tokens = vec![0i64];
     for index in 1..length {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -106,17 +106,20 @@ fn half_random(length: usize) -> Arc<dyn TokenDataset> {
     Arc::new(TokensInMemory::new(tokens, SEQ))
 }
 
+/// Rounding leads elsewhere, to lower losses as often as to higher ones. Over seven seeds the mean loss of the first 100 steps
+/// differed with a standard deviation of 0.08 %, that of the next 100 with 0.3 % (current scaling) and 0.6 % (delayed), and the
+/// means over the seeds by no more than 0.035 %. Later, when nothing more is learned, single seeds are up to 1.5 % apart.
 #[test]
 fn fp8_learns_what_f32_learns() {
-    const STEPS: usize = 300;
-    let losses = |fp8: Fp8Config| {
+    const STEPS: usize = 200;
+    let losses = |fp8: Fp8Config, seed: u64| {
         let folder = tempfile::tempdir().unwrap();
         let (mesh, config) = (Mesh::new(ParallelLayout::default()).unwrap(), config());
         let layers = config.num_hidden_layers;
         let engine = EngineConfig { lr: LrConfig { max: 3e-3, form: LrDecay::Constant, ..engine().lr }, ..engine() };
-        let data = (half_random(8 * SEQ * STEPS + 1), half_random(200));
+        let data = (half_random(8 * SEQ * STEPS + 1, seed), half_random(200, 100));
         let run = Pretraining::new(mesh, engine, STEPS, data, config.dims(), move |rank, part| {
-            let params = ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part).with_fp8(&fp8, layers);
+            let params = ParamBuilder::new(rank, FloatDType::F32, seed).with_part(part).with_fp8(&fp8, layers);
             Ok(Llama::build(&config, params)?)
         });
         finished(&run.evaluate(STEPS, 1).directory(folder.path().join("run")));
@@ -124,15 +127,22 @@ fn fp8_learns_what_f32_learns() {
         losses
     };
     let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
-    let exact = losses(Fp8Config::default());
-    assert!(mean(&exact[STEPS - 100..]) < 0.7 * exact[0], "nothing was learned");
+    let halves = |losses: &[f64]| [mean(&losses[..STEPS / 2]), mean(&losses[STEPS / 2..])];
+    let seeds = 1..=4;
+    let exact: Vec<Vec<f64>> = seeds.clone().map(|seed| losses(Fp8Config::default(), seed)).collect();
+    for losses in &exact {
+        assert!(halves(losses)[1] < 0.7 * losses[0], "{} after {}: nothing was learned", halves(losses)[1], losses[0]);
+    }
     for fp8 in [tensorwise(), delayed()] {
-        let found = losses(fp8.clone());
-        for part in [0..100, 100..200, 200..300] {
-            let (found, exact) = (mean(&found[part.clone()]), mean(&exact[part.clone()]));
-            // Rounding leads elsewhere, at times to a lower loss.
-            assert!((0.97..1.005).contains(&(found / exact)), "{:?}, steps {part:?}: {found}, not {exact}", fp8.recipe);
+        let mut late = Vec::new();
+        for (seed, exact) in seeds.clone().zip(&exact) {
+            let found = losses(fp8.clone(), seed);
+            assert!(&found != exact);
+            let [[early, later], [exact_early, exact_later]] = [halves(&found), halves(exact)];
+            let off = early / exact_early - 1.0;
+            assert!(off.abs() < 3e-3, "{:?}, seed {seed}: {off:e}", fp8.recipe);
+            late.push(later / exact_later - 1.0);
         }
-        assert!(found != exact);
+        assert!(mean(&late).abs() < 1e-2, "{:?}: {late:?}", fp8.recipe);
     }
 }
