@@ -57,7 +57,9 @@ impl WithModel for Transformers<'_> {
             labels: (0..SAMPLES * SEQ).map(next).collect(),
             weights: (0..SAMPLES * SEQ).map(weight).collect(),
         };
-        for layout in ["TP1", "TP2", "TP4", "TP4 SP"] {
+        let experts = ["TP2 EP2 ETP1", "TP4 SP EP2 ETP2", "TP4 SP EP4 ETP1"];
+        let experts = experts.iter().filter(|_| config.dims().experts.is_some());
+        for layout in ["TP1", "TP2", "TP4", "TP4 SP"].iter().chain(experts) {
             let dtype = FloatDType::F64;
             let outcome = run_on::<M>(config, layout, dtype, &weights, &batch, None, |params| params.with_fp32_norms());
             let loss: f64 = outcome.losses.iter().zip(&batch.weights).map(|(loss, weight)| loss * weight).sum();
@@ -99,5 +101,7 @@ is_transformers! {
     llama3_is_transformers: "llama3",
     mistral_is_transformers: "mistral",
     qwen3_is_transformers: "qwen3",
+    mixtral_is_transformers: "mixtral",
+    qwen3_moe_is_transformers: "qwen3_moe",
     gpt2_is_transformers: "gpt2",
 }

@@ -95,9 +95,8 @@ fn resave(layout: &str, from: &Checkpoint, root: &Path) {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let saver = Saver::new(root, mesh.world_size(), SaverOptions::default()).unwrap();
     backend_dist::launch::launch(&mesh, &[burn::tensor::Device::flex()], |rank| {
-        let build = |part| {
-            Ok(DeepSeekV3::build(&config(), ParamBuilder::new(&rank, FloatDType::F64, 99).with_part(part))?)
-        };
+        let build =
+            |part| Ok(DeepSeekV3::build(&config(), ParamBuilder::new(&rank, FloatDType::F64, 99).with_part(part))?);
         let mut engine = RankEngine::new(&rank, &config().dims(), build, engine())?;
         engine.restore(from)?;
         let state = RunState { layout: mesh.layout().clone(), ..from.state().clone() };
