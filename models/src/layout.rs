@@ -171,23 +171,22 @@ impl ModelDims {
     /// Names what does not fit and the nearest legal values.
     pub fn check(&self, layout: &ParallelLayout, seq: usize) -> Result<(), ModelLayoutError> {
         self.check_tp(layout.tp)?;
-        self.check_experts(layout)?;
+        self.check_experts(layout.expert_tp(), layout.ep, layout.tp * layout.cp * layout.dp)?;
         if let Some(max) = self.max_positions.filter(|max| seq > *max) {
             return Err(ModelLayoutError::TooLong { seq, max });
         }
         check_sequence(layout, seq)
     }
 
-    /// Whether the experts can be divided as a layout says.
+    /// Whether each expert can be cut into `etp` parts, and the experts of a layer divided over `ep` ranks of `ranks`, those
+    /// of a pipeline stage.
     ///
     /// # Errors
     /// Names the size that does not fit and the nearest legal sizes.
-    pub fn check_experts(&self, layout: &ParallelLayout) -> Result<(), ModelLayoutError> {
-        let (ep, etp) = (layout.ep, layout.expert_tp());
+    pub fn check_experts(&self, etp: usize, ep: usize, ranks: usize) -> Result<(), ModelLayoutError> {
         let Some(ExpertDims { count, intermediate }) = self.experts else {
             return if ep == 1 { Ok(()) } else { Err(ModelLayoutError::NoExperts { ep }) };
         };
-        let ranks = layout.tp * layout.cp * layout.dp;
         let sizes = [
             ("expert-tensor-parallel", etp, "expert width", intermediate, ranks),
             ("expert-parallel", ep, "experts", count, ranks / etp),
