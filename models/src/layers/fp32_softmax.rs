@@ -37,7 +37,7 @@ fn sum(values: &[f32]) -> f32 {
 }
 
 /// Sleef's exponential, to one unit in the last place.
-fn exp(x: f32) -> f32 {
+pub(in crate::layers) fn exp(x: f32) -> f32 {
     const LN_2_HIGH: f32 = 0.693_145_75;
     const LN_2_LOW: f32 = 1.428_606_8e-6;
     const COEFFICIENTS: [f32; 5] = [0.001_393_043_6, 0.008_333_361, 0.041_666_485, 0.166_666_67, 0.5];
