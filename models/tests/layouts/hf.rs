@@ -36,15 +36,10 @@ fn tensors(bytes: &[u8]) -> BTreeMap<String, HostTensor> {
     file.iter().map(|(name, view)| (name.to_string(), read(view))).collect()
 }
 
-pub struct Transformers<'a> {
-    pub weights: &'a [u8],
-    pub oracle: &'a [u8],
-    /// How far logits may be from the oracle's, and gradients.
-    pub limits: [f64; 2],
-    pub layouts: &'a [&'a str],
+struct Transformers<'a> {
+    weights: &'a [u8],
+    oracle: &'a [u8],
 }
-
-const LAYOUTS: [&str; 4] = ["TP1", "TP2", "TP4", "TP4 SP"];
 
 impl WithModel for Transformers<'_> {
     type Output = ();
@@ -62,8 +57,9 @@ impl WithModel for Transformers<'_> {
             labels: (0..SAMPLES * SEQ).map(next).collect(),
             weights: (0..SAMPLES * SEQ).map(weight).collect(),
         };
-        let [logits, gradients] = self.limits;
-        for layout in self.layouts {
+        let experts = ["TP2 EP2 ETP1", "TP4 SP EP2 ETP2", "TP4 SP EP4 ETP1"];
+        let experts = experts.iter().filter(|_| config.dims().experts.is_some());
+        for layout in ["TP1", "TP2", "TP4", "TP4 SP"].iter().chain(experts) {
             let dtype = FloatDType::F64;
             let outcome = run_on::<M>(config, layout, dtype, &weights, &batch, None, |params| params.with_fp32_norms());
             let loss: f64 = outcome.losses.iter().zip(&batch.weights).map(|(loss, weight)| loss * weight).sum();
@@ -71,20 +67,20 @@ impl WithModel for Transformers<'_> {
             let end = |sample: usize| (sample + 1) * SEQ * VOCAB;
             let last = |sample: usize| &outcome.logits[end(sample) - POSITIONS * VOCAB..end(sample)];
             let expected = &oracle["logits_last8"].data;
-            assert_close(&format!("{layout}: logits"), &[last(0), last(1)].concat(), expected, logits);
-            let mut ours = outcome.gradients;
+            assert_close(&format!("{layout}: logits"), &[last(0), last(1)].concat(), expected, LOGITS);
+            let mut gradients = outcome.gradients;
             // What no gradient changes is in files too.
             for (name, foreign) in config.hf_names().iter().filter(|(name, _)| name.ends_with(".expert_bias")) {
                 let shape = foreign.our_shape();
-                ours.insert(name.to_string(), HostTensor { data: vec![0.0; shape.iter().product()], shape });
+                gradients.insert(name.to_string(), HostTensor { data: vec![0.0; shape.iter().product()], shape });
             }
-            let found = config.hf_names().export(&ours).unwrap();
+            let gradients = config.hf_names().export(&gradients).unwrap();
             let mut compared = 0;
             for (name, expected) in &oracle {
                 let Some(name) = name.strip_prefix("grad.") else { continue };
                 let what = format!("{layout}: gradient of {name}");
                 // Far below the floor the oracle's fp32 has nothing to say: key biases have no gradient at all.
-                assert_within(&what, &found[name].data, &expected.data, gradients, 1e-6);
+                assert_within(&what, &gradients[name].data, &expected.data, GRADIENTS, 1e-6);
                 compared += 1;
             }
             assert!(compared > 10);
@@ -101,9 +97,9 @@ macro_rules! is_transformers {
             )).unwrap();
             let config = serde_json::from_slice(&file("config.json")).unwrap();
             let (weights, oracle) = (file("model.safetensors"), file("oracle.safetensors"));
-            let limits = [LOGITS, GRADIENTS];
-            let transformers = Transformers { weights: &weights, oracle: &oracle, limits, layouts: &LAYOUTS };
-            FamilyConfig::from_hf(&config).unwrap().visit(transformers);
+            let (config, names) = (FamilyConfig::from_hf(&config).unwrap(), tensors(&weights));
+            let config = config.hf_present(|name| names.contains_key(name));
+            config.visit(Transformers { weights: &weights, oracle: &oracle });
         }
     )+};
 }
@@ -113,5 +109,8 @@ is_transformers! {
     llama3_is_transformers: "llama3",
     mistral_is_transformers: "mistral",
     qwen3_is_transformers: "qwen3",
+    mixtral_is_transformers: "mixtral",
+    qwen3_moe_is_transformers: "qwen3_moe",
+    deepseek_v3_is_transformers: "deepseek_v3",
     gpt2_is_transformers: "gpt2",
 }
