@@ -10,6 +10,7 @@ use backend_dist::mesh::Mesh;
 use backend_dist::ops::{GeluKind, Tape};
 use backend_dist::shard::Init;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+use models::MicroBatch;
 use models::layers::{
     Activation, AttentionConfig, BlockConfig, DropoutKey, LinearConfig, MlpConfig, NormKind, RopeConfig,
     RotaryEmbedding, TransformerBlock,
@@ -83,10 +84,10 @@ fn kept(rank: &Rank, config: &BlockConfig, modules: &[Module]) -> isize {
     let rope = RotaryEmbedding::new(&RopeConfig { head_dim: HEAD_DIM, theta: 10_000.0, scaling: None });
     let rows = if parallel.sequence { SEQ / parallel.size() } else { SEQ };
     let x = Tensor::<3>::random([rows, BATCH, HIDDEN], Distribution::Default, &device).require_grad();
-    let key = DropoutKey { seed: 1, first_sample: 0 };
+    let batch = MicroBatch::with_dropout(Some(DropoutKey { seed: 1, first_sample: 0 }));
     let forward = || {
         let angles = rope.angles(0..SEQ, x.dtype(), &device);
-        Tape::of(layer.forward(x.clone(), Some(&angles), Some(&key)))
+        Tape::of(layer.forward(x.clone(), Some(&angles), &batch))
     };
     let upstream = x.clone().inner();
     // The first pass fills caches and the stacks of the thread pool.

@@ -14,6 +14,7 @@
 mod api;
 mod autodiff;
 pub mod conjugate;
+pub mod context;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -9,8 +9,7 @@ use backend_dist::ops::{Tape, weight_grads};
 use backend_dist::shard::Unit;
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Gradients, Tensor};
-use models::layers::DropoutKey;
-use models::{CausalLm, Recompute};
+use models::{CausalLm, MicroBatch, Recompute};
 use std::collections::{BTreeMap, HashMap};
 
 /// A stage's model and what its passes have left for later ones.
@@ -65,8 +64,8 @@ pub(super) struct Pass<'a> {
     /// Without autodiff.
     pub device: &'a Device,
     pub batch: &'a TokenBatch,
-    /// Without it nothing is dropped.
-    pub dropout: Option<DropoutKey>,
+    /// What layers must know of the micro-batch.
+    pub of: &'a MicroBatch,
     /// A backward pass will follow.
     pub keep: bool,
     /// No other pass of the step adds to this stage's gradients.
@@ -372,14 +371,13 @@ fn leaf(x: Tensor<3>) -> Tensor<3> {
 fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pass: &Pass, tracked: bool) -> Output {
     let input = || x.expect("only the embedding has no input");
     let device = if tracked { pass.device.clone().autodiff() } else { pass.device.clone() };
-    let dropout = pass.dropout.as_ref();
     match link {
-        Link::Embedding => Output::Activation(model.embed(pass.batch.tokens_on(&device), dropout)),
+        Link::Embedding => Output::Activation(model.embed(pass.batch.tokens_on(&device), pass.of)),
         Link::Layers(layers) => {
-            Output::Activation(layers.clone().fold(input(), |x, layer| model.layer(layer, x, dropout)))
+            Output::Activation(layers.clone().fold(input(), |x, layer| model.layer(layer, x, pass.of)))
         }
         Link::Head => {
-            let losses = model.head_losses(input(), pass.batch.labels_on(&device));
+            let losses = model.head_losses(input(), pass.batch.labels_on(&device), pass.of);
             Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) })
         }
     }

@@ -22,8 +22,8 @@ use backend_dist::launch::Rank;
 use backend_dist::ops::fp8::DelayedScaling;
 use backend_dist::shard::{ParamSpec, Unit, stable_hash};
 use burn::tensor::{DType, Tensor};
-use models::CausalLm;
 use models::layers::DropoutKey;
+use models::{CausalLm, MicroBatch};
 pub use state::Position;
 use std::time::Instant;
 
@@ -282,11 +282,12 @@ impl<M: CausalLm> RankEngine<M> {
             Kind::BackwardInput => (self.recorder.begin(), What::BackwardInput),
             Kind::BackwardWeight => (self.recorder.begin(), What::BackwardWeight),
         };
+        let dropout = DropoutKey {
+            seed: stable_hash(&format!("dropout {} step {}", self.config.seed, self.step)),
+            first_sample: self.plan.rows(work.micro_batch, self.rank.coords.dp).start,
+        };
         let mut pass = Pass {
-            dropout: Some(DropoutKey {
-                seed: stable_hash(&format!("dropout {} step {}", self.config.seed, self.step)),
-                first_sample: self.plan.rows(work.micro_batch, self.rank.coords.dp).start,
-            }),
+            of: &MicroBatch::with_dropout(Some(dropout)),
             keep: true,
             last,
             loss_grad: self.loss_grad(batch),

@@ -12,6 +12,7 @@ use super::dropout::DropoutKey;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::Norm;
 use super::rope::Angles;
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;
 
@@ -114,16 +115,10 @@ impl SelfAttention {
     }
 
     /// Attention of `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same. `angles`
-    /// rotate queries and keys; without them positions must be in `x`. With a key attention weights are dropped.
-    pub fn forward(
-        &self,
-        x: Tensor<3>,
-        norm: &Norm,
-        angles: Option<&Angles>,
-        dropout: Option<&DropoutKey>,
-    ) -> Tensor<3> {
+    /// rotate queries and keys; without them positions must be in `x`.
+    pub fn forward(&self, x: Tensor<3>, norm: &Norm, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
         let qkv = self.heads(self.qkv.forward(x, norm), angles);
-        let options = AttentionOptions { dropout: self.dropout.with(dropout), ..self.options };
+        let options = AttentionOptions { dropout: self.dropout.with(batch.dropout.as_ref()), ..self.options };
         self.out.forward(qkv, Prologue::Attention(self.heads, options), self.recompute_core)
     }
 

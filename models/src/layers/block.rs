@@ -11,6 +11,7 @@ use super::dropout::{Dropout, DropoutKey};
 use super::mlp::{Mlp, MlpConfig};
 use super::norm::{Norm, NormKind};
 use super::rope::Angles;
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
 /// Everything a pre-norm block is made of.
@@ -62,9 +63,9 @@ impl TransformerBlock {
         })
     }
 
-    /// The block's output; see [`SelfAttention::forward`] for `angles` and [`Dropout::forward`] for `dropout`.
-    pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, dropout: Option<&DropoutKey>) -> Tensor<3> {
-        self.around(x, dropout, |x, norm| self.attention.forward(x, norm, angles, dropout))
+    /// The block's output; see [`SelfAttention::forward`] for `angles`.
+    pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
+        self.around(x, batch.dropout.as_ref(), |x, norm| self.attention.forward(x, norm, angles, batch))
     }
 
     /// The same for positions that follow those in the cache; see [`SelfAttention::extend`].

@@ -9,9 +9,9 @@ use burn::tensor::{Int, Tensor};
 use super::config::LlamaConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::layers::{
-    Dropout, DropoutKey, KvCache, Norm, NormKind, OutputLayer, RotaryEmbedding, TransformerBlock, Vocab,
-    VocabParallelEmbedding,
+    Dropout, KvCache, Norm, NormKind, OutputLayer, RotaryEmbedding, TransformerBlock, Vocab, VocabParallelEmbedding,
 };
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 use crate::part::Part;
 
@@ -87,17 +87,17 @@ impl CausalLm for Llama {
         &self.part
     }
 
-    fn embed(&self, tokens: Tensor<2, Int>, dropout: Option<&DropoutKey>) -> Tensor<3> {
-        self.dropout.forward(self.embedding().forward(tokens.transpose()), dropout)
+    fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
+        self.dropout.forward(self.embedding().forward(tokens.transpose()), batch.dropout.as_ref())
     }
 
-    fn layer(&self, index: usize, x: Tensor<3>, dropout: Option<&DropoutKey>) -> Tensor<3> {
+    fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
         let seq = self.parallel.sequence_length(x.dims()[0]);
         let angles = self.rope.angles(0..seq, x.dtype(), &x.device());
-        self.layers[index - self.part.layers.start].forward(x, Some(&angles), dropout)
+        self.layers[index - self.part.layers.start].forward(x, Some(&angles), batch)
     }
 
-    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, _batch: &MicroBatch) -> Tensor<2> {
         let Head { norm, lm_head } = self.head();
         lm_head.token_losses(norm.forward(x), labels.transpose(), self.embed_tokens.as_ref()).transpose()
     }

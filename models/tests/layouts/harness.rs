@@ -10,6 +10,7 @@ use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::shard::{HostTensor, Init, ParamSpec, Registry, Section};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Int, Tensor, TensorData};
+use models::MicroBatch;
 use models::layers::DropoutKey;
 use models::{CausalLm, ModelConfig, ParamBuilder, WeightSource};
 
@@ -83,7 +84,7 @@ pub fn run_on<M: CausalLm>(
         let device = rank.device.clone().autodiff();
         let (tokens, labels) = (batch.ids(&batch.tokens, &device), batch.ids(&batch.labels, &device));
         let logits = host(model.logits(tokens.clone()));
-        let losses = model.training_losses(tokens, labels, dropout.as_ref());
+        let losses = model.training_losses(tokens, labels, &MicroBatch::with_dropout(dropout));
         let weights = TensorData::new(batch.weights.clone(), losses.dims());
         let weights = Tensor::from_data(weights, (&device, losses.dtype()));
         let gradients = (losses.clone() * weights).sum().backward();

@@ -6,7 +6,7 @@ use super::RankEngine;
 use crate::batch::BatchPlan;
 use crate::engine::{EngineError, EvalReport, TokenBatch};
 use crate::schedule::{Pass as Kind, Work};
-use models::CausalLm;
+use models::{CausalLm, MicroBatch};
 
 impl<M: CausalLm> RankEngine<M> {
     /// Mean loss over the rows of a held-out batch, without gradients. The rows may be any multiple of micro-batch
@@ -29,7 +29,7 @@ impl<M: CausalLm> RankEngine<M> {
                     mail.take(input)
                 });
                 let mut pass = Pass {
-                    dropout: None,
+                    of: &MicroBatch::default(),
                     keep: false,
                     last: false,
                     loss_grad: 0.0,
