@@ -230,7 +230,7 @@ fn layouts(args: &Args, config: &impl ModelConfig, settings: &Settings) -> anyho
         let fits = |layout: &ParallelLayout, context: &ContextConfig| {
             dims.check(layout, seq).is_ok() && context.check(layout, &dims).is_ok()
         };
-        let list = candidates(args.ranks, args.global_batch, dims.layers, fits);
+        let list = candidates(args.ranks, args.global_batch, dims.layers, dims.experts.is_some(), fits);
         if list.is_empty() {
             bail!("nothing to verify: no layout of up to {} ranks fits", args.ranks);
         }

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use models::{FamilyConfig, GptConfig, LlamaConfig};
+use models::{DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -25,7 +25,7 @@ pub struct ModelSection {
 }
 
 /// Known sizes by name.
-pub fn presets() -> [(&'static str, FamilyConfig); 7] {
+pub fn presets() -> [(&'static str, FamilyConfig); 10] {
     [
         ("tiny", FamilyConfig::Llama(LlamaConfig::tiny())),
         ("llama3-1b", FamilyConfig::Llama(LlamaConfig::llama3_1b())),
@@ -34,12 +34,19 @@ pub fn presets() -> [(&'static str, FamilyConfig); 7] {
         ("qwen3-0.6b", FamilyConfig::Llama(LlamaConfig::qwen3_0_6b())),
         ("gpt-tiny", FamilyConfig::Gpt(GptConfig::tiny())),
         ("gpt2", FamilyConfig::Gpt(GptConfig::gpt2())),
+        ("deepseek-tiny", FamilyConfig::DeepSeekV3(DeepSeekV3Config::tiny())),
+        ("deepseek-v3", FamilyConfig::DeepSeekV3(DeepSeekV3Config::deepseek_v3())),
+        ("moonlight-16b", FamilyConfig::DeepSeekV3(DeepSeekV3Config::moonlight_16b())),
     ]
 }
 
 /// The families, with sizes for tests.
-fn families() -> [FamilyConfig; 2] {
-    [FamilyConfig::Llama(LlamaConfig::tiny()), FamilyConfig::Gpt(GptConfig::tiny())]
+fn families() -> [FamilyConfig; 3] {
+    [
+        FamilyConfig::Llama(LlamaConfig::tiny()),
+        FamilyConfig::Gpt(GptConfig::tiny()),
+        FamilyConfig::DeepSeekV3(DeepSeekV3Config::tiny()),
+    ]
 }
 
 /// The preset of a configuration that names no model.
