@@ -198,7 +198,9 @@ mod tests {
             let ready = |shared: &Shared| shared.ranks.clone().all(|rank| lists[rank].last() == Some(&shared));
             let next = lists.iter().filter_map(|list| list.last()).find(|shared| ready(shared));
             let Some(next) = next.copied() else { return lists.iter().all(Vec::is_empty) };
-            next.ranks.clone().for_each(|rank| drop(lists[rank].pop()));
+            for rank in next.ranks.clone() {
+                lists[rank].pop();
+            }
         }
     }
 
