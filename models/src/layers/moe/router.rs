@@ -73,14 +73,14 @@ impl Router {
     /// Experts and probabilities of `x [tokens, hidden]`.
     pub fn forward(&self, x: Tensor<2>, tokens: Tokens, batch: &MicroBatch) -> Routing {
         let logits = self.logits(x);
-        let ([count, experts], values) = (logits.dims(), host(&logits));
+        let ([count, experts], scores) = (logits.dims(), host(&self.compared(&logits)));
         let bias = self.expert_bias.as_ref().map(|bias| host(&bias.val()));
-        let mut choice = choose(&values, [count, tokens.valid], &self.config, bias.as_deref());
-        let mut probs = self.probabilities(&logits, &values, &choice);
+        let mut choice = choose(&scores, [count, tokens.valid], &self.config, bias.as_deref());
+        let mut probs = self.probabilities(&logits, &choice);
         if batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0) {
             let plain = self.config.groups.is_none() && bias.is_none();
             let counted =
-                if plain { choice.clone() } else { choose_freely(&values, [count, tokens.valid], &self.config) };
+                if plain { choice.clone() } else { choose_freely(&scores, [count, tokens.valid], &self.config) };
             if let Some(loss) = self.losses(&logits, &counted, tokens, batch) {
                 probs = inject(probs, loss, batch.auxiliary);
             }
@@ -99,6 +99,16 @@ impl Router {
         Routing { choice, probs, pad_to }
     }
 
+    /// What experts are compared by, without a graph: a softmax changes no order but that of sums over groups.
+    fn compared(&self, logits: &Tensor<2>) -> Tensor<2> {
+        let logits = logits.clone().without_autodiff();
+        match self.config.scores {
+            Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits),
+            Scores::SoftmaxBeforeTopK | Scores::NormalisedSoftmax if self.config.groups.is_some() => softmax(logits, 1),
+            _ => logits,
+        }
+    }
+
     /// The router's product.
     fn logits(&self, x: Tensor<2>) -> Tensor<2> {
         let logits = router_logits(x.clone(), self.weight.val());
@@ -115,7 +125,7 @@ impl Router {
     }
 
     /// `[tokens, experts]`, right where an expert was chosen.
-    fn probabilities(&self, logits: &Tensor<2>, values: &[f64], choice: &Choice) -> Tensor<2> {
+    fn probabilities(&self, logits: &Tensor<2>, choice: &Choice) -> Tensor<2> {
         let (config, [tokens, experts], device) = (self.config, logits.dims(), logits.device());
         let chosen = || {
             let mut chosen = vec![false; tokens * experts];
@@ -142,6 +152,7 @@ impl Router {
         if !self.rounds(logits) {
             return probs;
         }
+        let values = host(logits);
         let rounded = match config.scores.is_sigmoid() {
             true => {
                 let normalised = config.scores == Scores::Sigmoid && config.top_k > 1;
@@ -153,7 +164,7 @@ impl Router {
             }
             false => {
                 let choice = (config.scores != Scores::SoftmaxBeforeTopK).then_some(choice);
-                rounded(values, experts, choice).into_iter().map(|prob| prob * config.scaling).collect()
+                rounded(&values, experts, choice).into_iter().map(|prob| prob * config.scaling).collect()
             }
         };
         with_value(probs, rounded)
@@ -218,15 +229,15 @@ const LEAST: f64 = -1e30;
 /// Keeps a sum of scores from zero, as in Megatron-LM and DeepSeek-V3.
 const TINY: f64 = 1e-20;
 
+fn host<const D: usize>(x: &Tensor<D>) -> Vec<f64> {
+    x.clone().into_data().convert::<f64>().try_to_vec().expect("converted to f64")
+}
+
 /// Other values with the gradient of the exact ones.
 fn with_value(exact: Tensor<2>, values: Vec<f64>) -> Tensor<2> {
     let values = TensorData::new(values, exact.dims());
     let values = Tensor::from_data(values, (&exact.device(), DType::F64));
     exact.clone() + (values - exact.detach())
-}
-
-fn host<const D: usize>(x: &Tensor<D>) -> Vec<f64> {
-    x.clone().into_data().convert::<f64>().try_to_vec().expect("converted to f64")
 }
 
 /// The probabilities as transformers rounds them: softmax in fp32, and with a choice divided by the chosen experts' sum.
