@@ -8,8 +8,8 @@ use burn::tensor::{Bool, DType, Tensor, TensorData};
 
 use super::balance::{self, Shares};
 use super::capacity::{drop_tokens, room};
-use super::fp32_scores;
 use super::config::{Capacity, MoeConfig, RouterConfig, Scores};
+use super::fp32_scores;
 use super::select::{Choice, choose, choose_freely};
 use super::stats;
 use crate::layers::fp32_softmax;
