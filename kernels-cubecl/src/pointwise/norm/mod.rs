@@ -1,9 +1,9 @@
 //! RMSNorm, `y = w x / √(mean(x²) + eps)`, and LayerNorm, `y = w (x − mean) / √(var + eps) + b`, over rows, and their
 //! gradients.
 //!
-//! Cubes stay for many rows: they hold the weights in shared memory, read the next row while they sum up the one at hand,
-//! meet once for each row, and write their share of the weights' gradients once. What is added to the residual stream in
-//! front of a norm, and the gradients that meet there, can be added on the way.
+//! The units of a row meet once for it. In the backward pass cubes stay for many rows: they read the next one while they sum
+//! up the one at hand, and write their share of the weights' gradients once. What is added to the residual stream in front
+//! of a norm, and the gradients that meet there, can be added on the way.
 pub mod backward;
 pub mod forward;
 mod moments;
