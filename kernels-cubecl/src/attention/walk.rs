@@ -45,23 +45,17 @@ pub fn first_row(part: &Part, #[comptime] variant: Variant) -> u32 {
 /// The keys and values in `blocks` of query head `head`.
 #[cube]
 pub fn source(part: &Part, blocks: &KeyBlocks, head: u32, sizes: &Sizes) -> Source {
+    let count = blocks.end - blocks.first;
     Source {
         batch: part.batch,
         head: (head / sizes.group) as i32,
         row: part.first_key,
         end: blocks.end,
-        count: blocks.end - blocks.first,
+        count,
         limit: sizes.limit,
         keep: sizes.keep,
         first_column: draw::spread(part.first_key + sizes.first_key),
     }
-}
-
-/// Where the scores of this unit lie.
-#[cube]
-pub fn place(role: u32, first_row: u32) -> Place {
-    let lane = UNIT_POS % 32;
-    Place { role, row: first_row + role * 64 + ((UNIT_POS / 32) % 4) * 16 + lane / 4, column: (lane % 4) * 2 }
 }
 
 /// Starts the copy of the tile of step `step`: `block` rows of `map`.

@@ -9,7 +9,7 @@ pub use plan::ForwardPlan;
 
 use super::tile::{self, HIDDEN};
 use super::variant::{Sizes, part};
-use super::walk;
+use super::walk::{self, Place};
 use crate::hopper::mma::{self, Pair};
 use crate::hopper::ptx;
 use crate::hopper::ring::barrier_at;
@@ -90,8 +90,9 @@ pub fn forward(
         }
     }
 
-    let place = walk::place(role, first_row);
-    let row = place.row;
+    let lane = UNIT_POS % 32;
+    let row = first_row + role * 64 + ((UNIT_POS / 32) % 4) * 16 + lane / 4;
+    let place = Place { role, row, column: (lane % 4) * 2 };
     let own = role as usize * q_tile;
     let at = Operands {
         q: mma::descriptor(q_smem.slice(own, own + q_tile), comptime![mma::k_major(mma::ROWS, variant.key_width())]),
@@ -169,7 +170,7 @@ pub fn forward(
         let at = row + comptime![(half * 8) as u32];
         // The last block of packed rows is followed by the next sequence, otherwise by padding.
         let end = if comptime![variant.packed] { fixed.part.sight.queries } else { sizes.stride };
-        if UNIT_POS % 4 == 0 && at < end {
+        if lane % 4 == 0 && at < end {
             // Without a key: the logarithm of zero.
             let value = (state.top[half] * scale_log2 + ptx::log2(sum)) * LN_2;
             lse[(statistics + at) as usize] = value;

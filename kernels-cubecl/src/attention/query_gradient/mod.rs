@@ -6,7 +6,7 @@ pub use plan::QueryGradientPlan;
 
 use super::tile;
 use super::variant::{Sizes, part};
-use super::walk;
+use super::walk::{self, Place};
 use crate::hopper::mma::{self, Pair};
 use crate::hopper::ring::barrier_at;
 use crate::tiling::{KeyBlocks, QUERY_ROWS};
@@ -92,8 +92,8 @@ pub fn query_gradient(
         }
     }
 
-    let place = walk::place(role, first_row);
-    let row = place.row;
+    let lane = UNIT_POS % 32;
+    let row = first_row + role * 64 + ((UNIT_POS / 32) % 4) * 16 + lane / 4;
     let own = role as usize * q_tile;
     let own_g = role as usize * g_tile;
     let at = Operands {
@@ -126,7 +126,9 @@ pub fn query_gradient(
         state.shift[half] = sums[(statistics + at) as usize];
         state.delta[half] = sums[(sizes.statistics + statistics + at) as usize];
     }
-    let steps = Fixed { place, part, source, at, scale_log2: scale * LOG2_E };
+    let scale_log2 = scale * LOG2_E;
+    let place = Place { role, row, column: (lane % 4) * 2 };
+    let steps = Fixed { place, part, source, at, scale_log2 };
 
     barrier_at(&fixed, 0usize).wait_parity(0);
     // Two copies of a step, one without masks, save some of its time; long heads lack the registers.
