@@ -6,7 +6,6 @@ use anyhow::{Context, Result, bail};
 use backend_dist::gpu::{self, GpuError, GpuInfo};
 use burn::tensor::Device;
 use burn_megatron::cli::layout::LayoutArgs;
-use burn_megatron::engine::runnable;
 use burn_megatron::flops::AttentionCount;
 use burn_megatron::metrics::{FlopsPerToken, peak};
 use burn_megatron::plan::gpus::{Gpu, Hardware};
@@ -181,7 +180,7 @@ fn others(job: &Job, config: &LlamaConfig, task: &Task, gpu: &GpuInfo, memory: u
     let Some(sheet) = Gpu::named(&gpu.name) else { return String::new() };
     let hardware = Hardware { memory, ..Hardware::of(sheet, job.element) };
     let dims = config.dims();
-    let legal = |layout: &ParallelLayout| runnable(layout).is_ok() && dims.check(layout, task.seq_length).is_ok();
+    let legal = |layout: &ParallelLayout| layout.check().is_ok() && dims.check(layout, task.seq_length).is_ok();
     let found = search(&Wish { job, gpus: job.layout.world_size(), hardware: &hardware, legal: &legal });
     let own = Plan::new(job.clone(), &hardware).ok().map(|plan| format!("this {:.2} s a step", plan.time.step));
     let different =

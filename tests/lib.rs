@@ -4,7 +4,7 @@ use backend_dist::launch::Rank;
 use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::optim::OptimizerConfig;
-use burn_megatron::verify::{Bounds, Candidate, RankTrace, Reference, Settings, assemble, compare, trace};
+use burn_megatron::verify::{Bounds, Candidate, Job, RankTrace, Reference, Settings, assemble, compare, trace};
 use models::{CausalLm, GptConfig, LlamaConfig, ModelConfig, ParamBuilder};
 use std::collections::BTreeMap;
 
@@ -40,22 +40,27 @@ pub fn gpt() -> GptConfig {
 
 /// Everything that the ranks of a layout have seen, with AdamW or another optimizer.
 pub fn train<M: CausalLm>(config: &M::Config, layout: &str, optimizer: Option<&OptimizerConfig>) -> Vec<RankTrace> {
-    let candidate: Candidate = layout.parse().unwrap();
     let mut job = SETTINGS.job(config.vocab_size());
     if let Some(optimizer) = optimizer {
         job.engine.optimizer = *optimizer;
     }
+    train_on::<M>(config, layout, &job)
+}
+
+/// Everything that the ranks of a layout have seen of other batches, or with another engine.
+pub fn train_on<M: CausalLm>(config: &M::Config, layout: &str, job: &Job) -> Vec<RankTrace> {
+    let candidate: Candidate = layout.parse().unwrap();
     let build = |rank: &Rank, part| {
         let params = ParamBuilder::new(rank, FloatDType::F64, SETTINGS.seed);
         Ok(M::build(config, params.with_part(part).with_recompute(&candidate.recompute))?)
     };
-    trace(&candidate, &job, &[Device::flex()], &config.dims(), build).unwrap()
+    trace(&candidate, job, &[Device::flex()], &config.dims(), build).unwrap()
 }
 
 /// The whole model at the end. Slices that several ranks hold are taken from one replica.
 pub fn weights(layout: &str, ranks: &[RankTrace]) -> BTreeMap<String, HostTensor> {
     let layout = layout.parse::<Candidate>().unwrap().layout;
-    let stage = layout.tp * layout.dp;
+    let stage = layout.tp * layout.cp * layout.dp;
     let first = ranks.iter().enumerate().filter(|(rank, _)| rank % stage < layout.tp);
     assemble(first.flat_map(|(_, rank)| &rank.parameters)).unwrap()
 }

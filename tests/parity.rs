@@ -2,18 +2,23 @@
 //! comparison notices when a layout does not agree.
 
 use backend_dist::launch::{BoxError, Rank};
+use backend_dist::mesh::ParallelLayout;
 use backend_dist::shard::{HostTensor, ParamSpec, Registry};
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_megatron::engine::ContextConfig;
 use burn_megatron::verify::{Candidate, Row, Settings, assemble, candidates, trace, verify};
-use models::layers::DropoutKey;
+use models::MicroBatch;
 use models::{BuildError, CausalLm, Gpt, KvCache, Llama, LlamaConfig, ModelConfig, ParamBuilder, Part};
 use std::collections::BTreeMap;
 use tests::{SETTINGS, gpt, llama};
 
 fn all_layouts(config: &impl ModelConfig) -> Vec<Candidate> {
     let dims = config.dims();
-    candidates(4, SETTINGS.global_batch, dims.layers, |layout| dims.check(layout, SETTINGS.seq).is_ok())
+    let fits = |layout: &ParallelLayout, context: &ContextConfig| {
+        dims.check(layout, SETTINGS.seq).is_ok() && context.check(layout, &dims).is_ok()
+    };
+    candidates(4, SETTINGS.global_batch, dims.layers, false, fits)
 }
 
 fn every_layout_equals_one_device<M: CausalLm>(config: &M::Config) {
@@ -112,16 +117,16 @@ impl CausalLm for ForgottenSum {
         self.inner.part()
     }
 
-    fn embed(&self, tokens: Tensor<2, Int>, key: Option<&DropoutKey>) -> Tensor<3> {
-        self.inner.embed(tokens, key)
+    fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
+        self.inner.embed(tokens, batch)
     }
 
-    fn layer(&self, index: usize, x: Tensor<3>, key: Option<&DropoutKey>) -> Tensor<3> {
-        self.inner.layer(index, x, key)
+    fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        self.inner.layer(index, x, batch)
     }
 
-    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
-        self.inner.head_losses(x, labels)
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
+        self.inner.head_losses(x, labels, batch)
     }
 
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {

@@ -1,8 +1,9 @@
 //! Bugs of others that users have reported and that we claim not to have, each named after its report.
 
+use burn_megatron::engine::LossMean;
 use burn_megatron::optim::{MuonConfig, OptimizerConfig};
-use models::{Gpt, GptConfig, Llama, LlamaConfig};
-use tests::{assert_equals_one_device, gpt, llama, train, weights};
+use models::{Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig};
+use tests::{SETTINGS, assert_equals_one_device, gpt, llama, train, train_on, weights};
 
 /// NVIDIA/Megatron-LM issue 844: with the distributed optimizer the gradients of embedding and output layer were summed
 /// over first and last stage after they had been scattered over the replicas, where they lay at different places.
@@ -85,5 +86,58 @@ fn megatron_lm_5100_5240_1586_long_pipelines_end_and_train_the_same() {
         let ranks = train::<Llama>(&config, layout, None);
         assert_eq!(ranks[0].losses, one[0].losses, "{layout}");
         assert!(weights(layout, &ranks) == weights("x8", &one), "{layout}");
+    }
+}
+
+/// NVIDIA/Megatron-LM issue 673: whether the loss is multiplied by the context parallel size, and gradients divided by it,
+/// was done in two places that did not agree. Both ways to take the mean are those of one rank with the same micro-batches;
+/// one token in eight does not count.
+#[test]
+fn megatron_lm_673_the_loss_is_not_scaled_by_context_parallel_ranks() {
+    for loss in [LossMean::PerToken, LossMean::PerMicroBatch] {
+        let mut job = SETTINGS.job(llama().vocab_size());
+        job.engine.loss = loss;
+        let one = train_on::<Llama>(&llama(), "TP1 x2", &job);
+        for layout in ["CP2 x2", "CP4 x2", "TP2 SP CP2 x2"] {
+            assert_equals_one_device(&one, layout, &train_on::<Llama>(&llama(), layout, &job));
+        }
+    }
+}
+
+/// NVIDIA/Megatron-LM issue 906: DP2 CP4 had other gradients than DP8.
+#[test]
+fn megatron_lm_906_context_and_data_parallel_ranks_sum_the_same_gradients() {
+    let eight = train::<Llama>(&llama(), "DP8", None);
+    for layout in ["DP2 CP4", "DP4 CP2 ZeRO1", "DP2 CP2 ZeRO3 x2"] {
+        assert_equals_one_device(&eight, layout, &train::<Llama>(&llama(), layout, None));
+    }
+}
+
+/// NVIDIA/Megatron-LM issue 1464: the ring's backward pass gave wrong gradients of queries, keys and values.
+#[test]
+fn megatron_lm_1464_attention_gradients_under_context_parallelism() {
+    let mistral = LlamaConfig { variant: LlamaVariant::Mistral, sliding_window: Some(5), ..llama() };
+    for config in [llama(), mistral] {
+        let one = train::<Llama>(&config, "TP1", None);
+        for layout in ["CP2", "CP4", "CP2 all_gather", "CP2 a2a", "CP4 a2a+p2p:2", "CP2 p2p,a2a,all_gather,p2p"] {
+            assert_equals_one_device(&one, layout, &train::<Llama>(&config, layout, None));
+        }
+    }
+}
+
+/// NVIDIA/Megatron-LM issue 1764: the loss became NaN where none of a context parallel rank's tokens counts.
+#[test]
+fn megatron_lm_1764_a_rank_without_tokens_that_count() {
+    let mut job = SETTINGS.job(llama().vocab_size());
+    let quarter = SETTINGS.seq / 4;
+    for batch in &mut job.batches {
+        // Rank 1 of 2 has the second and the third quarter.
+        let outside = |place: usize| !(quarter..3 * quarter).contains(&(place % SETTINGS.seq));
+        batch.mask = Some((0..batch.tokens.len()).map(outside).collect());
+    }
+    for loss in [LossMean::PerToken, LossMean::PerMicroBatch] {
+        job.engine.loss = loss;
+        let one = train_on::<Llama>(&llama(), "TP1", &job);
+        assert_equals_one_device(&one, "CP2", &train_on::<Llama>(&llama(), "CP2", &job));
     }
 }

@@ -223,10 +223,40 @@ impl Mesh {
     }
 }
 
-#[derive(Clone, Copy)]
-enum GridKind {
+/// Which of the two grids over the same ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GridKind {
+    /// `tp, cp, dp, pp`: all parameters but routed experts.
+    #[default]
     Dense,
+    /// `etp, ep, edp, pp`: routed experts.
     Expert,
+}
+
+impl GridKind {
+    /// The ranks that hold the same parameters and sum their gradients.
+    pub fn replicas(self) -> Axis {
+        match self {
+            Self::Dense => Axis::DpCp,
+            Self::Expert => Axis::Edp,
+        }
+    }
+
+    /// The ranks that cut the same parameters into parts.
+    pub fn tensor_parallel(self) -> Axis {
+        match self {
+            Self::Dense => Axis::Tp,
+            Self::Expert => Axis::Etp,
+        }
+    }
+
+    /// The ranks that together hold all parameters of the grid once.
+    pub fn model_parallel(self) -> Axis {
+        match self {
+            Self::Dense => Axis::TpPp,
+            Self::Expert => Axis::EtpEpPp,
+        }
+    }
 }
 
 /// Four dimensions, the first one fastest.

@@ -35,7 +35,8 @@ fn verify_names_what_does_not_fit() {
     for (arguments, words) in [
         ("--layout TP3", "nearest legal: 2, 4"),
         ("--layout PP3", "nearest legal: layers 3"),
-        ("--layout CP2", "context-parallel 2 does not run yet"),
+        ("--layout EP2", "expert-parallel 2"),
+        ("--layout CP3", "not a multiple of 6"),
         ("--layout XY2", "XY2"),
         ("--layout DP3", "--global-batch 8"),
         ("--steps 0", "nothing to verify"),

@@ -3,7 +3,7 @@
 
 use backend_dist::launch::launch;
 use backend_dist::memory::{RankAllocator, live, peak, reset_peak};
-use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
 use backend_dist::shard::{ParamSpec, Place, Section};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -34,7 +34,8 @@ fn measure(zero: u8, dp: usize, dtype: DType) -> Vec<(f64, f64)> {
         let before = live(rank.rank);
         let mut model = Matrices { all: Vec::new() };
         let config = OptimizerConfig::default();
-        let (replicas, single) = (rank.group(Axis::DpCp), |size| rank.subgroup(Axis::Tp, size));
+        let replicas = |grid: GridKind| rank.group(grid.replicas());
+        let single = |grid: GridKind, size| rank.subgroup(grid.tensor_parallel(), size);
         let mut optimizer = Optimizer::new(&config, zero, buckets.clone(), replicas, single, &Device::flex(), dtype);
         for bucket in &buckets {
             let weights = Tensor::<2>::from_data(tensor(0.5, &SHAPE), (&Device::flex(), dtype));

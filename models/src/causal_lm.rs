@@ -7,8 +7,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::ConfigError;
-use crate::layers::{DropoutKey, KvCache};
+use crate::layers::KvCache;
 use crate::layout::ModelDims;
+use crate::micro_batch::MicroBatch;
 use crate::names::NameMap;
 use crate::param::{BuildError, ParamBuilder};
 use crate::part::Part;
@@ -59,24 +60,24 @@ pub trait CausalLm: Module {
     /// What this is of the whole model.
     fn part(&self) -> &Part;
 
-    /// The activations before the first layer. With a key, dropout is applied.
+    /// The activations before the first layer.
     ///
     /// # Panics
     /// If the part does not begin with the embedding.
-    fn embed(&self, tokens: Tensor<2, Int>, dropout: Option<&DropoutKey>) -> Tensor<3>;
+    fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3>;
 
-    /// The activations after layer `index`, counted over the whole model. With a key, dropout is applied.
+    /// The activations after layer `index`, counted over the whole model.
     ///
     /// # Panics
     /// If the part does not have the layer.
-    fn layer(&self, index: usize, x: Tensor<3>, dropout: Option<&DropoutKey>) -> Tensor<3>;
+    fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3>;
 
     /// From the activations after the last layer to the loss of every token, `-log p(labels[b, s])`, as `[b, s]` and the
     /// same on all ranks.
     ///
     /// # Panics
     /// If the part does not end with the head.
-    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2>;
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2>;
 
     /// From the activations after the last layer to the logits of every position, `[b, s, vocab]`, gathered on all ranks
     /// and without padding.
@@ -89,26 +90,21 @@ pub trait CausalLm: Module {
     ///
     /// # Panics
     /// If the part does not begin with the embedding.
-    fn hidden_states(&self, tokens: Tensor<2, Int>, dropout: Option<&DropoutKey>) -> Tensor<3> {
-        self.part().layers.clone().fold(self.embed(tokens, dropout), |x, layer| self.layer(layer, x, dropout))
+    fn hidden_states(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
+        self.part().layers.clone().fold(self.embed(tokens, batch), |x, layer| self.layer(layer, x, batch))
     }
 
     /// The losses of a whole model, [`head_losses`](Self::head_losses).
     ///
     /// # Panics
     /// If the model is not whole.
-    fn training_losses(
-        &self,
-        tokens: Tensor<2, Int>,
-        labels: Tensor<2, Int>,
-        dropout: Option<&DropoutKey>,
-    ) -> Tensor<2> {
-        self.head_losses(self.hidden_states(tokens, dropout), labels)
+    fn training_losses(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
+        self.head_losses(self.hidden_states(tokens, batch), labels, batch)
     }
 
-    /// The losses without dropout.
+    /// The losses of whole sequences, without dropout.
     fn token_losses(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>) -> Tensor<2> {
-        self.training_losses(tokens, labels, None)
+        self.training_losses(tokens, labels, &MicroBatch::default())
     }
 
     /// The logits of a whole model, [`head_logits`](Self::head_logits).
@@ -116,7 +112,7 @@ pub trait CausalLm: Module {
     /// # Panics
     /// If the model is not whole.
     fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        self.head_logits(self.hidden_states(tokens, None))
+        self.head_logits(self.hidden_states(tokens, &MicroBatch::default()))
     }
 
     /// Reads `tokens [b, n]`, which follow those in the cache, and gives the logits after the last one, `[b, vocab]`,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
-use backend_dist::mesh::Axis;
+use backend_dist::mesh::{Axis, GridKind};
 use backend_dist::ops::fp8::{Fp8Linear, Fp8Recipe};
 use backend_dist::random;
 use backend_dist::shard::{HostTensor, Init, ParamSpec, Place, Registry, RegistryError, Section, Unit};
@@ -94,12 +94,50 @@ impl TensorParallel {
     pub fn sequence_length(&self, rows: usize) -> usize {
         if self.sequence { rows * self.size() } else { rows }
     }
+
+    /// Which of the positions of a tensor parallel region this rank has, if it has `rows` of them.
+    pub fn own_rows(&self, rows: usize) -> Range<usize> {
+        let first = if self.sequence { rows * self.group.rank() } else { 0 };
+        first..first + rows
+    }
+}
+
+/// A rank's place among the ranks that together hold the routed experts of a layer.
+#[derive(Clone, Debug)]
+pub struct ExpertParallel {
+    /// The ranks that hold all experts of a layer once, and the tokens that go to them: rank `ep.rank * etp.size + etp.rank`.
+    pub group: Group,
+    /// Place among the ranks that cut an expert into parts.
+    pub etp: Place,
+    /// Place among the ranks that divide the experts among themselves.
+    pub ep: Place,
+}
+
+impl ExpertParallel {
+    fn of(rank: &Rank) -> Self {
+        let place = |axis, at| Place { rank: at, size: rank.mesh.axis_size(axis) };
+        let (etp, ep) = (place(Axis::Etp, rank.coords.etp), place(Axis::Ep, rank.coords.ep));
+        Self { group: rank.group(Axis::EtpEp), etp, ep }
+    }
+
+    /// Which of the layer's experts this rank holds: contiguous blocks, in the order of the ranks, as in Megatron-LM
+    /// (`megatron/core/transformer/moe/moe_layer.py`, `local_expert_indices`).
+    ///
+    /// # Panics
+    /// If the ranks do not divide the experts.
+    pub fn local(&self, experts: usize) -> Range<usize> {
+        let Place { rank, size } = self.ep;
+        assert!(experts.is_multiple_of(size), "expert-parallel {size} does not divide {experts} experts");
+        let count = experts / size;
+        rank * count..(rank + 1) * count
+    }
 }
 
 /// Creates parameters for one rank: random values that do not depend on the layout, or a source's values, under stable
 /// ids, each recorded in the [`Registry`].
 pub struct ParamBuilder<'a> {
     parallel: TensorParallel,
+    experts: ExpertParallel,
     device: Device,
     dtype: FloatDType,
     seed: u64,
@@ -110,7 +148,11 @@ pub struct ParamBuilder<'a> {
     recompute: Recompute,
     /// The recipe, and the layers that have it.
     fp8: Option<(Fp8Recipe, Range<usize>)>,
-    replicas: Option<Group>,
+    /// That share the work of drawing: of dense parameters, and of experts.
+    replicas: [Option<Group>; 2],
+    expert_replicas: Group,
+    /// All ranks that build the same layers.
+    stage: Group,
     registry: Registry,
 }
 
@@ -127,6 +169,7 @@ impl<'a> ParamBuilder<'a> {
                 sequence: rank.mesh.layout().sequence_parallel(),
                 overlap: true,
             },
+            experts: ExpertParallel::of(rank),
             device: rank.device.clone().autodiff(),
             dtype,
             seed,
@@ -136,15 +179,19 @@ impl<'a> ParamBuilder<'a> {
             unit: Unit::default(),
             recompute: Recompute::default(),
             fp8: None,
-            replicas: None,
+            replicas: [None, None],
+            expert_replicas: rank.group(Axis::Edp),
+            stage: rank.group(Axis::TpDpCp),
             registry: Registry::default(),
         }
     }
 
-    /// The ranks of `replicas` build the same parameters at the same time and share the work of drawing random values.
+    /// The ranks of `replicas` build the same parameters at the same time and share the work of drawing random values, as
+    /// those that hold the same experts do.
     pub fn with_replicas(mut self, replicas: Group) -> Self {
         // Between processes, drawing is quicker than sending.
-        self.replicas = Some(replicas).filter(|replicas| replicas.size() > 1 && replicas.is_in_one_process());
+        self.replicas = [replicas, self.expert_replicas.clone()]
+            .map(|replicas| Some(replicas).filter(|replicas| replicas.size() > 1 && replicas.is_in_one_process()));
         self
     }
 
@@ -173,6 +220,11 @@ impl<'a> ParamBuilder<'a> {
     /// What is created from here on belongs to `unit`.
     pub fn begin(&mut self, unit: Unit) {
         self.unit = unit;
+    }
+
+    /// What [`begin`](Self::begin) began.
+    pub fn unit(&self) -> Unit {
+        self.unit
     }
 
     /// Creates parameters without autodiff, for evaluation and generation only.
@@ -228,6 +280,16 @@ impl<'a> ParamBuilder<'a> {
         &self.parallel
     }
 
+    /// The ranks that routed experts are built for.
+    pub fn experts(&self) -> &ExpertParallel {
+        &self.experts
+    }
+
+    /// All ranks of the pipeline stage, with their parts of layers and samples.
+    pub fn stage(&self) -> &Group {
+        &self.stage
+    }
+
     /// Place of this rank in the tensor parallel group.
     pub fn place(&self) -> Place {
         self.parallel.place()
@@ -249,6 +311,46 @@ impl<'a> ParamBuilder<'a> {
     /// If the name of the first section is taken, or the source has no fitting values.
     pub fn sections<const D: usize>(&mut self, sections: Vec<(Section, Init)>) -> Result<Param<Tensor<D>>, BuildError> {
         self.create(sections, false)
+    }
+
+    /// A parameter made of sections of routed experts of the layer that [`begin`](Self::begin) began, this rank's own ones
+    /// ([`ExpertParallel::local`]), cut over the place [`ExpertParallel::etp`].
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    ///
+    /// # Panics
+    /// Outside layers.
+    pub fn expert_sections<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        let unit = self.unit;
+        self.unit = Unit::Experts(unit.layer().expect("experts are in a layer"));
+        let param = self.create(sections, false);
+        self.unit = unit;
+        param
+    }
+
+    /// State that is whole on every rank and that no gradient changes, `f32` unless the parameters are `f64`: kept with the
+    /// weights in checkpoints, but unknown to the optimizer.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub fn state<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        init: Init,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        let dtype = if self.dtype == FloatDType::F64 { FloatDType::F64 } else { FloatDType::F32 };
+        let section = Section::replicated(name, &shape, self.place());
+        let values = self.values(&section, init, dtype)?;
+        let spec = ParamSpec { unit: self.unit, trained: false, ..ParamSpec::new(vec![section], false) };
+        let values = if self.device.is_autodiff() { Tensor::from_inner(values) } else { values };
+        let param = Param::initialized(ParamId::from(spec.id), values.reshape(shape).set_require_grad(false));
+        self.registry.register(spec)?;
+        Ok(param)
     }
 
     /// A parameter that is whole on every rank and applied to the whole sequence.
@@ -279,6 +381,17 @@ impl<'a> ParamBuilder<'a> {
         self.create(vec![(Section::replicated(name, &shape, self.place()), init)], sequence)
     }
 
+    /// [`on_sequence`](Self::on_sequence) of several global tensors, one after the other along the first dimension.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub fn on_sequence_sections<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.create(sections, self.parallel.sequence)
+    }
+
     /// A parameter that is whole on every rank and applied to each rank's own heads: every rank has the gradient of its
     /// heads only.
     ///
@@ -303,8 +416,10 @@ impl<'a> ParamBuilder<'a> {
         sections: Vec<(Section, Init)>,
         partial_gradient: bool,
     ) -> Result<Param<Tensor<D>>, BuildError> {
-        let parts =
-            sections.iter().map(|(section, init)| self.values(section, *init)).collect::<Result<Vec<_>, _>>()?;
+        let parts = sections
+            .iter()
+            .map(|(section, init)| self.values(section, *init, self.dtype))
+            .collect::<Result<Vec<_>, _>>()?;
         let spec = ParamSpec::new(sections.into_iter().map(|(section, _)| section).collect(), partial_gradient);
         let spec = ParamSpec { unit: self.unit, ..spec };
         let shape: [usize; D] = spec.local_shape().try_into().expect("a parameter has the dimensions of its sections");
@@ -317,22 +432,23 @@ impl<'a> ParamBuilder<'a> {
     }
 
     /// The slice's values in one dimension, without autodiff.
-    fn values(&self, section: &Section, init: Init) -> Result<Tensor<1>, BuildError> {
-        let Some(source) = self.source else { return Ok(self.drawn(section, init)) };
+    fn values(&self, section: &Section, init: Init, dtype: FloatDType) -> Result<Tensor<1>, BuildError> {
+        let Some(source) = self.source else { return Ok(self.drawn(section, init, dtype)) };
         let read = source.read(&section.name, &section.global_shape, &section.ranges());
         let values = read.map_err(|source| BuildError::Weight { name: section.name.clone(), source })?;
-        Ok(self.upload(TensorData::new(section.pad(&values), [section.local_len()])))
+        Ok(self.upload(TensorData::new(section.pad(&values), [section.local_len()]), dtype))
     }
 
     /// Random values: a GPU draws its own; on the host each replica draws a part of a large slice.
-    fn drawn(&self, section: &Section, init: Init) -> Tensor<1> {
+    fn drawn(&self, section: &Section, init: Init, float: FloatDType) -> Tensor<1> {
         let (len, random) = (section.local_len(), !matches!(init, Init::Constant(_)));
-        let (device, dtype) = (self.device.clone().without_autodiff(), DType::from(self.dtype));
+        let (device, dtype) = (self.device.clone().without_autodiff(), DType::from(float));
         if let Some(values) = random::on_device(section, init, self.seed, &device, dtype) {
             return values;
         }
-        let draw = |part: Range<usize>| self.upload(random::on_host(section, init, self.seed, part, dtype));
-        match &self.replicas {
+        let draw = |part: Range<usize>| self.upload(random::on_host(section, init, self.seed, part, dtype), float);
+        let [dense, experts] = &self.replicas;
+        match if self.unit.grid() == GridKind::Dense { dense } else { experts } {
             Some(replicas) if random && len >= SHARED && len.is_multiple_of(replicas.size()) => {
                 let part = len / replicas.size();
                 all_gather(draw(replicas.rank() * part..(replicas.rank() + 1) * part), 0, replicas)
@@ -341,7 +457,7 @@ impl<'a> ParamBuilder<'a> {
         }
     }
 
-    fn upload(&self, data: TensorData) -> Tensor<1> {
-        Tensor::from_data(data, (&self.device.clone().without_autodiff(), DType::from(self.dtype)))
+    fn upload(&self, data: TensorData, dtype: FloatDType) -> Tensor<1> {
+        Tensor::from_data(data, (&self.device.clone().without_autodiff(), DType::from(dtype)))
     }
 }

@@ -10,8 +10,9 @@ use backend_dist::mesh::Mesh;
 use backend_dist::ops::{GeluKind, Tape};
 use backend_dist::shard::Init;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+use models::MicroBatch;
 use models::layers::{
-    Activation, AttentionConfig, BlockConfig, DropoutKey, LinearConfig, MlpConfig, NormKind, RopeConfig,
+    Activation, AttentionConfig, BlockConfig, DropoutKey, Ffn, LinearConfig, MlpConfig, NormKind, RopeConfig,
     RotaryEmbedding, TransformerBlock,
 };
 use models::recompute::Module::{self, CoreAttention, MlpActivation, Norms};
@@ -76,7 +77,13 @@ fn block(sizes: Sizes, activation: Activation, norm: NormKind) -> BlockConfig {
             input: linear,
             output: linear,
         },
-        mlp: MlpConfig { hidden: sizes.hidden, intermediate: sizes.ffn, activation, input: linear, output: linear },
+        mlp: Ffn::Dense(MlpConfig {
+            hidden: sizes.hidden,
+            intermediate: sizes.ffn,
+            activation,
+            input: linear,
+            output: linear,
+        }),
         norm,
         norm_eps: 1e-5,
         dropout: 0.1,
@@ -93,10 +100,10 @@ fn kept(rank: &Rank, sizes: Sizes, config: &BlockConfig, modules: &[Module]) -> 
     let rope = RotaryEmbedding::new(&RopeConfig { head_dim: sizes.head_dim, theta: 10_000.0, scaling: None });
     let rows = if parallel.sequence { sizes.seq / parallel.size() } else { sizes.seq };
     let x = Tensor::<3>::random([rows, BATCH, sizes.hidden], Distribution::Default, &device).require_grad();
-    let key = DropoutKey { seed: 1, first_sample: 0 };
+    let batch = MicroBatch::with_dropout(Some(DropoutKey { seed: 1, first_sample: 0 }));
     let forward = || {
         let angles = rope.angles(0..sizes.seq, x.dtype(), &device);
-        Tape::of(layer.forward(x.clone(), Some(&angles), Some(&key)))
+        Tape::of(layer.forward(x.clone(), Some(&angles), &batch))
     };
     let upstream = x.clone().inner();
     let group = &parallel.group;

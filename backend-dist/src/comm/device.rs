@@ -91,6 +91,11 @@ impl Group {
         world.links.get((*id, self.member)).flatten()
     }
 
+    /// Whether [`device_link`](Self::device_link) has made a communicator, or found that there is none.
+    pub(crate) fn knows_link(&self) -> bool {
+        self.world.as_ref().is_some_and(|(world, id)| world.links.get((*id, self.member)).is_some())
+    }
+
     /// The group of the two members `from` and `to`, in this order; one of them must be this rank.
     pub(crate) fn pair(&self, from: usize, to: usize) -> Self {
         let (world, _) = self.meeting_place();

@@ -105,6 +105,13 @@ impl Group {
         &self.name
     }
 
+    /// This rank's handle on the group of some members, of which it is one.
+    pub(crate) fn members(&self, name: &str, members: &[usize]) -> Self {
+        let Some((world, _)) = &self.world else { return self.clone() };
+        let ranks: Vec<usize> = members.iter().map(|&member| self.ranks[member]).collect();
+        Self::new(world, &format!("{}/{name}", self.name), &ranks, self.ranks[self.member])
+    }
+
     /// Whether one process hosts all members.
     pub fn is_in_one_process(&self) -> bool {
         self.world.as_ref().is_none_or(|(world, _)| {

@@ -31,6 +31,18 @@ fn expert_groups_are_megatrons() {
     assert_eq!(mesh.groups(Axis::Edp)[..2], [[0, 4], [1, 5]]);
 }
 
+/// 8 ranks, TP2 DP2 PP2 with ETP2 EP2: expert tensor parallel ranks are neighbours, then expert parallel ones, and the four
+/// ranks of a stage hold all experts of its layers once.
+#[test]
+fn expert_tensor_parallel_ranks_are_the_fastest() {
+    let mesh = mesh("TP2 DP2 PP2 EP2 ETP2");
+    assert_eq!(mesh.groups(Axis::Etp), [[0, 1], [2, 3], [4, 5], [6, 7]]);
+    assert_eq!(mesh.groups(Axis::Ep), [[0, 2], [1, 3], [4, 6], [5, 7]]);
+    assert_eq!(mesh.groups(Axis::EtpEp), [[0, 1, 2, 3], [4, 5, 6, 7]]);
+    assert_eq!(mesh.groups(Axis::EtpEpPp), [(0..8).collect::<Vec<_>>()]);
+    assert_eq!(mesh.groups(Axis::Edp), (0..8).map(|rank| vec![rank]).collect::<Vec<_>>());
+}
+
 #[test]
 fn expert_tp_follows_tp() {
     let mesh = mesh("TP2 DP4 EP2");
@@ -110,6 +122,28 @@ proptest! {
         let pp = [false, false, false, true];
         for rank in 0..mesh.world_size() {
             prop_assert_eq!(mesh.dense.group(rank, pp), mesh.expert.group(rank, pp));
+        }
+    }
+
+    /// Whoever holds a grid's parameters once, and the copies of each of them, are all ranks, each once.
+    #[test]
+    fn replicas_and_model_parallel_ranks_are_the_world(layout in layouts()) {
+        let mesh = Mesh::new(layout).unwrap();
+        for grid in [GridKind::Dense, GridKind::Expert] {
+            for rank in 0..mesh.world_size() {
+                let holders = mesh.group_of(grid.model_parallel(), rank);
+                let mut all: Vec<usize> =
+                    holders.iter().flat_map(|&holder| mesh.group_of(grid.replicas(), holder)).collect();
+                all.sort_unstable();
+                prop_assert_eq!(all, (0..mesh.world_size()).collect::<Vec<_>>());
+                prop_assert!(mesh.group_of(grid.tensor_parallel(), rank).iter().all(|rank| holders.contains(rank)));
+            }
+            // The rank in the group of all experts of a layer is that of its experts, then that inside them.
+            let all = |rank: usize| mesh.group_of(Axis::EtpEp, rank);
+            for rank in 0..mesh.world_size() {
+                let at = mesh.coords(rank);
+                prop_assert_eq!(all(rank)[at.ep * mesh.axis_size(Axis::Etp) + at.etp], rank);
+            }
         }
     }
 

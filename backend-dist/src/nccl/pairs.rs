@@ -41,7 +41,27 @@ thread_local! {
 
 /// Makes the communicators between neighbours of the ring `group`, if every member sits on a GPU of its own.
 pub(crate) fn connect(group: &Group, device: &Device) {
-    let anchor = anchor(device);
+    join(group, anchor(device));
+}
+
+/// [`connect`] where `like` lies; nothing if that was tried before.
+pub(crate) fn connect_once(group: &Group, like: &CubeTensor) {
+    let size = group.size();
+    if size == 1 {
+        return;
+    }
+    // All members made or refused their communicators in the same call.
+    let ahead = group.pair(group.rank(), (group.rank() + 1) % size);
+    if ahead.knows_link() {
+        return;
+    }
+    let (client, device) = (like.client.clone(), like.device.clone());
+    join(group, Some(empty_device_contiguous_dtype(client, device, Shape::from([1]), DType::F32)));
+    ahead.device_link(|_| None);
+}
+
+/// `anchor` is a small tensor on the rank's GPU, if it has one.
+fn join(group: &Group, anchor: Option<CubeTensor>) {
     let index = anchor.as_ref().and_then(|anchor| gpu_of(&anchor.device));
     let size = group.size();
     if size == 1 {

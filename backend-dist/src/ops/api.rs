@@ -156,7 +156,7 @@ fn check_affine(what: &str, hidden: usize, w: &Tensor<1>) {
     assert_eq!(size, hidden, "{what} has {size} elements, the input's last dimension is {hidden}");
 }
 
-fn check_heads(hq: usize, hkv: usize, options: AttentionOptions) {
+pub(super) fn check_heads(hq: usize, hkv: usize, options: AttentionOptions) {
     assert!(
         hkv > 0 && hq.is_multiple_of(hkv),
         "attention: {hq} query heads are not a multiple of {hkv} key/value heads"

@@ -1,11 +1,21 @@
 //! Which elements a dropout drops: a pure function of a seed and the element's place in the global tensor.
 
+use std::ops::Range;
+
 /// Keys a dropout mask: a seed, and where the local tensor lies in the global one. Ranks which hold different parts of
 /// one tensor and share the seed draw the same mask as a single rank that holds all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DropKey {
     seed: u64,
-    part: Option<(Vec<usize>, Vec<usize>)>,
+    part: Option<Part>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    offset: Vec<usize>,
+    global: Vec<usize>,
+    /// Along the first dimension, in place of one range from its offset on.
+    pieces: Vec<Range<usize>>,
 }
 
 impl DropKey {
@@ -16,7 +26,13 @@ impl DropKey {
 
     /// For the part of a tensor of shape `global` that begins at `offset`.
     pub fn of_part(seed: u64, offset: &[usize], global: &[usize]) -> Self {
-        Self { seed, part: Some((offset.to_vec(), global.to_vec())) }
+        Self { seed, part: Some(Part { offset: offset.to_vec(), global: global.to_vec(), pieces: Vec::new() }) }
+    }
+
+    /// For `pieces` of the first dimension of a tensor of shape `global`, one after the other; along the others the part
+    /// begins at `offset`, whose first number plays no role.
+    pub fn of_pieces(seed: u64, pieces: Vec<Range<usize>>, offset: &[usize], global: &[usize]) -> Self {
+        Self { seed, part: Some(Part { offset: offset.to_vec(), global: global.to_vec(), pieces }) }
     }
 
     /// The rows (all dimensions but the last) of a local tensor of shape `local`, each with its keys, and the number of
@@ -27,21 +43,28 @@ impl DropKey {
     /// If the local tensor does not lie within the global one.
     pub(crate) fn rows(&self, local: &[usize]) -> (Vec<RowKey>, u32) {
         let whole = vec![0; local.len()];
-        let (offset, global) = match &self.part {
-            Some((offset, global)) => (offset.as_slice(), global.as_slice()),
-            None => (whole.as_slice(), local),
+        let (offset, global, pieces) = match &self.part {
+            Some(Part { offset, global, pieces }) => (offset.as_slice(), global.as_slice(), pieces.as_slice()),
+            None => (whole.as_slice(), local, [].as_slice()),
         };
+        let first: Vec<usize> = match pieces {
+            [] => (offset[0]..offset[0] + local[0]).collect(),
+            pieces => pieces.iter().cloned().flatten().collect(),
+        };
+        let lead = local.len() - 1;
         let fits = offset.len() == local.len()
             && global.len() == local.len()
-            && (0..local.len()).all(|i| offset[i] + local[i] <= global[i]);
-        assert!(fits, "dropout: a part of shape {local:?} at {offset:?} is not within {global:?}");
-        let lead = local.len() - 1;
+            && (first.len() == local[0] && first.iter().all(|place| *place < global[0]))
+            && (1..local.len()).all(|i| offset[i] + local[i] <= global[i])
+            && (lead > 0 || pieces.is_empty());
+        let at = |dim: usize, index: usize| if dim == 0 { first[index] } else { offset[dim] + index };
+        assert!(fits, "dropout: a part of shape {local:?} at {offset:?} {pieces:?} is not within {global:?}");
         let n: usize = local[..lead].iter().product();
         let key = |mut i: usize| {
             let mut row = 0;
             let mut stride = 1;
             for d in (0..lead).rev() {
-                row += (offset[d] + i % local[d]) * stride;
+                row += at(d, i % local[d]) * stride;
                 stride *= global[d];
                 i /= local[d];
             }
@@ -125,6 +148,14 @@ mod tests {
     }
 
     #[test]
+    fn pieces_draw_what_each_draws_alone() {
+        let global = [8, 3, 6];
+        let alone = |start: usize, rows: usize| draws(&DropKey::of_part(7, &[start, 1, 0], &global), &[rows, 2, 6]);
+        let both = DropKey::of_pieces(7, vec![1..3, 5..7], &[0, 1, 0], &global);
+        assert_eq!(draws(&both, &[4, 2, 6]), [alone(1, 2), alone(5, 2)].concat());
+    }
+
+    #[test]
     fn draws_are_spread_evenly() {
         let draws = draws(&DropKey::new(1), &[256, 256]);
         let below = draws.iter().filter(|&&d| d < threshold(0.1)).count() as f64 / draws.len() as f64;
@@ -137,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "a part of shape [2, 3] at [3, 0] is not within [4, 3]")]
+    #[should_panic(expected = "a part of shape [2, 3] at [3, 0] [] is not within [4, 3]")]
     fn a_part_outside_is_refused() {
         DropKey::of_part(0, &[3, 0], &[4, 3]).rows(&[2, 3]);
     }

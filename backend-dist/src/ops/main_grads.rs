@@ -101,6 +101,14 @@ pub fn attach<const D: usize>(w: &Tensor<D>, place: MainGrad) {
     PLACES.with_borrow_mut(|places| places.insert(node, place));
 }
 
+/// Forgets these places of this thread.
+pub fn detach(places: &[MainGrad]) {
+    let is_one = |place: &MainGrad| places.iter().any(|other| Arc::ptr_eq(&other.written, &place.written));
+    if !places.is_empty() {
+        PLACES.with_borrow_mut(|all| all.retain(|_, place| !is_one(place)));
+    }
+}
+
 /// Forgets all places of this thread.
 pub fn detach_all() {
     PLACES.with_borrow_mut(HashMap::clear);

@@ -14,6 +14,7 @@
 mod api;
 mod autodiff;
 pub mod conjugate;
+pub mod context;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -25,6 +26,7 @@ mod fused;
 mod kernels;
 mod local;
 pub mod main_grads;
+pub mod moe;
 mod options;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod pieces;

@@ -30,12 +30,31 @@ impl AttentionOptions {
         Self { scale: 1.0 / (head_dim as f64).sqrt(), causal: true, window: None, dropout: None }
     }
 
-    /// The half-open range of `keys` keys which the query at position `i` may see.
-    pub(crate) fn visible(&self, i: usize, keys: usize) -> (usize, usize) {
-        let reach = self.window.unwrap_or(usize::MAX);
-        let low = (i + 1).saturating_sub(reach).min(keys);
+    /// The half-open range of `keys` keys which the query at position `i` may see, empty if it sees none. Both ends grow
+    /// with `i`.
+    pub(crate) fn visible(&self, i: i64, keys: usize) -> (usize, usize) {
+        let reach = self.window.map_or(i64::MAX, |window| i64::try_from(window).unwrap_or(i64::MAX));
         let high = if self.causal { i + 1 } else { i.saturating_add(reach) };
-        (low, high.min(keys))
+        let high = high.clamp(0, keys as i64);
+        ((i + 1).saturating_sub(reach).clamp(0, high) as usize, high as usize)
+    }
+}
+
+/// Where the scores of a call lie among those of whole sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Position of the first query, counted from the call's first key; may lie before or after all keys.
+    pub first_query: i64,
+    /// What dropout counts: number of the first query, number of the first key.
+    pub first: [usize; 2],
+    /// Queries of the whole sequence, for dropout.
+    pub queries: usize,
+}
+
+impl Place {
+    /// All scores of `queries` queries that have the last positions of `keys` keys.
+    pub fn whole(queries: usize, keys: usize) -> Self {
+        Self { first_query: keys as i64 - queries as i64, first: [0, 0], queries }
     }
 }
 
@@ -116,5 +135,16 @@ mod tests {
         assert_eq!(both_sides.visible(0, 5), (0, 2));
         assert_eq!(both_sides.visible(3, 5), (2, 5));
         assert_eq!(AttentionOptions { window: None, ..both_sides }.visible(3, 5), (0, 5));
+    }
+
+    #[test]
+    fn queries_outside_the_keys() {
+        let causal = AttentionOptions { scale: 1.0, ..AttentionOptions::causal(1) };
+        assert_eq!(causal.visible(-1, 5), (0, 0));
+        assert_eq!(causal.visible(9, 5), (0, 5));
+        let window = AttentionOptions { window: Some(3), ..causal };
+        assert_eq!([window.visible(6, 5), window.visible(7, 5)], [(4, 5), (5, 5)]);
+        let both_sides = AttentionOptions { causal: false, ..window };
+        assert_eq!([both_sides.visible(-2, 5), both_sides.visible(-3, 5)], [(0, 1), (0, 0)]);
     }
 }

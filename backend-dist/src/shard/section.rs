@@ -10,7 +10,7 @@ use super::Init;
 /// Elements that are worth another thread.
 const CHUNK: usize = 1 << 14;
 
-/// A rank's place among the ranks that share the layers: its tensor parallel group.
+/// A rank's place among the ranks that share the layers: its tensor parallel group, or for experts that inside experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Position in the group.

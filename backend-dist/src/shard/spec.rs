@@ -1,14 +1,16 @@
 //! One local parameter: its sections, and what the optimizer and the gradient reduction must know of it.
 
+use std::cmp::Ordering;
 use std::ops::Range;
 
+use crate::mesh::GridKind;
 use serde::{Deserialize, Serialize};
 
 use super::{Section, stable_hash};
 
 /// The part of a model that a parameter is used in. What is used together is computed, gathered and reduced together;
 /// the order is that of the forward pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Unit {
     /// Shared by embedding and head, which may be on different ranks.
     Tied,
@@ -17,8 +19,48 @@ pub enum Unit {
     Embedding,
     /// A layer, counted over the whole model.
     Layer(usize),
+    /// The routed experts of a layer: the ranks that hold the same ones are others than those that hold the same rest.
+    Experts(usize),
     /// After the last layer.
     Head,
+}
+
+impl Unit {
+    /// The layer that the unit is, or is a part of.
+    pub fn layer(self) -> Option<usize> {
+        match self {
+            Self::Layer(layer) | Self::Experts(layer) => Some(layer),
+            _ => None,
+        }
+    }
+
+    /// The grid over which its parameters are cut and copied.
+    pub fn grid(self) -> GridKind {
+        if matches!(self, Self::Experts(_)) { GridKind::Expert } else { GridKind::Dense }
+    }
+
+    /// Place in the model: its third, the layer, the part of the layer.
+    fn place(self) -> (usize, usize, usize) {
+        match self {
+            Self::Tied => (0, 0, 0),
+            Self::Embedding => (0, 0, 1),
+            Self::Layer(layer) => (1, layer, 0),
+            Self::Experts(layer) => (1, layer, 1),
+            Self::Head => (2, 0, 0),
+        }
+    }
+}
+
+impl Ord for Unit {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.place().cmp(&other.place())
+    }
+}
+
+impl PartialOrd for Unit {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 /// A local parameter, described: sections laid one after the other along its first dimension.
@@ -38,6 +80,9 @@ pub struct ParamSpec {
     /// Weight decay applies; false for one-dimensional parameters, as in Megatron-LM
     /// (`megatron/core/optimizer/__init__.py`).
     pub weight_decay: bool,
+    /// Gradients change it; false for state that a model keeps with its weights, such as the bias of a router that balances
+    /// its experts.
+    pub trained: bool,
 }
 
 /// Rows of a parameter whose gradient is a partial sum on each of some neighbouring tensor parallel ranks.
@@ -61,7 +106,14 @@ impl ParamSpec {
             assert_eq!(section.local_shape()[1..], tail, "{} does not fit under {}", section.name, first.name);
         }
         let weight_decay = first.global_shape.len() > 1;
-        Self { id: stable_hash(&first.name), sections, partial_gradient, unit: Unit::default(), weight_decay }
+        Self {
+            id: stable_hash(&first.name),
+            sections,
+            partial_gradient,
+            unit: Unit::default(),
+            weight_decay,
+            trained: true,
+        }
     }
 
     /// Name of the first section, which names the parameter in messages.

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::mesh::GridKind;
 
 /// The same section on every rank of a group.
 fn everywhere(size: usize, make: impl Fn(Place) -> Section) -> Vec<Section> {
@@ -125,4 +126,14 @@ fn what_is_not_padding_comes_back_out_in_order() {
     let back: Vec<i32> = padded_columns.unpadded().into_iter().flat_map(|piece| values[piece].to_vec()).collect();
     assert_eq!(back, [7, 8]);
     assert!(Section::split_padded("n", &[2, 1], 0, 2, 8, at(1)).unpadded().is_empty());
+}
+
+/// Experts belong to their layer and come behind its other parameters.
+#[test]
+fn units_are_ordered_as_a_forward_pass_uses_them() {
+    let order =
+        [Unit::Tied, Unit::Embedding, Unit::Layer(0), Unit::Layer(1), Unit::Experts(1), Unit::Layer(2), Unit::Head];
+    assert!(order.is_sorted() && order.windows(2).all(|pair| pair[0] < pair[1]));
+    assert_eq!(order.map(Unit::layer), [None, None, Some(0), Some(1), Some(1), Some(2), None]);
+    assert_eq!([Unit::Layer(1), Unit::Experts(1)].map(Unit::grid), [GridKind::Dense, GridKind::Expert]);
 }

@@ -8,5 +8,6 @@ mod finite;
 mod fp8;
 mod fused;
 mod half;
+mod moe;
 mod pointwise;
 mod tape;

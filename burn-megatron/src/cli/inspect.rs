@@ -114,6 +114,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         split: args.split.clone(),
         num_samples,
         eod_mask_loss: args.eod_mask_loss,
+        eod_documents: None,
         keep_partial_validation: args.keep_partial_validation,
         cache: args.data_cache_path.clone(),
     };

@@ -4,8 +4,6 @@ use anyhow::Result;
 use backend_dist::mesh::ParallelLayout;
 use clap::Args;
 
-use crate::engine::runnable;
-
 /// How ranks are divided. Megatron's spellings are accepted too.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "Layout")]
@@ -56,7 +54,7 @@ impl LayoutArgs {
             sp: self.sequence_parallel.unwrap_or(default.sp),
             zero: self.zero.unwrap_or(default.zero),
         };
-        runnable(&layout)?;
+        layout.check()?;
         Ok(layout)
     }
 }
@@ -88,12 +86,14 @@ mod tests {
 
     #[test]
     fn what_does_not_run_is_refused() {
-        for flags in ["--context-parallel-size 2", "--expert-parallel 2", "--zero 4"] {
+        for flags in ["--context-parallel-size 0", "--expert-parallel 3", "--zero 4"] {
             let error = parse(flags).unwrap_err().to_string();
             let flag = flags.split_whitespace().next().unwrap().trim_start_matches("--").trim_end_matches("-size");
             assert!(error.contains(flag) && error.contains("nearest legal"), "{error}");
         }
         assert_eq!(parse("--pipeline-parallel 2 --zero 1").unwrap().to_string(), "TP2 SP PP2 DP2 ZeRO1");
+        let folded = parse("--expert-parallel 4 --expert-tensor-parallel 1").unwrap();
+        assert_eq!(folded.to_string(), "TP2 SP EP4 ETP1 DP2");
         assert!(parse("--tensor-parallel 0").is_err());
         assert!(parse("--virtual-pipeline 2").is_err());
     }

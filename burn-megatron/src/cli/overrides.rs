@@ -14,8 +14,11 @@ pub struct Overrides(pub Vec<(String, String)>);
 /// Every flag, and the other spellings of it.
 static FLAGS: LazyLock<Vec<(String, Vec<String>)>> = LazyLock::new(|| {
     let keys = KEYS.iter().map(|key| {
+        let alone = key.section() == "context";
         let aliases = key.aliases.iter().map(|alias| format!("{}.{alias}", key.section()));
-        (key.path.to_string(), aliases.collect())
+        // As Megatron writes them, beside the layout's own flags.
+        let alone = key.aliases.iter().filter(|_| alone).map(|alias| alias.to_string());
+        (key.path.to_string(), aliases.chain(alone).collect())
     });
     let sizes = size_names().into_iter().map(|name| {
         let underscored = name.replace('-', "_");
@@ -106,9 +109,10 @@ mod tests {
     #[test]
     fn every_key_is_a_flag_in_every_spelling() {
         let line = "--training.steps=5 --training.train-iters 6 --lr.min -1 --model.hidden_size 64 \
-                    --parallel.tensor-model-parallel-size 4 --data-parallel-size 2 --sequence-parallel";
+                    --parallel.tensor-model-parallel-size 4 --data-parallel-size 2 --sequence-parallel --cp-comm-type a2a";
         let expected = pairs(&[
             ("parallel.tensor-parallel", "4"),
+            ("context.comm-type", "a2a"),
             ("training.steps", "5"),
             ("training.steps", "6"),
             ("lr.min", "-1"),

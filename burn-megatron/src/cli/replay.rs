@@ -10,7 +10,6 @@ use super::device::Place;
 use super::layout::LayoutArgs;
 use super::processes::alone;
 use crate::config::Precision;
-use crate::engine::runnable;
 use crate::replay::{Oracle, Replay, layouts, replay};
 
 /// Arguments of `replay`.
@@ -91,7 +90,7 @@ fn listed(text: &str, oracle: &Oracle, ranks: usize) -> anyhow::Result<Vec<Paral
 }
 
 fn parse(text: &str) -> anyhow::Result<ParallelLayout> {
-    let layout = text.parse().with_context(|| format!("--layouts \"{text}\""))?;
-    runnable(&layout)?;
+    let layout: ParallelLayout = text.parse().with_context(|| format!("--layouts \"{text}\""))?;
+    layout.check()?;
     Ok(layout)
 }

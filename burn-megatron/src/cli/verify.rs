@@ -7,15 +7,16 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use backend_dist::mesh::ParallelLayout;
 use burn::tensor::Device;
 use clap::ValueEnum;
-use models::{CausalLm, Gpt, Llama, LlamaVariant, ModelConfig};
+use models::{CausalLm, Gpt, Llama, LlamaVariant, Mixtral, MixtralVariant, ModelConfig};
 
-use self::model::{Family, Size, Sizes, gpt, llama};
+use self::model::{Family, Size, Sizes, gpt, llama, mixtral};
 use super::device::Place;
 use super::processes::alone;
 use crate::config::Precision;
-use crate::engine::runnable;
+use crate::engine::ContextConfig;
 use crate::verify::{Bounds, Candidate, Row, Settings, candidates, curve, verify};
 
 /// Arguments of `verify`.
@@ -75,8 +76,9 @@ pub struct Args {
     ranks: usize,
     /// A layout to try; may be given several times. For example "TP2 SP DP2 ZeRO1 x2" (x2: two micro-batches) or
     /// "PP2 VPP2 DP2 x4 interleaved Et|t|t|tL uniform1" (schedule, Megatron's layout string, recomputation: selective,
-    /// uniformN or blockN). Without it: every TP x SP x PP x VPP x DP x ZeRO x schedule x micro-batches that model and
-    /// ranks allow, with all ways to recompute in turn
+    /// uniformN or blockN), or "TP2 CP4 a2a+p2p:2" (how context parallel ranks compute attention: p2p, all_gather, a2a,
+    /// a2a+p2p:N in blocks of N; one a layer with commas). Without it: every TP x SP x CP x PP x VPP x DP x ZeRO x schedule
+    /// x micro-batches that model and ranks allow, with all ways to recompute and across context parallel ranks in turn
     #[arg(long = "layout", value_name = "LAYOUT")]
     layouts: Vec<String>,
     /// Of the layouts that are tried without --layout, only N, spread over the list
@@ -146,6 +148,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Family::Llama => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Llama)),
         Family::Mistral => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Mistral)),
         Family::Qwen3 => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Qwen3)),
+        Family::Mixtral => run_model::<Mixtral>(&args, &sizes, &mixtral(&sizes, MixtralVariant::Mixtral)),
+        Family::Qwen3Moe => run_model::<Mixtral>(&args, &sizes, &mixtral(&sizes, MixtralVariant::Qwen3Moe)),
         Family::Gpt => run_model::<Gpt>(&args, &sizes, &gpt(&sizes, args.dropout)),
     }
 }
@@ -225,7 +229,10 @@ fn layouts(args: &Args, config: &impl ModelConfig, settings: &Settings) -> anyho
     let (dims, seq) = (config.dims(), settings.seq);
     if args.layouts.is_empty() {
         dims.check(&Default::default(), seq)?;
-        let list = candidates(args.ranks, args.global_batch, dims.layers, |layout| dims.check(layout, seq).is_ok());
+        let fits = |layout: &ParallelLayout, context: &ContextConfig| {
+            dims.check(layout, seq).is_ok() && context.check(layout, &dims).is_ok()
+        };
+        let list = candidates(args.ranks, args.global_batch, dims.layers, dims.experts.is_some(), fits);
         if list.is_empty() {
             bail!("nothing to verify: no layout of up to {} ranks fits", args.ranks);
         }
@@ -233,8 +240,9 @@ fn layouts(args: &Args, config: &impl ModelConfig, settings: &Settings) -> anyho
     }
     let parse = |text: &String| -> anyhow::Result<Candidate> {
         let candidate: Candidate = text.parse().with_context(|| format!("--layout \"{text}\""))?;
-        runnable(&candidate.layout)?;
+        candidate.layout.check()?;
         dims.check(&candidate.layout, seq)?;
+        candidate.context.check(&candidate.layout, &dims)?;
         candidate.pipeline.resolve(&candidate.layout, dims.layers, candidate.accumulation)?;
         let parts = candidate.layout.dp * candidate.accumulation;
         if !args.global_batch.is_multiple_of(parts) {

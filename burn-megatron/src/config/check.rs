@@ -6,7 +6,7 @@ use models::recompute::Granularity;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::data::preprocess::SMALLEST_BPE;
-use crate::engine::runnable;
+use crate::engine::LossMean;
 
 impl RunConfig {
     /// Checks model, layout, batch, learning rate and data against each other.
@@ -31,12 +31,23 @@ impl RunConfig {
         let sizes = self.model.config.check().map_err(|error| format!("model: {error}"));
         let model_is_sound = sizes.is_ok();
         note(sizes);
-        let layout_runs = runnable(layout).map_err(|error| format!("parallel: {error}"));
+        let layout_runs = layout.check().map_err(|error| format!("parallel: {error}"));
         let both = model_is_sound && layout_runs.is_ok();
         note(layout_runs);
         if both {
             let dims = self.model.config.dims();
-            note(dims.check(layout, training.seq_length).map_err(|error| format!("model and parallel: {error}")));
+            let fits = dims.check(layout, training.seq_length);
+            let divides = fits.is_ok();
+            note(fits.map_err(|error| format!("model and parallel: {error}")));
+            if divides {
+                note(self.context.check(layout, &dims).map_err(|error| format!("context: {error}")));
+                let alone = !self.context.dynamic || self.data.reset_attention_mask && self.data.reset_position_ids;
+                note(demand(alone && !(self.context.dynamic && training.loss != LossMean::PerToken), || {
+                    "context.dynamic deals documents out one by one: it needs data.reset-attention-mask and \
+                     data.reset-position-ids = true, and training.loss = per-token"
+                        .into()
+                }));
+            }
         }
         let batches = self.engine().plan(layout.dp).map_err(|error| format!("training: {error}"));
         if let (true, Ok(batches)) = (both, &batches) {
@@ -118,9 +129,9 @@ impl RunConfig {
             note(Err(format!("data.tokenizer = {made} is made from data.text, which is not given")));
         }
         let knows_end = data.eod_id.is_some() || data.tokenizer.is_some();
-        note(demand(knows_end || !data.eod_mask_loss, || {
-            "data.eod-mask-loss needs data.eod-id, or a data.tokenizer that has such a token".into()
-        }));
+        for key in data.needs_end_of_document().into_iter().filter(|_| !knows_end) {
+            note(Err(format!("{key} needs data.eod-id, or a data.tokenizer that has such a token")));
+        }
     }
 }
 

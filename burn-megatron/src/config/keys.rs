@@ -66,9 +66,10 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 /// The sections and what they are about.
-pub const SECTIONS: [(&str, &str); 15] = [
+pub const SECTIONS: [(&str, &str); 16] = [
     ("model", "What is trained: a Hugging Face folder, a preset, or a family and its sizes; sizes given here win"),
     ("parallel", "How ranks are divided; may change when a run is resumed"),
+    ("context", "How context parallel ranks compute attention together; may change when a run is resumed"),
     ("pipeline", "How a pipeline's stages are cut and take turns; may change when a run is resumed"),
     ("recompute", "What the backward pass computes again instead of keeping it; may change when a run is resumed"),
     ("training", "The steps"),
@@ -112,6 +113,16 @@ pub const KEYS: &[Key] = {
         key("parallel.data-parallel", Count, "1", "Replicas of the model, each with its own rows of the batch")
             .or(&["data-parallel-size", "dp"]),
         key("parallel.zero", UpTo(3), "0", "Cut over the replicas: 1 optimizer states, 2 also gradients, 3 also weights"),
+        key("context.comm-type", CommTypes, "[\"p2p\"]", "p2p (a ring), all_gather, a2a (heads for positions), a2a+p2p; one for all layers, or one for each")
+            .or(&["cp-comm-type"]),
+        key("context.hierarchical-sizes", Pair, "\"none\"", "a2a+p2p: ranks of a block that exchange heads, and blocks in a ring: [4, 2]")
+            .or(&["hierarchical-context-parallel-sizes"])
+            .optional(),
+        key("context.dynamic", Flag, "false", "Each document of a step is shared by as many replicas as its length asks for, not by context-parallel")
+            .or(&["hybrid-context-parallel"]),
+        key("context.max-tokens-per-rank", Count, "\"none\"", "If so, tokens of a document that a rank may have")
+            .or(&["max-seqlen-per-dp-cp-rank"])
+            .optional(),
         key("pipeline.schedule", Choice(&["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]), "\"none\"", "Order of the passes; none: by the sizes no pipeline, 1f1b, or interleaved with several chunks").optional(),
         key("pipeline.group-size", Count, "\"none\"", "Interleaved: micro-batches that a chunk takes in a row; none: as many as stages")
             .or(&["microbatch-group-size", "microbatch-group-size-per-virtual-pipeline-stage"])
@@ -197,6 +208,8 @@ pub const KEYS: &[Key] = {
         key("data.samples", Count, "", "Training rows put in order before the first step; the order depends on it; default: all that the steps take")
             .or(&["train-samples"]),
         key("data.seed", UpTo(u32::MAX as u64), "", "Seed of document and sample order; default: training.seed"),
+        key("data.reset-attention-mask", Flag, "false", "Attention stays inside documents, which end with data.eod-id"),
+        key("data.reset-position-ids", Flag, "false", "Positions count from the start of their document"),
         key("data.eod-mask-loss", Flag, "false", "Leave out of the loss what is predicted at an end of document"),
         key("data.eod-id", Whole, "\"none\"", "Id of the end-of-document token; none: the tokenizer's").optional(),
         key("data.keep-partial-validation", Flag, "false", "Keep the last partial validation row, padded"),

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::layer::Written;
 use crate::data::Split;
+use crate::engine::CommWord;
 use crate::lr::{LrDecay, Span};
 use models::recompute::Module;
 
@@ -38,6 +39,10 @@ pub enum Kind {
     Form,
     /// Parts of a layer that are computed again, [`Module`]s; one may stand alone.
     Modules,
+    /// How layers reach across context parallel ranks, [`CommWord`]s; one may stand alone.
+    CommTypes,
+    /// Two whole numbers of at least 1.
+    Pair,
 }
 
 /// What stands for a value that is left out.
@@ -63,6 +68,8 @@ impl Kind {
                            \"linear\" | \"cosine\" | \"exponential\" | \"minus-sqrt\" } }"
                 .into(),
             Self::Modules => "a list of core-attention, mlp-activation and norms".into(),
+            Self::CommTypes => "one of p2p, all_gather, a2a, a2a+p2p, or a list of them".into(),
+            Self::Pair => "two whole numbers of at least 1 such as [4, 2]".into(),
         }
     }
 
@@ -90,6 +97,11 @@ impl Kind {
             Self::Length => return normal::<Span>(json),
             Self::Shares => return normal::<Split>(json),
             Self::Form => return normal::<LrDecay>(json),
+            Self::CommTypes if json.is_string() => return normal::<Vec<CommWord>>(Value::Array(vec![json])),
+            Self::CommTypes => normal::<Vec<CommWord>>(json.clone()).is_some_and(|words| words != Value::Array(vec![])),
+            Self::Pair => json.as_array().is_some_and(|pair| {
+                pair.len() == 2 && pair.iter().all(|number| number.as_u64().is_some_and(|n| n > 0))
+            }),
             Self::Modules if json.is_string() => return normal::<Vec<Module>>(Value::Array(vec![json])),
             Self::Modules => return normal::<Vec<Module>>(json),
         };
@@ -128,11 +140,17 @@ impl Kind {
                     string()
                 }
             }
-            Self::Paths | Self::Numbers | Self::Modules if text.starts_with('[') => written(text),
-            Self::Paths | Self::Modules => {
+            Self::Paths | Self::Numbers | Self::Modules | Self::CommTypes | Self::Pair if text.starts_with('[') => {
+                written(text)
+            }
+            Self::Paths | Self::Modules | Self::CommTypes => {
                 Some(text.split(',').map(|path| path.trim().to_string()).collect::<Vec<_>>().into())
             }
             Self::Numbers => written(&format!("[{text}]")),
+            Self::Pair => {
+                let numbers: Vec<&str> = text.split([',', ' ']).filter(|number| !number.is_empty()).collect();
+                written(&format!("[{}]", numbers.join(",")))
+            }
         }
     }
 }
@@ -172,6 +190,9 @@ mod tests {
         assert_eq!(read(Kind::Length, "6400 samples"), Some(json!("6400 samples")));
         assert_eq!(read(Kind::Shares, "95, 5"), Some(json!("95,5,0")));
         assert_eq!(read(Kind::Modules, "core_attn, layernorm"), Some(json!(["core-attention", "norms"])));
+        assert_eq!(read(Kind::CommTypes, "a2a+p2p"), Some(json!(["a2a+p2p"])));
+        assert_eq!(read(Kind::CommTypes, "p2p, all_gather"), Some(json!(["p2p", "all_gather"])));
+        assert_eq!(read(Kind::Pair, "4 2"), Some(json!([4, 2])));
         assert_eq!(Kind::Modules.accept(&toml::Value::from("norms")), Some(json!(["norms"])));
         let wsd = "{ wsd = { tail = 10, form = \"linear\" } }";
         assert_eq!(read(Kind::Form, wsd), Some(json!({ "wsd": { "tail": "10 steps", "form": "linear" } })));
@@ -194,6 +215,10 @@ mod tests {
             (Kind::Form, "square"),
             (Kind::Path, ""),
             (Kind::Modules, "mlp"),
+            (Kind::CommTypes, "ring"),
+            (Kind::CommTypes, "[]"),
+            (Kind::Pair, "4"),
+            (Kind::Pair, "4,0"),
         ] {
             assert_eq!(read(kind, text), None, "{kind:?} {text}");
         }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::model::ModelSection;
 use crate::data::{Blend, GptDataConfig, Split};
-use crate::engine::{EngineConfig, LossMean};
+use crate::engine::{ContextConfig, DocumentConfig, EngineConfig, LossMean};
 use crate::lr::LrConfig;
 use crate::optim::{LossScalerConfig, OptimizerConfig};
 use crate::schedule::PipelineConfig;
@@ -24,6 +24,9 @@ pub struct RunConfig {
     pub model: ModelSection,
     /// How ranks are divided.
     pub parallel: ParallelLayout,
+    /// How ranks that share sequences compute attention.
+    #[serde(default)]
+    pub context: ContextConfig,
     /// How a pipeline's stages are cut and take turns.
     pub pipeline: PipelineConfig,
     /// What is computed again.
@@ -134,6 +137,12 @@ pub struct DataSection {
     pub samples: usize,
     /// Seed of the order.
     pub seed: u32,
+    /// Attention stays inside documents.
+    #[serde(default)]
+    pub reset_attention_mask: bool,
+    /// Positions count from the start of their document.
+    #[serde(default)]
+    pub reset_position_ids: bool,
     /// Leave predictions at an end of document out of the loss.
     pub eod_mask_loss: bool,
     /// Id of the end-of-document token.
@@ -220,6 +229,11 @@ impl RunConfig {
             loss: training.loss,
             seed: training.seed,
             keep_fp8_weights: self.fp8.keep_weights,
+            context: self.context.clone(),
+            documents: DocumentConfig {
+                reset_attention_mask: self.data.reset_attention_mask,
+                reset_position_ids: self.data.reset_position_ids,
+            },
             ..EngineConfig::new(training.micro_batch, training.global_batch, self.lr.clone())
         }
     }
@@ -231,6 +245,16 @@ impl RunConfig {
 }
 
 impl DataSection {
+    /// Keys that are set and need the id of the end-of-document token.
+    pub fn needs_end_of_document(&self) -> Vec<&'static str> {
+        let keys = [
+            ("data.eod-mask-loss", self.eod_mask_loss),
+            ("data.reset-attention-mask", self.reset_attention_mask),
+            ("data.reset-position-ids", self.reset_position_ids),
+        ];
+        keys.into_iter().filter(|(_, set)| *set).map(|(key, _)| key).collect()
+    }
+
     /// The prefixes with their weights.
     pub fn blend(&self) -> Blend {
         Blend { prefixes: self.prefixes.clone(), weights: self.weights.clone() }
@@ -244,6 +268,7 @@ impl DataSection {
             split: self.split.clone(),
             num_samples: [Some(self.samples), validation, validation],
             eod_mask_loss: eod_id.filter(|_| self.eod_mask_loss),
+            eod_documents: eod_id.filter(|_| self.reset_attention_mask || self.reset_position_ids),
             keep_partial_validation: self.keep_partial_validation,
             cache: self.cache.clone(),
         }

@@ -4,6 +4,7 @@ use backend_dist::mesh::ParallelLayout;
 use models::{FamilyConfig, GptConfig, LlamaConfig};
 
 use super::*;
+use crate::engine::{CommWord, ContextConfig};
 use crate::lr::{LrDecay, Span, WsdDecay};
 use crate::optim::{AdamWConfig, LionConfig, MuonConfig, OptimizerConfig, SgdConfig};
 use crate::schedule::ScheduleKind;
@@ -158,7 +159,7 @@ fn wrong_values_are_named_with_key_and_legal_values() {
 fn a_model_is_a_folder_a_preset_or_a_family() {
     assert_eq!(
         refusal("[model]\npreset = \"gpt3\"\n", &[]),
-        "model.preset = gpt3 is not one of tiny, llama3-1b, llama3-8b, mistral-7b, qwen3-0.6b, gpt-tiny, gpt2; did you mean `gpt2`?"
+        "model.preset = gpt3 is not one of tiny, llama3-1b, llama3-8b, mistral-7b, qwen3-0.6b, mixtral-tiny, mixtral-8x7b, mixtral-8x7b-half, qwen3-30b-a3b, gpt-tiny, gpt2, deepseek-tiny, deepseek-v3, moonlight-16b; did you mean `gpt2`?"
     );
     assert_eq!(
         refusal("[model]\npreset = \"gpt2\"\nhf = \"x\"\n", &[]).lines().next(),
@@ -242,10 +243,38 @@ fn contradictions_are_found_together() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(contradiction("").contains("data.prefixes or data.text is needed"));
-    assert!(contradiction("[parallel]\ncp = 2\n").contains("context-parallel 2 does not run yet"));
+    assert!(contradiction("[parallel]\nep = 2\ndp = 2\n").contains("expert-parallel 2: the model has no experts"));
+    let ends = contradiction("[data]\nprefixes = [\"a\"]\nreset-attention-mask = true\nreset-position-ids = true\n");
+    assert!(
+        ends.contains("data.reset-attention-mask needs") && ends.contains("data.reset-position-ids needs"),
+        "{ends}"
+    );
     let gpt = "[model]\npreset = \"gpt-tiny\"\nattention-dropout = 1.5\n";
     assert!(contradiction(gpt).contains("attention_dropout = 1.5 is not at least 0 and below 1"));
     assert!(contradiction("[model]\nnum-key-value-heads = 3\n").contains("num_key_value_heads = 3 does not divide"));
+}
+
+#[test]
+fn context_parallelism_is_written_as_in_megatron() {
+    let file = "[parallel]\ncontext-parallel-size = 4\n[context]\ncp-comm-type = \"a2a+p2p\"\n\
+                hierarchical-context-parallel-sizes = [2, 2]\n[data]\nprefixes = [\"a\"]\n";
+    let config = good(file, &[]);
+    assert_eq!(config.context, ContextConfig::all(CommWord::A2aP2p, 2, 4));
+    assert_eq!(config.check(), Ok(()));
+    let lists = good(file, &[("context.comm-type", "p2p,all_gather,a2a")]);
+    assert_eq!(lists.context.comm_type, [CommWord::P2p, CommWord::AllGather, CommWord::A2a]);
+    let said = contradiction(&format!("{file}[training]\nseq-length = 60\n"));
+    assert!(
+        said.contains("sequence length 60 is not a multiple of 8") && said.contains("nearest legal: 56, 64"),
+        "{said}"
+    );
+    let said = contradiction("[parallel]\ncp = 2\n[context]\ncomm-type = [\"p2p\", \"a2a\", \"p2p\"]\n");
+    assert!(said.contains("context: cp-comm-type has 3 entries"), "{said}");
+    let dynamic = "[parallel]\ndp = 4\n[context]\nhybrid-context-parallel = true\n";
+    let said = contradiction(dynamic);
+    assert!(said.contains("needs max-seqlen-per-dp-cp-rank") && said.contains("data.reset-position-ids"), "{said}");
+    let limit = good(dynamic, &[("context.max-seqlen-per-dp-cp-rank", "32")]).context;
+    assert_eq!((limit.dynamic, limit.max_tokens_per_rank), (true, Some(32)));
 }
 
 #[test]

@@ -34,6 +34,9 @@ pub struct GptDataConfig {
     /// Id of the end-of-document token, if the prediction made at it should not count in the loss.
     #[serde(default)]
     pub eod_mask_loss: Option<i64>,
+    /// Id of the end-of-document token, if samples should say where their documents start.
+    #[serde(default)]
+    pub eod_documents: Option<i64>,
     /// Whether validation keeps the tokens that do not fill a last sample, padded and masked.
     #[serde(default)]
     pub keep_partial_validation: bool,
@@ -59,6 +62,7 @@ impl GptDataConfig {
             split: default_split(),
             num_samples: [None; 3],
             eod_mask_loss: None,
+            eod_documents: None,
             keep_partial_validation: false,
             cache: None,
         }
@@ -71,6 +75,7 @@ impl GptDataConfig {
             seed: self.seed,
             drop_last: !(part == Part::Valid && self.keep_partial_validation),
             eod_mask_loss: self.eod_mask_loss,
+            eod_documents: self.eod_documents,
             cache: self.cache.clone(),
         }
     }

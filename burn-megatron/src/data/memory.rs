@@ -95,7 +95,7 @@ mod tests {
     fn consecutive_samples_overlap_by_one_token() {
         let data = TokensInMemory::new((0..10).collect::<Vec<i64>>(), 4);
         assert_eq!(data.len(), 2);
-        assert_eq!(data.sample(0), Sample { tokens: vec![0, 1, 2, 3], labels: vec![1, 2, 3, 4], loss_mask: None });
+        assert_eq!(data.sample(0), Sample::from_row(vec![0, 1, 2, 3, 4]));
         assert_eq!(data.sample(1).tokens, [4, 5, 6, 7]);
         assert_eq!(TokensInMemory::new(Vec::new(), 4).len(), 0);
     }

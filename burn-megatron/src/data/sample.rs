@@ -9,6 +9,8 @@ pub struct Sample {
     pub labels: Vec<i64>,
     /// Which predictions count in the loss; `None` when all S do.
     pub loss_mask: Option<Vec<bool>>,
+    /// Where documents start, ascending from 0, if they are told apart; `None` where the sample is one text.
+    pub documents: Option<Vec<usize>>,
 }
 
 impl Sample {
@@ -20,7 +22,7 @@ impl Sample {
         let labels = row[1..].to_vec();
         let mut tokens = row;
         tokens.pop();
-        Self { tokens, labels, loss_mask: None }
+        Self { tokens, labels, loss_mask: None, documents: None }
     }
 
     /// Number of predictions that count in the loss.

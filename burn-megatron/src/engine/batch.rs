@@ -16,6 +16,8 @@ pub struct TokenBatch {
     pub labels: Vec<i64>,
     /// Which predictions count in the loss, same shape; `None` when all do.
     pub mask: Option<Vec<bool>>,
+    /// Where documents start in each row, ascending from 0; `None` where rows are one document each.
+    pub documents: Option<Vec<Vec<usize>>>,
 }
 
 impl TokenBatch {
@@ -27,7 +29,7 @@ impl TokenBatch {
         assert!(ids.len().is_multiple_of(seq + 1), "{} ids are not rows of {} ids", ids.len(), seq + 1);
         let rows = ids.len() / (seq + 1);
         let cut = |offset| ids.chunks(seq + 1).flat_map(|row| row[offset..offset + seq].to_vec()).collect();
-        Self { rows, seq, tokens: cut(0), labels: cut(1), mask: None }
+        Self { rows, seq, tokens: cut(0), labels: cut(1), mask: None, documents: None }
     }
 
     /// Some of the rows.
@@ -39,6 +41,56 @@ impl TokenBatch {
             tokens: self.tokens[range.clone()].to_vec(),
             labels: self.labels[range.clone()].to_vec(),
             mask: self.mask.as_ref().map(|mask| mask[range].to_vec()),
+            documents: self.documents.as_ref().map(|documents| documents[rows].to_vec()),
+        }
+    }
+
+    /// Every document as a row of its own, filled up to `length` of its own length with tokens that do not count. Rows without
+    /// documents are one each.
+    pub(super) fn split(&self, length: impl Fn(usize, usize) -> usize) -> Vec<Self> {
+        let whole = vec![vec![0]; self.rows];
+        let starts = self.documents.as_ref().unwrap_or(&whole);
+        let places = (starts.iter().enumerate()).flat_map(|(row, starts)| {
+            let ends = starts[1..].iter().copied().chain([self.seq]);
+            starts.iter().zip(ends).map(move |(start, end)| row * self.seq + start..row * self.seq + end)
+        });
+        let alone = |(index, range): (usize, Range<usize>)| {
+            let seq = length(index, range.len());
+            let ids = |all: &[i64]| all[range.clone()].iter().copied().chain(std::iter::repeat(0)).take(seq).collect();
+            let counts = |place: usize| self.mask.as_ref().is_none_or(|mask| mask[place]);
+            let mask = range.clone().map(counts).chain(std::iter::repeat(false)).take(seq).collect();
+            Self {
+                rows: 1,
+                seq,
+                tokens: ids(&self.tokens),
+                labels: ids(&self.labels),
+                mask: Some(mask),
+                documents: None,
+            }
+        };
+        places.enumerate().map(alone).collect()
+    }
+
+    /// Lengths of the documents, in the order of [`TokenBatch::split`].
+    pub(super) fn document_lengths(&self) -> Vec<usize> {
+        self.split(|_, length| length).iter().map(|document| document.seq).collect()
+    }
+
+    /// Of every row what lies at `places`, one after the other; whoever cuts rows keeps their documents.
+    pub(super) fn at_places(&self, places: &[Range<usize>]) -> Self {
+        if places.len() == 1 && places[0] == (0..self.seq) {
+            return Self { documents: None, ..self.clone() };
+        }
+        fn cut<T: Copy>(all: &[T], seq: usize, places: &[Range<usize>]) -> Vec<T> {
+            all.chunks(seq).flat_map(|row| places.iter().flat_map(|place| row[place.clone()].iter().copied())).collect()
+        }
+        Self {
+            rows: self.rows,
+            seq: places.iter().map(Range::len).sum(),
+            tokens: cut(&self.tokens, self.seq, places),
+            labels: cut(&self.labels, self.seq, places),
+            mask: self.mask.as_ref().map(|mask| cut(mask, self.seq, places)),
+            documents: None,
         }
     }
 
@@ -90,11 +142,18 @@ mod tests {
         );
         assert_eq!(batch.counted(), 4);
         batch.mask = Some(vec![true, false, false, true]);
+        batch.documents = Some(vec![vec![0], vec![0, 1]]);
         let last = batch.slice(1..2);
+        assert_eq!(last.documents, Some(vec![vec![0, 1]]));
+        assert_eq!(batch.document_lengths(), [2, 1, 1]);
+        let split = batch.split(|_, length| length.next_multiple_of(2));
+        assert_eq!((split[2].tokens.as_slice(), split[2].mask.clone()), ([5, 0].as_slice(), Some(vec![true, false])));
         assert_eq!((last.tokens.as_slice(), last.mask.clone()), ([4, 5].as_slice(), Some(vec![false, true])));
         assert_eq!((batch.counted(), batch.masked_sum([1.0, 2.0, 4.0, 8.0].into_iter())), (2, 9.0));
         let weights = |batch: &TokenBatch, factor| batch.weights(factor, &Device::flex(), DType::F64).into_data();
         assert_eq!(weights(&batch, 0.5).iter::<f64>().collect::<Vec<_>>(), [0.5, 0.0, 0.0, 0.5]);
+        let second = batch.at_places(&[1..2]);
+        assert_eq!((second.tokens, second.labels, second.mask), (vec![2, 5], vec![3, 6], Some(vec![false, true])));
         assert_eq!(weights(&TokenBatch { mask: None, ..batch }, 1.0).iter::<f64>().sum::<f64>(), 4.0);
     }
 }

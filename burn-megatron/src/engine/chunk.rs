@@ -1,16 +1,19 @@
 //! A stage of the model on this rank: its passes, segment by segment.
 
-use super::TokenBatch;
+use super::ContextConfig;
 use super::segments::{Link, Segment, segments};
+use super::share::Share;
 use crate::optim::{BucketSpec, Optimizer};
 use crate::schedule::Pass as Kind;
 use crate::trace::{Recorder, What};
+use backend_dist::ops::context::ContextParallel;
 use backend_dist::ops::{Tape, weight_grads};
 use backend_dist::shard::Unit;
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Gradients, Tensor};
-use models::layers::DropoutKey;
-use models::{CausalLm, Recompute};
+use models::layers::moe::stats;
+use models::{CausalLm, MicroBatch, Recompute};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 /// A stage's model and what its passes have left for later ones.
@@ -64,9 +67,10 @@ pub(super) struct Pass<'a> {
     pub recorder: &'a mut Recorder,
     /// Without autodiff.
     pub device: &'a Device,
-    pub batch: &'a TokenBatch,
-    /// Without it nothing is dropped.
-    pub dropout: Option<DropoutKey>,
+    /// This rank's part of the micro-batch.
+    pub share: &'a Share,
+    /// How layers reach across context parallel ranks.
+    pub context: &'a ContextConfig,
     /// A backward pass will follow.
     pub keep: bool,
     /// No other pass of the step adds to this stage's gradients.
@@ -87,13 +91,14 @@ pub(super) enum Output {
     Losses(Tensor<2>),
 }
 
-/// Position of a unit in a model of `layers` layers, the same in every layout.
-fn key(unit: Unit, layers: usize) -> usize {
+/// Position of a unit in a model, the same in every layout.
+fn key(unit: Unit) -> usize {
     match unit {
         Unit::Tied => 0,
         Unit::Embedding => 1,
-        Unit::Layer(layer) => 2 + layer,
-        Unit::Head => 2 + layers,
+        Unit::Layer(layer) => 2 + 2 * layer,
+        Unit::Experts(layer) => 3 + 2 * layer,
+        Unit::Head => usize::MAX,
     }
 }
 
@@ -110,19 +115,19 @@ impl<M: CausalLm> Chunk<M> {
         buckets: &mut Vec<BucketSpec>,
     ) -> Self {
         let mut units: BTreeMap<Unit, Vec<_>> = BTreeMap::new();
-        for spec in model.registry().iter() {
+        for spec in model.registry().iter().filter(|spec| spec.trained) {
             units.entry(spec.unit).or_default().push(spec.clone());
         }
         let first = buckets.len();
         let own: Vec<_> = units.keys().copied().zip(first..).collect();
         buckets.extend(units.into_iter().map(|(unit, params)| {
-            let hidden = matches!(unit, Unit::Layer(_));
-            BucketSpec { key: key(unit, layers), params, hidden, at_once: 1 }
+            let hidden = unit.layer().is_some();
+            BucketSpec { key: key(unit), params, hidden, at_once: 1 }
         }));
         let mut seen: Vec<usize> = Vec::new();
         let step = |segment: Segment| {
             let uses: Vec<usize> =
-                own.iter().filter(|(unit, _)| segment.link.uses(*unit)).map(|(_, bucket)| *bucket).collect();
+                own.iter().filter(|(unit, _)| segment.link.uses(*unit, layers)).map(|(_, bucket)| *bucket).collect();
             let completes: Vec<usize> = uses.iter().filter(|bucket| !seen.contains(bucket)).copied().collect();
             seen.extend(&completes);
             Step { segment, uses, completes }
@@ -130,7 +135,10 @@ impl<M: CausalLm> Chunk<M> {
         let again = zero == 3 && !in_place;
         let steps: Vec<Step> = segments(model.part(), recompute, again).into_iter().map(step).collect();
         for Step { uses, .. } in &steps {
-            uses.iter().for_each(|bucket| buckets[*bucket].at_once = uses.len());
+            for bucket in uses {
+                let same = |other: &&usize| buckets[**other].grid() == buckets[*bucket].grid();
+                buckets[*bucket].at_once = uses.iter().filter(same).count();
+            }
         }
         let (live, late) = Default::default();
         Self { model: Some(model), steps, buckets: own, zero, leaves: again, live, late, checked: false }
@@ -139,6 +147,12 @@ impl<M: CausalLm> Chunk<M> {
     /// The model; under ZeRO 3 without its weights, on GPUs with whatever is in their place.
     pub fn model(&self) -> &M {
         self.model.as_ref().expect("the model is in place between calls")
+    }
+
+    /// Replaces the model.
+    pub fn change(&mut self, change: impl FnOnce(M) -> M) {
+        let model = self.model.take().expect("the model is in place between calls");
+        self.model = Some(change(model));
     }
 
     /// Hands the model to `change` for each of its buckets.
@@ -221,8 +235,8 @@ impl<M: CausalLm> Chunk<M> {
                 Kept { input, tape: None } => {
                     let mark = pass.recorder.begin();
                     let leaf = input.map(leaf);
-                    let (_, tape) =
-                        run(self.model(), &self.steps[index].segment.link, leaf.clone(), pass, true).split();
+                    let link = &self.steps[index].segment.link;
+                    let (_, tape) = stats::paused(|| run(self.model(), link, leaf.clone(), pass, true)).split();
                     pass.recorder.end(mark, What::Recompute, Some(pass.place.0), Some(pass.place.1));
                     (leaf, tape)
                 }
@@ -231,7 +245,7 @@ impl<M: CausalLm> Chunk<M> {
                 self.open(index, pass);
             }
             let back = || match self.steps[index].segment.link {
-                Link::Head => tape.pull_back(pass.batch.weights(pass.loss_grad, pass.device, pass.loss_type)),
+                Link::Head => tape.pull_back(pass.share.tokens.weights(pass.loss_grad, pass.device, pass.loss_type)),
                 _ => tape.pull_back(dy.take().expect("the segment after this one made its gradient")),
             };
             let (mut grads, deferred) = match defer {
@@ -372,16 +386,29 @@ fn leaf(x: Tensor<3>) -> Tensor<3> {
 fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pass: &Pass, tracked: bool) -> Output {
     let input = || x.expect("only the embedding has no input");
     let device = if tracked { pass.device.clone().autodiff() } else { pass.device.clone() };
-    let dropout = pass.dropout.as_ref();
+    let Share { tokens, of, .. } = pass.share;
     match link {
-        Link::Embedding => Output::Activation(model.embed(pass.batch.tokens_on(&device), dropout)),
+        Link::Embedding => Output::Activation(model.embed(tokens.tokens_on(&device), of)),
         Link::Layers(layers) => {
-            Output::Activation(layers.clone().fold(input(), |x, layer| model.layer(layer, x, dropout)))
+            let layer = |x, layer| model.layer(layer, x, &of_layer(of, pass.context, layer));
+            Output::Activation(layers.clone().fold(input(), layer))
         }
         Link::Head => {
-            let losses = model.head_losses(input(), pass.batch.labels_on(&device));
+            let losses = model.head_losses(input(), tokens.labels_on(&device), of);
             Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) })
         }
+    }
+}
+
+/// What a layer must know of a micro-batch, with its own way across the context parallel ranks.
+fn of_layer<'a>(of: &'a MicroBatch, how: &ContextConfig, layer: usize) -> Cow<'a, MicroBatch> {
+    let comm = how.of_layer(layer);
+    match &of.context {
+        Some(context) if context.comm != comm => {
+            let context = Some(ContextParallel { comm, ..context.clone() });
+            Cow::Owned(MicroBatch { context, ..of.clone() })
+        }
+        _ => Cow::Borrowed(of),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the engine must know of a run.
 
+use super::{ContextConfig, DocumentConfig};
 use crate::batch::{BatchError, BatchPlan};
 use crate::lr::LrConfig;
 use crate::optim::{LossScalerConfig, OptimizerConfig};
@@ -45,6 +46,12 @@ pub struct EngineConfig {
     /// must hear of it too.
     #[serde(default)]
     pub recompute: Recompute,
+    /// How ranks that share sequences compute attention together.
+    #[serde(default)]
+    pub context: ContextConfig,
+    /// What documents inside a row mean.
+    #[serde(default)]
+    pub documents: DocumentConfig,
     /// Of `f16` parameters.
     #[serde(default)]
     pub loss_scale: LossScalerConfig,
@@ -72,6 +79,8 @@ impl EngineConfig {
             loss: LossMean::default(),
             pipeline: PipelineConfig::default(),
             recompute: Recompute::default(),
+            context: ContextConfig::default(),
+            documents: DocumentConfig::default(),
             keep_fp8_weights: true,
             loss_scale: LossScalerConfig::default(),
             seed: 0,

@@ -1,11 +1,13 @@
 //! Why a step could not be done.
 
-use super::NotRunnable;
+use super::ContextError;
 use crate::batch::BatchError;
 use crate::lr::LrError;
 use crate::optim::OptimError;
 use crate::schedule::PipelineError;
+use crate::schedule::dynamic_context::TooLong;
 use backend_dist::mesh::Coords;
+use models::layout::ModelLayoutError;
 use std::sync::Arc;
 
 /// Errors of the engine. After one, parameters and optimizer states are those of the last finished step.
@@ -54,12 +56,18 @@ pub enum EngineError {
     /// Module and registry disagree.
     #[error(transparent)]
     Optimizer(#[from] OptimError),
+    /// Ranks cannot share sequences of this length.
+    #[error(transparent)]
+    Sequence(#[from] ModelLayoutError),
+    /// Attention cannot be shared as the configuration says.
+    #[error(transparent)]
+    Context(#[from] ContextError),
+    /// A document is too long for all ranks together.
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
     /// Layers and schedule do not fit the layout.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
-    /// The layout does not run.
-    #[error(transparent)]
-    Layout(#[from] NotRunnable),
     /// A stage of the model cannot be built.
     #[error("the model cannot be built: {0}")]
     Model(Arc<str>),

@@ -4,19 +4,23 @@ mod batch;
 mod chunk;
 mod clock;
 mod config;
+mod context;
 mod error;
-mod layout;
+mod expert_load;
 mod losses;
 mod mail;
 mod rank_engine;
 mod report;
 mod segments;
+mod share;
 #[cfg(test)]
 mod tests;
 
 pub use batch::TokenBatch;
 pub use config::{EngineConfig, LossMean};
+pub use context::{CommWord, ContextConfig, ContextError};
 pub use error::EngineError;
-pub use layout::{NotRunnable, runnable};
+pub use expert_load::{ExpertLoad, ExpertSummary};
 pub use rank_engine::{Position, RankEngine};
 pub use report::{EvalReport, StepReport};
+pub use share::DocumentConfig;

@@ -1,16 +1,20 @@
 //! The training step of one rank: walks through its list of the schedule, then everything that needs all gradients.
 
 mod build;
+mod dynamic;
 mod evaluate;
+mod experts;
 mod fp8;
 mod state;
+mod untrained;
 
 use super::chunk::{Chunk, Output, Pass};
 use super::clock::device_clock;
 use super::losses::Losses;
 use super::mail::Mail;
 use super::report::LossSum;
-use super::{EngineConfig, EngineError, LossMean, StepReport, TokenBatch};
+use super::share::Share;
+use super::{EngineConfig, EngineError, ExpertLoad, ExpertSummary, LossMean, StepReport, TokenBatch};
 use crate::batch::BatchPlan;
 use crate::lr::LrSchedule;
 use crate::optim::{LossScaler, Optimizer, StepInfo, clip_factor};
@@ -19,11 +23,16 @@ use crate::trace::{Recorder, Span, What};
 use backend_dist::comm::Group;
 use backend_dist::gpu::release_memory;
 use backend_dist::launch::Rank;
+use backend_dist::mesh::GridKind;
+use backend_dist::ops::context::ContextParallel;
 use backend_dist::ops::fp8::DelayedScaling;
 use backend_dist::shard::{ParamSpec, Unit, stable_hash};
 use burn::tensor::{DType, Tensor};
+use dynamic::DynamicGroups;
 use models::CausalLm;
 use models::layers::DropoutKey;
+use models::layers::moe::stats;
+use models::layout::check_sequence;
 pub use state::Position;
 use std::time::Instant;
 
@@ -44,9 +53,15 @@ pub struct RankEngine<M> {
     rank: Rank,
     /// Ranks that hold the same weights and see other tokens.
     replicas: Group,
-    /// Ranks that together hold the model.
-    model_parallel: Group,
+    /// By grid on which the model has parameters, the ranks that together hold these.
+    model_parallel: Vec<(GridKind, Group)>,
+    /// Of the last step.
+    loads: Vec<ExpertLoad>,
     stages: Group,
+    /// Ranks that share the rows of their micro-batches; `None` where each has whole rows.
+    context: Option<Group>,
+    /// Where each document is shared by as many replicas as its length asks for.
+    dynamic: Option<DynamicGroups>,
     /// First and last stage, which share the weight of tied embeddings.
     ends: Option<Group>,
     dtype: DType,
@@ -135,32 +150,40 @@ impl<M: CausalLm> RankEngine<M> {
         if batch.rows != self.plan.global() {
             return Err(EngineError::Rows { rows: batch.rows, expected: self.plan.global() });
         }
-        let rows = |micro| batch.slice(self.plan.rows(micro, self.rank.coords.dp));
-        let micro_batches: Vec<_> = (0..self.plan.accumulation).map(rows).collect();
+        let micro_batches: Vec<_> = self.rows_of_step().into_iter().map(|rows| batch.slice(rows)).collect();
         self.train_micro_batches(&micro_batches)
     }
 
-    /// One optimizer step, given only this rank's rows: `accumulation` micro-batches of `micro` rows.
+    /// One optimizer step, given only the rows that [`RankEngine::rows_of_step`] names.
     ///
     /// # Errors
     /// As [`RankEngine::train_step`].
     pub fn train_micro_batches(&mut self, micro_batches: &[TokenBatch]) -> Result<StepReport, EngineError> {
         let start = Instant::now();
         let rows: usize = micro_batches.iter().map(|micro| micro.rows).sum();
-        let expected = self.plan.accumulation * self.plan.micro;
-        if rows != expected || micro_batches.len() != self.plan.accumulation {
+        let wanted = self.rows_of_step();
+        let expected = wanted.iter().map(|rows| rows.len()).sum();
+        if rows != expected || micro_batches.len() != wanted.len() {
             return Err(EngineError::Rows { rows, expected });
         }
+        let layout = self.rank.mesh.layout();
+        micro_batches.iter().try_for_each(|batch| check_sequence(layout, batch.seq))?;
         // What a step that failed has left.
         self.optimizer.skip();
         self.chunks.iter_mut().for_each(Chunk::forget);
-        let losses = self.passes(micro_batches)?;
+        stats::take();
+        let dealt = self.dynamic.as_ref().map(|groups| self.deal(groups, &micro_batches[0])).transpose()?;
+        let in_turn = dealt.is_some();
+        let parts = || micro_batches.iter().enumerate().map(|(index, batch)| self.part(index, batch)).collect();
+        let shares: Vec<Share> = dealt.unwrap_or_else(parts);
+        let shares = shares.as_slice();
+        let losses = if in_turn { self.passes_in_turn(shares) } else { self.passes(shares) }?;
         // A GPU waits for the host from the norm to the update: what else the ranks tell each other comes before or after.
-        let tokens = LossSum { loss: 0.0, tokens: counted(micro_batches) }.total(&self.replicas).tokens;
+        let tokens = LossSum { loss: 0.0, tokens: counted(shares) }.total(&self.replicas).tokens;
         let mark = self.recorder.begin();
         let norm = self.optimizer.norm(1.0, &self.model_parallel);
         self.recorder.end(mark, What::Norm, None, None);
-        let losses = self.read(losses, micro_batches)?;
+        let losses = self.read(losses, shares)?;
         let loss_scale = self.scaler.as_ref().map(LossScaler::scale);
         self.grad_scale = match self.config.loss {
             LossMean::PerToken => 1.0 / tokens.max(1) as f64,
@@ -171,7 +194,7 @@ impl<M: CausalLm> RankEngine<M> {
         if let Some(scaler) = &mut self.scaler {
             scaler.update(skipped);
         } else if skipped {
-            let loss = self.over_all(losses, micro_batches).mean();
+            let loss = self.over_all(losses, shares).mean();
             return Err(EngineError::NonFiniteGradient { norm: grad_norm, loss, step: self.step + 1 });
         }
         let clip_factor = clip_factor(self.config.clip, grad_norm);
@@ -182,8 +205,9 @@ impl<M: CausalLm> RankEngine<M> {
             true => self.optimizer.skip(),
             false => self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor }),
         }
-        let loss = self.over_all(losses, micro_batches).mean();
+        let loss = self.over_all(losses, shares).mean();
         self.end_fp8_step();
+        self.end_routing_step();
 
         let step = self.step;
         self.step += 1;
@@ -193,13 +217,26 @@ impl<M: CausalLm> RankEngine<M> {
         if !std::mem::replace(&mut self.warm, true) {
             release_memory(&self.rank.device);
         }
-        Ok(StepReport { step, loss, grad_norm, clip_factor, lr, tokens, consumed, loss_scale, skipped, seconds })
+        let experts = ExpertSummary::of(&self.loads);
+        Ok(StepReport {
+            step,
+            loss,
+            grad_norm,
+            clip_factor,
+            lr,
+            tokens,
+            consumed,
+            loss_scale,
+            skipped,
+            seconds,
+            experts,
+        })
     }
 
     /// All passes of the schedule and all sums of gradients; this rank's losses.
-    fn passes(&mut self, micro_batches: &[TokenBatch]) -> Result<Losses, EngineError> {
-        let rows = micro_batches[0].rows;
-        let mut mail = self.mail(rows, micro_batches[0].seq);
+    fn passes(&mut self, shares: &[Share]) -> Result<Losses, EngineError> {
+        let tokens = &shares[0].tokens;
+        let mut mail = self.mail(tokens.rows, tokens.seq);
         let mut losses = Losses::default();
         self.peak_in_flight = 0;
         let actions = self.actions.clone();
@@ -213,10 +250,10 @@ impl<M: CausalLm> RankEngine<M> {
                         _ => None,
                     });
                     let order = (last, next.unwrap_or_default());
-                    let values = self.compute(*work, order, &micro_batches[work.micro_batch], &mut mail);
+                    let values = self.compute(*work, order, &shares[work.micro_batch], &mut mail);
                     losses.extend(values.map(|values| (work.micro_batch, values)));
                     if !self.runs_ahead {
-                        losses = self.read(losses, micro_batches)?;
+                        losses = self.read(losses, shares)?;
                     }
                     let in_flight = self.chunks.iter().map(Chunk::in_flight).sum();
                     self.peak_in_flight = self.peak_in_flight.max(in_flight);
@@ -236,8 +273,8 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// Waits for losses that are still on the device.
-    fn read(&self, losses: Losses, micro_batches: &[TokenBatch]) -> Result<Losses, EngineError> {
-        losses.read(micro_batches).map_err(|(micro_batch, loss)| EngineError::NonFiniteLoss {
+    fn read(&self, losses: Losses, shares: &[Share]) -> Result<Losses, EngineError> {
+        losses.read(shares).map_err(|(micro_batch, loss)| EngineError::NonFiniteLoss {
             loss,
             step: self.step + 1,
             micro_batch,
@@ -247,12 +284,35 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// Loss and tokens of the global batch; only the last stage has a loss, and every stage counts tokens.
-    fn over_all(&self, losses: Losses, own: &[TokenBatch]) -> LossSum {
+    fn over_all(&self, losses: Losses, own: &[Share]) -> LossSum {
         let sum = LossSum { loss: losses.sum, tokens: counted(own) }.total(&self.replicas);
         let loss = self.stages.all_gather_host(sum.loss).into_iter().sum();
         LossSum { loss, tokens: sum.tokens }
     }
 
+    fn dropout_seed(&self) -> u64 {
+        stable_hash(&format!("dropout {} step {}", self.config.seed, self.step))
+    }
+
+    /// This rank's part of one of its micro-batches, for evaluation.
+    fn share(&self, batch: &TokenBatch) -> Share {
+        let comm = self.config.context.of_layer(0);
+        let context = self.context.clone().map(|group| ContextParallel { group, comm });
+        Share::new(batch, context, self.config.documents)
+    }
+
+    /// The same of the step's micro-batch `index`, for training.
+    fn part(&self, index: usize, batch: &TokenBatch) -> Share {
+        let mut share = self.share(batch);
+        share.of.dropout = Some(DropoutKey {
+            seed: self.dropout_seed(),
+            first_sample: self.plan.rows(index, self.rank.coords.dp).start,
+        });
+        share.of.auxiliary = self.auxiliary_grad(batch, &share);
+        share
+    }
+
+    /// Between stages: `rows` rows of `seq` positions of this rank.
     fn mail(&self, rows: usize, seq: usize) -> Mail {
         let layout = self.rank.mesh.layout();
         let seq = if layout.sequence_parallel() { seq / layout.tp } else { seq };
@@ -265,7 +325,7 @@ impl<M: CausalLm> RankEngine<M> {
         &mut self,
         work: Work,
         (last, next): (bool, Vec<usize>),
-        batch: &TokenBatch,
+        share: &Share,
         mail: &mut Mail,
     ) -> Option<Tensor<2>> {
         let input = self.pipeline.input(self.stages.rank(), work).map(|input| {
@@ -283,20 +343,17 @@ impl<M: CausalLm> RankEngine<M> {
             Kind::BackwardWeight => (self.recorder.begin(), What::BackwardWeight),
         };
         let mut pass = Pass {
-            dropout: Some(DropoutKey {
-                seed: stable_hash(&format!("dropout {} step {}", self.config.seed, self.step)),
-                first_sample: self.plan.rows(work.micro_batch, self.rank.coords.dp).start,
-            }),
+            context: &self.config.context,
             keep: true,
             last,
-            loss_grad: self.loss_grad(batch),
+            loss_grad: self.loss_grad(share),
             loss_type: self.loss_type(),
             place: (work.chunk, work.micro_batch),
             next: &next,
             optimizer: &mut self.optimizer,
             recorder: &mut self.recorder,
             device: &self.rank.device,
-            batch,
+            share,
         };
         let chunk = &mut self.chunks[work.chunk];
         let mut losses = None;
@@ -322,15 +379,27 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// The gradient of each counted loss of a micro-batch in what is minimized, before the division by the tokens of the
-    /// global batch.
-    fn loss_grad(&self, batch: &TokenBatch) -> f64 {
+    /// global batch. Ranks that share the rows of a micro-batch have parts of one mean, and gradients are sums over them.
+    fn loss_grad(&self, share: &Share) -> f64 {
         let scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
         match self.config.loss {
             LossMean::PerToken => scale,
             LossMean::PerMicroBatch => {
-                scale / (batch.counted().max(1) * self.plan.accumulation * self.replicas.size()) as f64
+                scale / (share.counted.max(1) * self.plan.accumulation * self.plan.data_parallel) as f64
             }
         }
+    }
+
+    /// The gradient of an auxiliary loss, a mean over the tokens of a micro-batch, in what is minimized, before the division
+    /// by the tokens of the global batch. Megatron multiplies it with all tokens, counted or not
+    /// (megatron/core/transformer/moe/router.py, `attach_and_log_load_balancing_loss`), so that a loss of each sequence by
+    /// itself does not depend on how the batch is cut.
+    fn auxiliary_grad(&self, batch: &TokenBatch, share: &Share) -> f64 {
+        let tokens = match self.config.loss {
+            LossMean::PerToken => batch.tokens.len(),
+            LossMean::PerMicroBatch => share.counted.max(1),
+        };
+        self.loss_grad(share) * tokens as f64
     }
 
     /// What is partial over tensor-parallel ranks, then the tied embeddings
@@ -360,6 +429,6 @@ impl<M: CausalLm> RankEngine<M> {
 }
 
 /// Tokens that count, of a rank's rows.
-fn counted(own: &[TokenBatch]) -> u64 {
-    own.iter().map(|batch| batch.counted() as u64).sum()
+fn counted(own: &[Share]) -> u64 {
+    own.iter().map(|share| share.tokens.counted() as u64).sum()
 }

@@ -1,5 +1,6 @@
 //! What a step says of itself.
 
+use super::ExpertSummary;
 use backend_dist::comm::Group;
 use serde::{Deserialize, Serialize};
 use std::iter::Sum;
@@ -27,6 +28,8 @@ pub struct StepReport {
     pub skipped: bool,
     /// Wall time of this rank's step.
     pub seconds: f64,
+    /// How the experts were used, in models that have some.
+    pub experts: Option<ExpertSummary>,
 }
 
 /// Loss on held-out rows; equal on all ranks.

@@ -30,11 +30,13 @@ pub struct Segment {
 }
 
 impl Link {
-    /// Whether the piece uses parameters of `unit`.
-    pub fn uses(&self, unit: Unit) -> bool {
+    /// Whether the piece uses parameters of `unit`, in a model of `layers` layers. Layers beyond these, which predict further
+    /// tokens, belong to the head.
+    pub fn uses(&self, unit: Unit, layers: usize) -> bool {
         match (self, unit) {
+            (link, Unit::Layer(layer) | Unit::Experts(layer)) if layer >= layers => *link == Link::Head,
             (Link::Embedding, Unit::Tied | Unit::Embedding) | (Link::Head, Unit::Tied | Unit::Head) => true,
-            (Link::Layers(layers), Unit::Layer(layer)) => layers.contains(&layer),
+            (Link::Layers(layers), Unit::Layer(layer) | Unit::Experts(layer)) => layers.contains(&layer),
             _ => false,
         }
     }
@@ -88,8 +90,11 @@ mod tests {
     #[test]
     fn every_unit_is_used_somewhere() {
         let segments = segments(&Part::whole(3), &Recompute::default(), false);
-        let users = |unit| segments.iter().filter(|segment| segment.link.uses(unit)).count();
+        let users = |unit| segments.iter().filter(|segment| segment.link.uses(unit, 3)).count();
         let units = [Unit::Tied, Unit::Embedding, Unit::Layer(0), Unit::Layer(2), Unit::Head, Unit::Layer(3)];
-        assert_eq!(units.map(users), [2, 1, 1, 1, 1, 0]);
+        assert_eq!(units.map(users), [2, 1, 1, 1, 1, 1]);
+        assert_eq!([Unit::Experts(2), Unit::Experts(3)].map(users), [1, 1]);
+        assert!(Link::Head.uses(Unit::Layer(3), 3) && !Link::Head.uses(Unit::Layer(2), 3));
+        assert!(!Link::Layers(0..3).uses(Unit::Layer(3), 4));
     }
 }

@@ -9,7 +9,7 @@ use backend_dist::shard::{ParamSpec, Place, Registry, Section};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use models::layers::DropoutKey;
+use models::MicroBatch;
 use models::layout::ModelDims;
 use models::names::NameMap;
 use models::param::{BuildError, ParamBuilder};
@@ -33,7 +33,15 @@ struct NoConfig;
 
 impl ModelConfig for NoConfig {
     fn dims(&self) -> ModelDims {
-        ModelDims { hidden: VOCAB, heads: 1, kv_heads: 1, intermediate: 1, layers: 1, max_positions: None }
+        ModelDims {
+            hidden: VOCAB,
+            heads: 1,
+            kv_heads: 1,
+            intermediate: 1,
+            experts: None,
+            layers: 1,
+            max_positions: None,
+        }
     }
     fn vocab_size(&self) -> usize {
         VOCAB
@@ -57,16 +65,16 @@ impl CausalLm for Bigram {
         &self.part
     }
 
-    fn embed(&self, tokens: Tensor<2, Int>, _: Option<&DropoutKey>) -> Tensor<3> {
+    fn embed(&self, tokens: Tensor<2, Int>, _: &MicroBatch) -> Tensor<3> {
         let [rows, seq] = tokens.dims();
         self.table.val().select(0, tokens.transpose().reshape([rows * seq])).reshape([seq, rows, VOCAB])
     }
 
-    fn layer(&self, _: usize, x: Tensor<3>, _: Option<&DropoutKey>) -> Tensor<3> {
+    fn layer(&self, _: usize, x: Tensor<3>, _: &MicroBatch) -> Tensor<3> {
         x
     }
 
-    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, _: &MicroBatch) -> Tensor<2> {
         let [seq, rows, _] = x.dims();
         let labels = labels.transpose().reshape([seq * rows, 1]);
         let picked = log_softmax(x.reshape([seq * rows, VOCAB]), 1).gather(1, labels);

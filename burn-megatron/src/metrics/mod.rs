@@ -3,6 +3,7 @@
 //! Every rank's numbers are already reduced when they get here: a [`StepStats`] is one optimizer step of the whole
 //! world, an [`EvalStats`] one validation batch of the whole world, both plain host numbers.
 
+mod expert_map;
 mod gauge;
 #[cfg(feature = "cuda")]
 mod gpu_watch;
@@ -16,13 +17,15 @@ mod saves;
 mod stats;
 mod tensorboard;
 
+pub use expert_map::expert_map;
 pub use gauge::{Gauge, RankReading, mean, on_gpu, peak};
 pub use gpus::Gpus;
 pub use memory::{resident_bytes, step_memory};
 pub use reading::{
-    FullUtilisation, FullUtilisationReading, GpuIdle, GpuIdleReading, GradNorm, GradNormReading, LearningRate,
-    LearningRateReading, Loss, LossReading, Memory, MemoryReading, Perplexity, PerplexityReading, Reading, StepMetric,
-    Teraflops, TeraflopsReading, Throughput, ThroughputReading, Utilisation, UtilisationReading,
+    DroppedTokens, DroppedTokensReading, ExpertBalance, ExpertBalanceReading, FullUtilisation, FullUtilisationReading,
+    GpuIdle, GpuIdleReading, GradNorm, GradNormReading, LearningRate, LearningRateReading, Loss, LossReading, Memory,
+    MemoryReading, Perplexity, PerplexityReading, Reading, StepMetric, Teraflops, TeraflopsReading, Throughput,
+    ThroughputReading, Utilisation, UtilisationReading,
 };
 pub use run_log::{LogFiles, RunLog};
 pub use saves::Checkpoints;

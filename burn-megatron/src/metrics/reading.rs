@@ -260,3 +260,34 @@ impl Reading for MemoryReading {
         (input.memory as f64 / (1024.0 * 1024.0), 1)
     }
 }
+
+/// The fullest expert's tokens over the mean, in the worst layer; NaN in models without experts.
+#[derive(Clone)]
+pub struct ExpertBalanceReading;
+/// [`ExpertBalanceReading`] as a metric.
+pub type ExpertBalance = StepMetric<ExpertBalanceReading>;
+
+impl Reading for ExpertBalanceReading {
+    type Input = StepStats;
+    const NAME: &'static str = "Expert max over mean";
+
+    fn read(input: &StepStats) -> (f64, u64) {
+        (input.expert_summary().map_or(f64::NAN, |summary| summary.balance), 1)
+    }
+}
+
+/// Percent of the copies of tokens that no expert had room for; NaN in models without experts.
+#[derive(Clone)]
+pub struct DroppedTokensReading;
+/// [`DroppedTokensReading`] as a metric.
+pub type DroppedTokens = StepMetric<DroppedTokensReading>;
+
+impl Reading for DroppedTokensReading {
+    type Input = StepStats;
+    const NAME: &'static str = "Dropped tokens";
+    const UNIT: Option<&'static str> = Some("%");
+
+    fn read(input: &StepStats) -> (f64, u64) {
+        (input.expert_summary().map_or(f64::NAN, |summary| summary.dropped * 100.0), 1)
+    }
+}

@@ -119,7 +119,10 @@ fn scalars(kind: &str, entry: &Value) -> Vec<(String, f64)> {
 mod tests {
     use std::fs;
 
+    use models::layers::moe::stats::Auxiliary;
+
     use super::*;
+    use crate::engine::ExpertLoad;
     use crate::metrics::{FlopsPerToken, RankReading};
 
     fn step(step: u64) -> StepStats {
@@ -174,6 +177,32 @@ mod tests {
         for tag in scalars.iter().map(|(tag, _)| tag.as_str()).chain(["valid/perplexity", "checkpoint/bytes"]) {
             assert!(bytes.windows(tag.len()).any(|window| window == tag.as_bytes()), "{tag}");
         }
+    }
+
+    #[test]
+    fn experts_have_their_tokens_by_layer_and_a_few_numbers() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = LogFiles::within(folder.path());
+        let load = |layer, tokens: &[u64]| ExpertLoad {
+            layer,
+            tokens: tokens.to_vec(),
+            dropped: 2,
+            entropy: 0.5,
+            auxiliary: [(Auxiliary::LoadBalancing, 1.5)].into(),
+            ..ExpertLoad::default()
+        };
+        let stats = StepStats { experts: vec![load(0, &[4, 4]), load(1, &[2, 6])], ..step(1) };
+        RunLog::open(&files, 0).unwrap().train(&stats).unwrap();
+        let line: Value = serde_json::from_slice(&fs::read(&files.jsonl).unwrap()).unwrap();
+        assert_eq!(line["experts"][1]["tokens"], serde_json::json!([2, 6]));
+        assert_eq!(line["experts"][0]["auxiliary"], serde_json::json!({ "load_balancing": 1.5 }));
+        let scalars = scalars("train", &line);
+        for (name, value) in
+            [("expert_balance", 1.5), ("dropped_tokens", 0.25), ("router_entropy", 0.5), ("load_balancing_loss", 1.5)]
+        {
+            assert!(scalars.contains(&(format!("train/{name}"), value)), "{name}: {scalars:?}");
+        }
+        assert!(line.get("z_loss").is_none());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use burn::train::metric::{Adaptor, ItemLazy};
 use serde::{Deserialize, Serialize};
 
 use super::gauge::{RankReading, mean};
+use crate::engine::{ExpertLoad, ExpertSummary};
 
 /// A mean loss and the number of tokens it is the mean of.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -62,6 +63,9 @@ pub struct StepStats {
     /// The share of this step in which pipeline ranks did not compute, if the step was traced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bubble: Option<f64>,
+    /// How the experts were used, by layer; nothing in models without experts.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub experts: Vec<ExpertLoad>,
     /// What the GPU of every rank said in this step; nothing on CPU ranks.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub gpus: Vec<RankReading>,
@@ -144,9 +148,15 @@ impl StepStats {
         mean(&self.gpus, |gpu| gpu.idle)
     }
 
+    /// The use of the experts in a few numbers.
+    pub fn expert_summary(&self) -> Option<ExpertSummary> {
+        ExpertSummary::of(&self.experts)
+    }
+
     /// The step with all that follows from it, for files.
     pub(super) fn line(&self) -> StepLine<'_> {
         let per_rank = self.tokens_per_second_per_rank();
+        let experts = self.expert_summary();
         StepLine {
             stats: self,
             tokens_per_second: self.tokens_per_second(),
@@ -156,6 +166,11 @@ impl StepStats {
             mfu: self.mfu(),
             mfu_full_attention: self.mfu_full_attention(),
             gpu_idle: self.gpu_idle(),
+            expert_balance: experts.map(|experts| experts.balance),
+            dropped_tokens: experts.map(|experts| experts.dropped),
+            router_entropy: experts.map(|experts| experts.entropy),
+            load_balancing_loss: experts.and_then(|experts| experts.load_balancing),
+            z_loss: experts.and_then(|experts| experts.z),
         }
     }
 }
@@ -177,6 +192,21 @@ pub(super) struct StepLine<'a> {
     mfu_full_attention: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu_idle: Option<f64>,
+    /// The fullest expert's tokens over the mean, in the worst layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expert_balance: Option<f64>,
+    /// Share of the copies of tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dropped_tokens: Option<f64>,
+    /// In nats, mean over layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    router_entropy: Option<f64>,
+    /// Without its coefficient, mean over layers and micro-batches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_balancing_loss: Option<f64>,
+    /// Without its coefficient, mean over layers and micro-batches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    z_loss: Option<f64>,
 }
 
 /// One validation batch of the whole world.

@@ -18,6 +18,8 @@ use std::ops::Range;
 pub(super) struct Bucket {
     pub spec: BucketSpec,
     pub layout: Layout,
+    /// Ranks that hold the same parameters.
+    pub replicas: Group,
     /// What this rank updates: everything under ZeRO 0, else its shard. All buffers but the gradients have its length
     /// and order.
     pub region: Range<usize>,
@@ -47,7 +49,7 @@ impl Bucket {
         alignment: usize,
         config: &OptimizerConfig,
         zero: u8,
-        replicas: &Group,
+        replicas: Group,
         device: &Device,
         dtype: DType,
     ) -> Self {
@@ -82,6 +84,7 @@ impl Bucket {
         Self {
             spec,
             layout,
+            replicas,
             region,
             parts,
             grads,
@@ -133,9 +136,9 @@ impl Bucket {
     }
 
     /// The whole bucket in the weights' type, from each replica's values of its region.
-    pub fn gather(&self, values: Tensor<1>, replicas: &Group) -> Tensor<1> {
+    pub fn gather(&self, values: Tensor<1>) -> Tensor<1> {
         let values = values.cast(self.dtype);
-        if self.zero == 0 { values } else { all_gather(values, 0, replicas) }
+        if self.zero == 0 { values } else { all_gather(values, 0, &self.replicas) }
     }
 
     /// Whole parameters into the module.
@@ -150,7 +153,7 @@ impl Bucket {
     }
 
     /// One step. `matrices` are the orthogonalised steps of the parts that are not updated by `rule`.
-    pub fn step<M: Module>(&mut self, model: M, rule: &Rule, matrices: &MatrixSteps, replicas: &Group) -> M {
+    pub fn step<M: Module>(&mut self, model: M, rule: &Rule, matrices: &MatrixSteps) -> M {
         let in_module = self.zero == 0 && !self.keeps_values() && self.weights.is_none();
         let model = match in_module {
             true => self.step_in_module(model, rule, matrices),
@@ -168,16 +171,16 @@ impl Bucket {
                         weights.set_own(&values);
                     }
                     if matches!(self.zero, 1 | 2) {
-                        weights.exchange(replicas);
+                        weights.exchange(&self.replicas);
                     }
                     self.values = Some(values);
                     model
                 } else if !self.keeps_values() {
-                    self.fill(model, &self.gather(values.into_tensor(), replicas))
+                    self.fill(model, &self.gather(values.into_tensor()))
                 } else {
                     let model = match self.zero {
                         3 => model,
-                        _ => self.fill(model, &self.gather(values.part(0..values.len()), replicas)),
+                        _ => self.fill(model, &self.gather(values.part(0..values.len()))),
                     };
                     self.values = Some(values);
                     model

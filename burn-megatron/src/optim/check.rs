@@ -41,14 +41,15 @@ pub enum OptimError {
 }
 
 impl Optimizer {
-    /// Checks that every float parameter of `model` is in exactly one of these buckets, and every one of theirs in `model`.
+    /// Checks that every float parameter of `model` is in exactly one of these buckets or has one of the ids `untrained`, and
+    /// that every one of the buckets is in `model`.
     ///
     /// # Errors
     /// Names the first parameter that is not.
-    pub fn check<M: Module>(&self, model: &M, buckets: &[usize]) -> Result<(), OptimError> {
+    pub fn check<M: Module>(&self, model: &M, buckets: &[usize], untrained: &[u64]) -> Result<(), OptimError> {
         let layouts: Vec<&Layout> = buckets.iter().map(|&bucket| &self.buckets[bucket].layout).collect();
         let times = layouts.iter().map(|layout| vec![0; layout.slots.len()]).collect();
-        let mut check = Check { layouts, times, error: None };
+        let mut check = Check { layouts, times, untrained, error: None };
         model.visit(&mut check);
         if let Some(error) = check.error {
             return Err(error);
@@ -65,6 +66,7 @@ struct Check<'a> {
     layouts: Vec<&'a Layout>,
     /// By bucket and slot.
     times: Vec<Vec<usize>>,
+    untrained: &'a [u64],
     error: Option<OptimError>,
 }
 
@@ -73,6 +75,7 @@ impl ModuleVisitor for Check<'_> {
         let (id, shape) = (param.id.val(), param.lazy_shape().to_vec());
         let mut places = self.layouts.iter().enumerate().filter_map(|(at, layout)| Some((at, layout.slot(id)?)));
         match places.next().map(|(at, slot)| (at, slot, &self.layouts[at].slots[slot])) {
+            None if self.untrained.contains(&id) => {}
             None => self.error = Some(OptimError::Unregistered { id, shape }),
             Some((_, _, slot)) if slot.range.len() != shape.iter().product::<usize>() => {
                 self.error = Some(OptimError::Length { name: slot.name.clone(), shape, registered: slot.range.len() });

@@ -1,5 +1,6 @@
 //! Where each parameter of a bucket lies in its flat buffers, and which part is whose.
 
+use backend_dist::mesh::GridKind;
 use backend_dist::shard::{ParamSpec, Section};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,6 +17,13 @@ pub struct BucketSpec {
     /// Buckets of this kind that one pass uses at once: under ZeRO 3 on GPUs so many have whole weights at a time, and as many
     /// more get theirs meanwhile.
     pub at_once: usize,
+}
+
+impl BucketSpec {
+    /// The grid over which the parameters, all of one unit of the model, are cut and copied.
+    pub fn grid(&self) -> GridKind {
+        self.params.first().map_or(GridKind::Dense, |param| param.unit.grid())
+    }
 }
 
 /// One parameter in the flat buffer.

@@ -11,6 +11,7 @@ use super::slots::Slots;
 use backend_dist::buffer::{self, Buffer, ChunkTable};
 use backend_dist::collective::{all_gather, all_reduce};
 use backend_dist::comm::{Group, ReduceOp};
+use backend_dist::mesh::GridKind;
 use backend_dist::ops::main_grads;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Gradients, Tensor};
@@ -49,32 +50,36 @@ pub struct Memory {
 ///
 /// Under ZeRO (Rajbhandari et al.: <https://arxiv.org/abs/1910.02054>) of stage 1 a replica holds moments for its shard of
 /// a bucket and updates that, from 2 on it also keeps only its shard of the gradients, under 3 only that of the weights.
+///
+/// Routed experts are held by other ranks than the rest of the model (`GridKind::Expert`): their buckets have replicas and
+/// neighbours of their own.
 pub struct Optimizer {
     pub(super) config: OptimizerConfig,
     pub(super) buckets: Vec<Bucket>,
-    pub(super) replicas: Group,
-    zero: u8,
-    /// Blocks of neighbouring tensor parallel ranks, by size.
-    neighbours: BTreeMap<usize, Group>,
+    /// Blocks of neighbouring tensor parallel ranks, by grid and size.
+    neighbours: BTreeMap<(GridKind, usize), Group>,
     pub(super) device: Device,
     updates: u64,
     grads_peak: u64,
-    /// The bucket whose gradients were summed over the replicas last.
-    summed: Option<usize>,
+    /// By grid, the bucket whose gradients were summed over the replicas last.
+    summed: BTreeMap<GridKind, usize>,
+    /// Buckets whose gradients backward passes may write to until [`Optimizer::close`].
+    opened: Vec<usize>,
     /// Under ZeRO 3 on GPUs.
     slots: Option<RefCell<Slots>>,
 }
 
 impl Optimizer {
-    /// Zeroed moments for weights of type `dtype`. `replicas` hold the same weights and see other tokens; `neighbours`
-    /// gives the rank's block of so many ranks of its tensor parallel group, for sums of gradients that are partial there
-    /// and for matrices that Muon needs whole. `device` is without autodiff. Over one replica every ZeRO stage is 0.
+    /// Zeroed moments for weights of type `dtype`. By grid, `replicas` hold the same weights and see other tokens, and
+    /// `neighbours` gives the rank's block of so many ranks of its tensor parallel group, for sums of gradients that are
+    /// partial there and for matrices that Muon needs whole. `device` is without autodiff. Over one replica every ZeRO stage
+    /// is 0.
     pub fn new(
         config: &OptimizerConfig,
         zero: u8,
         buckets: Vec<BucketSpec>,
-        replicas: Group,
-        neighbours: impl Fn(usize) -> Group,
+        replicas: impl Fn(GridKind) -> Group,
+        neighbours: impl Fn(GridKind, usize) -> Group,
         device: &Device,
         dtype: DType,
     ) -> Self {
@@ -89,25 +94,37 @@ impl Optimizer {
         config: &OptimizerConfig,
         zero: u8,
         buckets: Vec<BucketSpec>,
-        replicas: Group,
-        neighbours: impl Fn(usize) -> Group,
+        replicas: impl Fn(GridKind) -> Group,
+        neighbours: impl Fn(GridKind, usize) -> Group,
         (device, dtype): (&Device, DType),
     ) -> Self {
-        let zero = if replicas.size() == 1 { 0 } else { zero };
-        let bucket = |spec| Bucket::new(spec, alignment, config, zero, &replicas, device, dtype);
+        let bucket = |spec: BucketSpec| {
+            let replicas = replicas(spec.grid());
+            let zero = if replicas.size() == 1 { 0 } else { zero };
+            Bucket::new(spec, alignment, config, zero, replicas, device, dtype)
+        };
         let mut buckets: Vec<Bucket> = buckets.into_iter().map(bucket).collect();
-        let slots = if zero == 3 { share_weights(&mut buckets, device, dtype) } else { None };
+        let slots = share_weights(&mut buckets, device, dtype);
         let muon = config.muon().is_some();
-        let units = buckets.iter().flat_map(|bucket| &bucket.layout.units);
-        let sizes = units.flat_map(|unit| {
+        let units = buckets.iter().flat_map(|bucket| bucket.layout.units.iter().map(|unit| (bucket.spec.grid(), unit)));
+        let sizes = units.flat_map(|(grid, unit)| {
             let cut = unit.section.split.filter(|_| muon && unit.matrix);
-            [unit.partial, cut.map(|split| split.parts * unit.section.copies)]
+            let sizes = [unit.partial, cut.map(|split| split.parts * unit.section.copies)];
+            sizes.map(|size| size.map(|size| (grid, size)))
         });
-        let sizes: BTreeSet<usize> = sizes.flatten().collect();
-        let neighbours = sizes.into_iter().map(|size| (size, neighbours(size))).collect();
-        let device = device.clone();
-        let (config, slots) = (*config, slots.map(RefCell::new));
-        Self { config, buckets, replicas, zero, neighbours, device, updates: 0, grads_peak: 0, summed: None, slots }
+        let sizes: BTreeSet<_> = sizes.flatten().collect();
+        let neighbours = sizes.into_iter().map(|(grid, size)| ((grid, size), neighbours(grid, size))).collect();
+        Self {
+            config: *config,
+            buckets,
+            neighbours,
+            device: device.clone(),
+            updates: 0,
+            grads_peak: 0,
+            summed: BTreeMap::new(),
+            opened: Vec::new(),
+            slots: slots.map(RefCell::new),
+        }
     }
 
     /// Takes the weights over, once before anything else: wide copies of narrow weights; under ZeRO 3 this rank's shard,
@@ -131,15 +148,15 @@ impl Optimizer {
         if let Some(slots) = &self.slots
             && slots.borrow_mut().enter(bucket)
         {
-            self.weights(bucket).exchange(&self.replicas);
+            self.weights(bucket).exchange(&self.buckets[bucket].replicas);
         }
         self.ready(bucket);
-        if self.zero != 3 || self.slots.is_some() {
+        let bucket = &self.buckets[bucket];
+        if bucket.zero != 3 || self.slots.is_some() {
             return model;
         }
-        let bucket = &self.buckets[bucket];
         let values = bucket.values.as_ref().expect("`shard` has taken the weights over");
-        bucket.fill(model, &bucket.gather(values.part(0..values.len()), &self.replicas))
+        bucket.fill(model, &bucket.gather(values.part(0..values.len())))
     }
 
     /// Under ZeRO 3 on GPUs starts to gather the bucket's parameters beside what the thread issues from now on, which may read
@@ -149,14 +166,14 @@ impl Optimizer {
         if let Some(slots) = &self.slots
             && slots.borrow_mut().enter_ahead(bucket, used)
         {
-            self.weights(bucket).exchange(&self.replicas);
+            self.weights(bucket).exchange(&self.buckets[bucket].replicas);
         }
     }
 
     /// Under ZeRO 3 frees the parameters: empties them, to shape `[0; D]`, or on GPUs lets others have their memory; else
     /// nothing.
     pub fn release<M: Module>(&self, bucket: usize, model: M) -> M {
-        if self.zero == 3 && self.slots.is_none() { self.buckets[bucket].release(model) } else { model }
+        if self.buckets[bucket].zero == 3 && self.slots.is_none() { self.buckets[bucket].release(model) } else { model }
     }
 
     fn weights(&self, bucket: usize) -> &Weights {
@@ -186,17 +203,18 @@ impl Optimizer {
     /// Under ZeRO 2 and 3 on GPUs, lets the backward pass that comes add to the bucket's main gradients itself, until
     /// [`close`](Self::close). Under ZeRO 0 and 1 every backward pass does.
     pub fn open<M: Module>(&mut self, bucket: usize, model: &M) {
-        if self.zero >= 2 {
+        if self.buckets[bucket].zero >= 2 {
             let Bucket { layout, grads, .. } = &mut self.buckets[bucket];
             grads.open(layout);
             attach_places(model, layout, grads.places());
+            self.opened.push(bucket);
         }
     }
 
     /// Ends what [`open`](Self::open) has begun: the gradients' memory can be freed.
     pub fn close(&mut self) {
-        if self.zero >= 2 {
-            main_grads::detach_all();
+        for bucket in self.opened.drain(..) {
+            main_grads::detach(self.buckets[bucket].grads.places());
         }
     }
 
@@ -204,31 +222,32 @@ impl Optimizer {
     /// free the rest.
     pub fn complete(&mut self, bucket: usize) {
         // The sum of one bucket runs beside the backward pass of the next; more of them would keep their buckets' memory.
-        if self.zero >= 2
-            && let Some(before) = self.summed.replace(bucket)
+        if self.buckets[bucket].zero >= 2
+            && let Some(before) = self.summed.insert(self.buckets[bucket].spec.grid(), bucket)
         {
             self.buckets[before].grads.wait();
         }
-        let Bucket { layout, region, grads, .. } = &mut self.buckets[bucket];
-        grads.complete(layout, region, &self.replicas);
+        let Bucket { layout, region, grads, replicas, .. } = &mut self.buckets[bucket];
+        grads.complete(layout, region, replicas);
     }
 
     /// Ends the bucket's micro-batches of one step. ZeRO 0 and 1 sum over the replicas.
     pub fn reduce(&mut self, bucket: usize) {
-        let Bucket { layout, grads, .. } = &mut self.buckets[bucket];
-        grads.reduce(layout, &self.replicas);
+        let Bucket { layout, grads, replicas, .. } = &mut self.buckets[bucket];
+        grads.reduce(layout, replicas);
         self.note_memory();
     }
 
     /// Sums what is partial over tensor parallel neighbours (norms under sequence parallelism, key/value heads that
     /// several ranks share): one collective for all buckets and each size of a block.
     pub fn sum_partial(&mut self) {
-        for (&size, group) in &self.neighbours {
-            if self.sum_partial_at_once(size, group) {
+        for (&(grid, size), group) in &self.neighbours {
+            if self.sum_partial_at_once(grid, size, group) {
                 continue;
             }
             let mut places = Vec::new();
-            for (index, bucket) in self.buckets.iter().enumerate() {
+            let buckets = self.buckets.iter().enumerate();
+            for (index, bucket) in buckets.filter(|(_, bucket)| bucket.spec.grid() == grid) {
                 let partial = bucket.parts.iter().filter(|part| bucket.layout.units[part.unit].partial == Some(size));
                 places.extend(partial.map(|part| (index, part.at..part.at + part.range.len())));
             }
@@ -247,9 +266,9 @@ impl Optimizer {
     }
 
     /// [`sum_partial`](Self::sum_partial) on GPUs, over blocks of one size: two launches a bucket. False elsewhere.
-    fn sum_partial_at_once(&self, size: usize, group: &Group) -> bool {
+    fn sum_partial_at_once(&self, grid: GridKind, size: usize, group: &Group) -> bool {
         let mut pieces = Vec::new();
-        for bucket in &self.buckets {
+        for bucket in self.buckets.iter().filter(|bucket| bucket.spec.grid() == grid) {
             let (Some(launches), Some(sum)) = (&bucket.launches, bucket.grads.sum().buffer()) else { return false };
             pieces.extend(launches.partial.get(&size).map(|table| (table, sum)));
         }
@@ -288,25 +307,34 @@ impl Optimizer {
     }
 
     /// Norm of the gradients of the whole model times `scale`, every element counted once; the same bits on all ranks,
-    /// and NaN or infinite on all if it is on one. `model_parallel` are the ranks that together hold the model.
+    /// and NaN or infinite on all if it is on one. `model_parallel` are, for each grid on which any rank has parameters, the
+    /// ranks that together hold these once.
     ///
     /// Squares are summed by bucket, shard and rank, and these sums in the order of [`BucketSpec::key`], so that neither
     /// the pipeline nor ZeRO changes a bit of it.
-    pub fn norm(&self, scale: f64, model_parallel: &Group) -> f64 {
-        let mut squares = Vec::new();
-        for (Bucket { spec, counted, .. }, sums) in self.buckets.iter().zip(self.squares()) {
-            let mut sums = sums.into_iter();
-            for (shard, ranges) in counted {
-                squares.push((spec.key, *shard, sums.by_ref().take(ranges.len()).sum::<f64>()));
+    pub fn norm(&self, scale: f64, model_parallel: &[(GridKind, Group)]) -> f64 {
+        let sums = self.squares();
+        let mut all = Vec::new();
+        for (grid, holders) in model_parallel {
+            let of_grid = || self.buckets.iter().zip(&sums).filter(|(bucket, _)| bucket.spec.grid() == *grid);
+            let mut squares = Vec::new();
+            for (Bucket { spec, counted, .. }, sums) in of_grid() {
+                let mut sums = sums.iter();
+                for (shard, ranges) in counted {
+                    squares.push((spec.key, *shard, sums.by_ref().take(ranges.len()).sum::<f64>()));
+                }
             }
+            // All ranks that hold the same buckets have some, or none.
+            if let Some((Bucket { replicas, .. }, _)) = of_grid().find(|(bucket, _)| bucket.zero > 0) {
+                squares = replicas.all_gather_host(squares).concat();
+            }
+            let ranks = holders.all_gather_host(squares).into_iter().enumerate();
+            let placed = |(rank, of): (usize, Vec<_>)| {
+                of.into_iter().map(move |(key, shard, sum): (usize, usize, f64)| ((key, shard, rank), sum))
+            };
+            all.extend(ranks.flat_map(placed));
         }
-        if self.zero > 0 {
-            squares = self.replicas.all_gather_host(squares).concat();
-        }
-        let ranks = model_parallel.all_gather_host(squares).into_iter().enumerate();
-        let all = ranks.flat_map(|(rank, of)| of.into_iter().map(move |(key, shard, sum)| ((key, shard, rank), sum)));
         // Under one key and shard of a rank there may be a tied copy's zero; in any order that adds nothing.
-        let mut all: Vec<_> = all.collect();
         all.sort_by_key(|(place, _)| *place);
         all.into_iter().map(|(_, sum)| sum).sum::<f64>().sqrt() * scale
     }
@@ -331,12 +359,12 @@ impl Optimizer {
     /// The rank's gradients of a bucket times `scale`, flat in the order of its parameters, from all replicas where they
     /// are sharded. The sums of the last step stay until the next [`accumulate`](Self::accumulate).
     pub fn gradients(&self, bucket: usize, scale: f64) -> Vec<f64> {
-        let Bucket { layout, grads, .. } = &self.buckets[bucket];
-        let all = if self.zero == 0 {
+        let Bucket { layout, grads, replicas, zero, .. } = &self.buckets[bucket];
+        let all = if *zero == 0 {
             grads.sum().values(0..layout.len)
         } else {
             let part = grads.sum().part(0..grads.sum().len());
-            Flat::new(all_gather(part, 0, &self.replicas)).values(0..layout.len)
+            Flat::new(all_gather(part, 0, replicas)).values(0..layout.len)
         };
         layout.slots.iter().flat_map(|slot| all[slot.range.clone()].iter().map(|g| g * scale)).collect()
     }
@@ -357,9 +385,9 @@ impl Optimizer {
     pub fn step<M: Module>(&mut self, index: usize, model: M, info: &StepInfo) -> M {
         let rule = self.config.rule(info.lr, self.updates, info.grad_scale);
         let bucket = &mut self.buckets[index];
-        let steps = |muon| matrix_steps(bucket, muon, info, &self.replicas, &self.neighbours);
+        let steps = |muon| matrix_steps(bucket, muon, info, &self.neighbours);
         let matrices = self.config.muon().map(steps).unwrap_or_default();
-        let model = bucket.step(model, &rule, &matrices, &self.replicas);
+        let model = bucket.step(model, &rule, &matrices);
         // The first buckets of the next forward pass arrive while the others are updated.
         if self.slots.as_ref().is_some_and(|slots| slots.borrow().is_free(index)) {
             self.prefetch(index, &[]);
@@ -410,13 +438,21 @@ impl Optimizer {
     }
 }
 
-/// Memory for the whole weights of ZeRO 3 that buckets take turns in; `None` where the device has no buffers.
+/// Memory for the whole weights of ZeRO 3 that buckets take turns in; `None` without ZeRO 3 and where the device has no
+/// buffers.
 fn share_weights(buckets: &mut [Bucket], device: &Device, dtype: DType) -> Option<Slots> {
-    let kinds: Vec<_> = buckets.iter().map(|bucket| (bucket.layout.len, bucket.spec.at_once)).collect();
+    let kind = |bucket: &Bucket| (bucket.zero == 3).then_some((bucket.layout.len, bucket.spec.at_once));
+    let kinds: Vec<_> = buckets.iter().map(kind).collect();
+    if kinds.iter().all(Option::is_none) {
+        return None;
+    }
     let slots = Slots::new(&kinds);
     let memory: Option<Vec<_>> = slots.sizes().iter().map(|&size| Buffer::zeros(size, device, dtype)).collect();
-    for (index, (bucket, memory)) in buckets.iter_mut().zip(std::iter::repeat(memory?)).enumerate() {
-        bucket.weights = Weights::in_slot(&memory[slots.of(index)], &bucket.region, device, dtype);
+    let memory = memory?;
+    for (index, bucket) in buckets.iter_mut().enumerate() {
+        if let Some(slot) = slots.of(index) {
+            bucket.weights = Weights::in_slot(&memory[slot], &bucket.region, device, dtype);
+        }
     }
     Some(slots)
 }

@@ -65,17 +65,18 @@ impl Optimizer {
         if shares.zero > 0 {
             return shares.parts.iter().map(owned).collect();
         }
-        // To the replica with the fewest elements so far, over this and all buckets before.
-        let mut load = vec![0usize; self.replicas.size()];
+        // To the replica with the fewest elements so far, over this and all buckets before with the same replicas.
+        let (grid, replicas) = (shares.spec.grid(), &shares.replicas);
+        let mut load = vec![0usize; replicas.size()];
         let mut takes = |unit: &Unit| {
             let least = (0..load.len()).min_by_key(|&replica| load[replica]).expect("there is a replica");
             if unit.section.is_owned() {
                 load[least] += unit.range.len();
             }
-            unit.section.is_owned() && least == self.replicas.rank()
+            unit.section.is_owned() && least == replicas.rank()
         };
-        let before = self.buckets[..bucket].iter().flat_map(|bucket| &bucket.layout.units);
-        before.for_each(|unit| {
+        let before = self.buckets[..bucket].iter().filter(|bucket| bucket.spec.grid() == grid);
+        before.flat_map(|bucket| &bucket.layout.units).for_each(|unit| {
             takes(unit);
         });
         // Without shards the parts are the units.

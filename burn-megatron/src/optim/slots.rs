@@ -7,8 +7,8 @@
 /// Who has which slot.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
-    /// By bucket.
-    of: Vec<usize>,
+    /// By bucket; those whose weights stay have none.
+    of: Vec<Option<usize>>,
     /// By slot: its size.
     sizes: Vec<usize>,
     /// By slot: the bucket whose weights are there or on their way.
@@ -17,20 +17,24 @@ pub(super) struct Slots {
 
 impl Slots {
     /// For buckets, in the order in which passes use them, given the size of each and how many of its kind are used at once.
-    pub fn new(buckets: &[(usize, usize)]) -> Self {
+    pub fn new(buckets: &[Option<(usize, usize)>]) -> Self {
         let mut slots = Self::default();
         // By size: the first of its slots, how many, and how many buckets have one.
         let mut kinds: Vec<(usize, usize, usize, usize)> = Vec::new();
-        for &(size, _) in buckets {
+        for bucket in buckets {
+            let Some((size, _)) = *bucket else {
+                slots.of.push(None);
+                continue;
+            };
             if !kinds.iter().any(|kind| kind.0 == size) {
-                let same = || buckets.iter().filter(|bucket| bucket.0 == size);
+                let same = || buckets.iter().flatten().filter(|bucket| bucket.0 == size);
                 let at_once = same().map(|bucket| bucket.1).max().unwrap_or(1).max(1);
                 let count = (2 * at_once).min(same().count());
                 kinds.push((size, slots.sizes.len(), count, 0));
                 slots.sizes.extend(std::iter::repeat_n(size, count));
             }
             let kind = kinds.iter_mut().find(|kind| kind.0 == size).expect("it was just added");
-            slots.of.push(kind.1 + kind.3 % kind.2);
+            slots.of.push(Some(kind.1 + kind.3 % kind.2));
             kind.3 += 1;
         }
         slots.holds = vec![None; slots.sizes.len()];
@@ -42,19 +46,19 @@ impl Slots {
         &self.sizes
     }
 
-    /// The bucket's slot.
-    pub fn of(&self, bucket: usize) -> usize {
+    /// The bucket's slot, if it needs one.
+    pub fn of(&self, bucket: usize) -> Option<usize> {
         self.of[bucket]
     }
 
     /// Whether nobody has the bucket's slot.
     pub fn is_free(&self, bucket: usize) -> bool {
-        self.holds[self.of[bucket]].is_none()
+        self.of[bucket].is_some_and(|slot| self.holds[slot].is_none())
     }
 
     /// Gives the bucket its slot; true if its weights have to be gathered into it.
     pub fn enter(&mut self, bucket: usize) -> bool {
-        self.holds[self.of[bucket]].replace(bucket) != Some(bucket)
+        self.of[bucket].is_some_and(|slot| self.holds[slot].replace(bucket) != Some(bucket))
     }
 
     /// [`Slots::enter`] ahead of time; false too if one of `used`, which passes still read, has that slot.
@@ -76,12 +80,12 @@ mod tests {
     /// Embedding, five layers, head.
     fn model(at_once: usize) -> Slots {
         let layers = [(10, at_once); 5];
-        Slots::new(&[&[(100, 1)], &layers[..], &[(101, 1)]].concat())
+        Slots::new(&[&[(100, 1)], &layers[..], &[(101, 1)]].concat().into_iter().map(Some).collect::<Vec<_>>())
     }
 
     #[test]
     fn layers_take_turns() {
-        let slots = |at_once| (0..7).map(|bucket| model(at_once).of(bucket)).collect::<Vec<_>>();
+        let slots = |at_once| (0..7).flat_map(|bucket| model(at_once).of(bucket)).collect::<Vec<_>>();
         assert_eq!(slots(1), [0, 1, 2, 1, 2, 1, 3]);
         assert_eq!(model(1).sizes(), [100, 10, 10, 101]);
         assert_eq!(slots(2), [0, 1, 2, 3, 4, 1, 5]);
@@ -98,17 +102,38 @@ mod tests {
         for (index, &bucket) in passes.iter().enumerate() {
             assert!(!slots.enter(bucket), "bucket {bucket} was gathered ahead");
             if let Some(&next) = passes.get(index + 1) {
-                let before = slots.holds[slots.of(bucket)];
+                let before = slots.holds[slots.of(bucket).unwrap()];
                 if slots.enter_ahead(next, &[bucket]) {
                     gathered.push(next);
                 }
-                assert_eq!(slots.holds[slots.of(bucket)], before);
+                assert_eq!(slots.holds[slots.of(bucket).unwrap()], before);
             }
         }
         // The last two layers and the head are still there for the backward pass, and so is the embedding.
         assert_eq!(gathered, [1, 2, 3, 4, 5, 6, 3, 2, 1]);
         slots.clear();
         assert!(slots.is_free(3) && slots.enter(3) && !slots.is_free(1), "layers 3 and 1 share a slot");
+    }
+
+    /// A layer's experts have slots of their own, or need none while the rest of the layer does.
+    #[test]
+    fn experts_come_beside_their_layer() {
+        let with = |experts| {
+            let layers = [Some((10, 1)), experts].repeat(4);
+            Slots::new(&[&[Some((100, 1))], &layers[..]].concat())
+        };
+        let both = with(Some((30, 1)));
+        let of = |slots: &Slots| (0..9).map(|bucket| slots.of(bucket)).collect::<Vec<_>>();
+        assert_eq!(of(&both), [0, 1, 3, 2, 4, 1, 3, 2, 4].map(Some));
+        let mut rest = with(None);
+        let expected = [Some(0), Some(1), None, Some(2), None, Some(1), None, Some(2), None];
+        assert_eq!(of(&rest), expected);
+        assert!(!rest.enter(2) && !rest.is_free(2), "nothing is gathered for what stays");
+        // Of one size, neighbours still never share a slot.
+        let mut same = with(Some((10, 1)));
+        assert_eq!(of(&same), [0, 1, 2, 1, 2, 1, 2, 1, 2].map(Some));
+        assert!(same.enter(1) && same.enter(2) && !same.enter(1), "a layer and its experts are there at once");
+        assert!(!same.enter_ahead(3, &[1, 2]), "and in use");
     }
 
     #[test]

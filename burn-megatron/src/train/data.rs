@@ -128,7 +128,7 @@ fn indexed(config: &RunConfig) -> Result<Tokens, TrainError> {
         let tokenizer = Tokenizer::from_file(path).map_err(|error| refuse(error.to_string()))?;
         fits(config, vocab_size(&tokenizer), Some(Path::new(path)))?;
         eod_id = eod_id.or_else(|| end_of_document(&tokenizer, None));
-        if data.eod_mask_loss && eod_id.is_none() {
+        if eod_id.is_none() && !data.needs_end_of_document().is_empty() {
             return Err(refuse("no end-of-document token is known; name its id with data.eod-id".into()));
         }
     }

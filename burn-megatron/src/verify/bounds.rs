@@ -84,7 +84,7 @@ impl Bounds {
     pub fn gradient(&self, unit: Unit) -> f64 {
         let layer = match unit {
             Unit::Tied | Unit::Embedding => 1,
-            Unit::Layer(index) => index + 1,
+            Unit::Layer(index) | Unit::Experts(index) => index + 1,
             Unit::Head => self.layers,
         };
         self.gradients * self.growth.powi((self.layers + 1).saturating_sub(layer) as i32)

@@ -1,5 +1,6 @@
 //! One way to train a model, in words. Pure.
 
+use crate::engine::{CommWord, ContextConfig};
 use crate::schedule::{PipelineConfig, ScheduleKind};
 use backend_dist::mesh::{LayoutError, ParallelLayout};
 use models::recompute::{Granularity, Method, Module, Recompute};
@@ -11,6 +12,8 @@ use std::str::FromStr;
 pub struct Candidate {
     /// Sizes of the parallel axes.
     pub layout: ParallelLayout,
+    /// How context parallel ranks compute attention together.
+    pub context: ContextConfig,
     /// Micro-batches per rank and step.
     pub accumulation: usize,
     /// Schedule and stages.
@@ -24,6 +27,7 @@ impl Default for Candidate {
     fn default() -> Self {
         Self {
             layout: ParallelLayout::default(),
+            context: ContextConfig::default(),
             accumulation: 1,
             pipeline: PipelineConfig::default(),
             recompute: Recompute::default(),
@@ -42,6 +46,17 @@ pub(super) fn full(method: Method, num_layers: usize) -> Recompute {
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.layout)?;
+        let ContextConfig { comm_type, hierarchical_sizes, dynamic, max_tokens_per_rank } = &self.context;
+        if *comm_type != ContextConfig::default().comm_type {
+            let words: Vec<&str> = comm_type.iter().map(|word| word.name()).collect();
+            write!(f, " {}", words.join(","))?;
+            if let Some([inner, _]) = hierarchical_sizes {
+                write!(f, ":{inner}")?;
+            }
+        }
+        if let Some(most) = max_tokens_per_rank.filter(|_| *dynamic) {
+            write!(f, " dynamic:{most}")?;
+        }
         if self.accumulation > 1 {
             write!(f, " x{}", self.accumulation)?;
         }
@@ -62,13 +77,14 @@ impl fmt::Display for Candidate {
 
 /// As it is shown: `TP2 PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL uniform1` is four micro-batches in that layout, with this schedule, these
 /// stages (Megatron's string), and all layers computed again one by one; `block2` the first two of each stage,
-/// `selective` all modules that can be.
+/// `selective` all modules that can be. `CP4 a2a+p2p:2` exchanges heads in blocks of two ranks, `CP2 p2p,a2a` has a way for
+/// each layer, and under `DP4 dynamic:8` each document is shared by as many ranks as leave it eight tokens on each.
 impl FromStr for Candidate {
     type Err = LayoutError;
 
     fn from_str(text: &str) -> Result<Self, LayoutError> {
         let mut candidate = Self::default();
-        let mut sizes = Vec::new();
+        let (mut sizes, mut blocks) = (Vec::new(), None);
         let number = |word: &str, name: &str| {
             word.strip_prefix(name).and_then(|count| count.parse().ok()).filter(|count: &usize| *count > 0)
         };
@@ -79,6 +95,11 @@ impl FromStr for Candidate {
                 candidate.pipeline.schedule = Some(schedule);
             } else if word.starts_with('E') && word.ends_with('L') {
                 candidate.pipeline.layout = Some(word.into());
+            } else if let Some(most) = number(word, "dynamic:") {
+                (candidate.context.dynamic, candidate.context.max_tokens_per_rank) = (true, Some(most));
+            } else if let Some((words, inner)) = ways(word) {
+                candidate.context.comm_type = words;
+                blocks = inner;
             } else if word == "selective" {
                 candidate.recompute = Recompute::selective(&MODULES);
             } else if let Some(layers) = number(word, "uniform") {
@@ -90,8 +111,18 @@ impl FromStr for Candidate {
             }
         }
         candidate.layout = sizes.join(" ").parse()?;
+        candidate.context.hierarchical_sizes = blocks.map(|inner| [inner, candidate.layout.cp / inner]);
         Ok(candidate)
     }
+}
+
+/// `p2p`, `p2p,a2a` or `a2a+p2p:2`.
+fn ways(word: &str) -> Option<(Vec<CommWord>, Option<usize>)> {
+    let (words, inner) = match word.split_once(':') {
+        Some((words, inner)) => (words, Some(inner.parse().ok().filter(|inner: &usize| *inner > 0)?)),
+        None => (word, None),
+    };
+    Some((words.split(',').map(|word| word.parse().ok()).collect::<Option<_>>()?, inner))
 }
 
 #[cfg(test)]
@@ -104,6 +135,9 @@ mod tests {
             "TP2 SP DP2 x2",
             "TP1 x2",
             "DP4 ZeRO3 uniform2",
+            "TP2 CP4 a2a+p2p:2 x2",
+            "CP2 p2p,all_gather,a2a",
+            "CP2 DP2 all_gather dynamic:8",
             "TP2 SP PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL block1",
             "PP2 VPP2 x2 interleaved selective",
         ] {

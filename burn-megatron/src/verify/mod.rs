@@ -18,4 +18,4 @@ pub use curve::{Curve, curve};
 pub use layouts::candidates;
 pub use run::{Settings, verify};
 pub use table::Row;
-pub use trace::{Job, LocalTensor, RankTrace, TraceError, assemble, parameters, trace};
+pub use trace::{Job, LocalTensor, RankTrace, TraceError, assemble, first_copies, parameters, trace};

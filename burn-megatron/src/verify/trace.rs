@@ -27,6 +27,7 @@ impl Job {
         let ranks_rows = self.engine.global_batch / candidate.layout.dp;
         EngineConfig {
             micro_batch: (ranks_rows / candidate.accumulation).max(1),
+            context: candidate.context.clone(),
             pipeline: candidate.pipeline.clone(),
             recompute: candidate.recompute.clone(),
             ..self.engine.clone()
@@ -124,6 +125,12 @@ fn sections(params: &[(ParamSpec, Vec<f64>)]) -> Vec<LocalTensor> {
 /// The sections that a rank holds with the values of its parameters. All ranks call it together.
 pub fn parameters<M: CausalLm>(engine: &mut RankEngine<M>) -> Vec<LocalTensor> {
     sections(&engine.parameters())
+}
+
+/// What `rank` holds of a model as the first of all ranks with the same copies: over all ranks, the model once.
+pub fn first_copies(mesh: &Mesh, rank: usize, locals: Vec<LocalTensor>) -> Vec<LocalTensor> {
+    let is_first = |local: &LocalTensor| mesh.group_of(local.unit.grid().replicas(), rank)[0] == rank;
+    locals.into_iter().filter(is_first).collect()
 }
 
 /// Global tensors from the slices of the ranks that together hold the model once.

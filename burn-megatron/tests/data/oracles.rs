@@ -164,6 +164,7 @@ fn several_epochs_and_partial_samples_are_as_on_numpy() {
             seed: case.seed,
             drop_last: case.drop_last,
             eod_mask_loss: None,
+            eod_documents: None,
             cache: None,
         };
         let data = GptDataset::new(tokens, case.first..case.end, &options).unwrap();

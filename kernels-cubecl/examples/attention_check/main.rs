@@ -43,7 +43,13 @@ fn main() {
     let mut speeds: BTreeMap<&str, [f64; 2]> = BTreeMap::new();
     if !has("check") {
         for case in case::timed().iter().filter(|case| wanted(case)) {
-            speeds.insert(case.name, bench::bench(&client, case, has("sweep")));
+            let [forward, backward] = bench::bench(&client, case, has("sweep"));
+            println!(
+                "{:<18} {forward:7.1} {backward:9.1} TFLOP/s after {:.1} s",
+                case.name,
+                start.elapsed().as_secs_f64()
+            );
+            speeds.insert(case.name, [forward, backward]);
         }
     }
     println!("\nvariant            forward  backward  out   dq    dk    dv   (TFLOP/s; greatest error ratios)");

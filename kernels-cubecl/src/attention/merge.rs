@@ -13,8 +13,7 @@ const LN_2: f32 = core::f32::consts::LN_2;
 const UNSEEN: f32 = -1.0e30;
 
 /// Adds the result `part` of further keys to `sum`: with `l = ln(e^sum_lse + e^part_lse)`, `sum ← sum e^(sum_lse - l) +
-/// part e^(part_lse - l)` and `sum_lse ← l`. Cube `(query, batch)`; each plane takes a head at a time. `sum` is
-/// `[seq, batch, heads, value_dim]` without gaps; strides of `part` in elements.
+/// part e^(part_lse - l)` and `sum_lse ← l`. Cube `(query, batch)`; each plane takes a head at a time. Strides in elements.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn merge_kernel<E: Float>(
@@ -23,7 +22,11 @@ pub fn merge_kernel<E: Float>(
     part: &[E],
     part_lse: &[f32],
     heads: u32,
-    statistics_stride: u32,
+    sum_statistics: u32,
+    part_statistics: u32,
+    sum_by_row: u32,
+    sum_by_batch: u32,
+    sum_by_head: u32,
     by_row: u32,
     by_batch: u32,
     by_head: u32,
@@ -33,8 +36,9 @@ pub fn merge_kernel<E: Float>(
     let lane = UNIT_POS % 32;
     let mut head = UNIT_POS / 32;
     while head < heads {
-        let row = ((batch * heads + head) * statistics_stride + query) as usize;
-        let (a, b) = (sum_lse[row], part_lse[row]);
+        let row = ((batch * heads + head) * sum_statistics + query) as usize;
+        let part_row = ((batch * heads + head) * part_statistics + query) as usize;
+        let (a, b) = (sum_lse[row], part_lse[part_row]);
         let top = f32::max(a, b);
         let seen = top > UNSEEN;
         // Where neither saw a key both stay zero.
@@ -42,7 +46,7 @@ pub fn merge_kernel<E: Float>(
         let (x, y) = (ptx::exp2((a - base) * LOG2_E), ptx::exp2((b - base) * LOG2_E));
         let total = x + y;
         let factor = select(seen, ptx::reciprocal(total), 0.0);
-        let at = ((query * CUBE_COUNT_Y + batch) * heads + head) * comptime![value_dim as u32] + lane;
+        let at = query * sum_by_row + batch * sum_by_batch + head * sum_by_head + lane;
         let from = query * by_row + batch * by_batch + head * by_head + lane;
         #[unroll]
         for i in 0..comptime![value_dim / 32] {
@@ -59,6 +63,19 @@ pub fn merge_kernel<E: Float>(
     }
 }
 
+/// Where a ring keeps what the steps so far gave: rows and batches of a longer tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct Sum<'a> {
+    /// Output in fp32 from its first row of the call on.
+    pub out: &'a Handle,
+    /// Elements of the output from one row, batch and head to the next.
+    pub strides: [usize; 3],
+    /// Log-sum-exp in fp32, `[batch, heads, statistics]`, from its first row of the call on.
+    pub lse: &'a Handle,
+    /// Row length of the log-sum-exp.
+    pub statistics: usize,
+}
+
 /// Adds the result of further keys, `part` and `part_lse` as [`forward`](super::forward()) writes them, to `sum` and
 /// `sum_lse`, in place: `sum` is fp32 `[queries, batch, heads, value_dim]` without gaps, the log-sum-exps are
 /// `[batch, heads, padded_queries]`. A ring starts with zeros and minus infinity, or with its first step's result in fp32.
@@ -69,36 +86,64 @@ pub fn merge(
     (sum, sum_lse): (&Handle, &Handle),
     (part, part_lse): (&Tensor4, &Handle),
 ) -> Result<(), AttentionError> {
+    let AttentionShape { batch, heads, value_dim, .. } = *shape;
+    let strides = [batch * heads * value_dim, heads * value_dim, value_dim];
+    let sum = Sum { out: sum, strides, lse: sum_lse, statistics: shape.padded_queries() };
+    merge_rows(client, shape, element, sum, (part, part_lse, shape.padded_queries()))
+}
+
+/// [`merge`] into some rows and batches of a longer result: those of `shape`. The row length of `part_lse` is given.
+///
+/// # Errors
+/// If the sizes do not fit the buffers, or the value length is no multiple of 32.
+pub fn merge_rows(
+    client: &Client,
+    shape: &AttentionShape,
+    element: Half,
+    sum: Sum,
+    (part, part_lse, part_statistics): (&Tensor4, &Handle, usize),
+) -> Result<(), AttentionError> {
+    let AttentionShape { batch, heads, queries, value_dim, head_dim, .. } = *shape;
     part.check("part", shape.out_shape())?;
-    for (name, lse) in [("sum_lse", sum_lse), ("part_lse", part_lse)] {
-        shape.check_statistics(name, lse)?;
+    if !value_dim.is_multiple_of(32) {
+        return Err(AttentionError::HeadDim { head_dim, value_dim });
     }
-    let len = shape.out_shape().iter().product::<usize>();
-    let (found, expected) = (sum.size_in_used(), 4 * len as u64);
-    if found < expected {
-        return Err(AttentionError::Buffer { name: "sum", found, expected });
+    let [by_row, by_batch, by_head] = sum.strides;
+    let len = (queries - 1) * by_row + (batch - 1) * by_batch + (heads - 1) * by_head + value_dim;
+    let statistics = |row: usize| (batch * heads - 1) * row + queries;
+    let (sum_len, part_len) = (statistics(sum.statistics), statistics(part_statistics));
+    let buffers = [("sum", sum.out, len), ("sum_lse", sum.lse, sum_len), ("part_lse", part_lse, part_len)];
+    for (name, handle, len) in buffers {
+        let (found, expected) = (handle.size_in_used(), 4 * len as u64);
+        if found < expected {
+            return Err(AttentionError::Buffer { name, found, expected });
+        }
     }
     let launch = match element {
         Half::Bf16 => merge_kernel::launch_unchecked::<bf16>,
         Half::F16 => merge_kernel::launch_unchecked::<f16>,
     };
-    let [by_row, by_batch, by_head] = part.strides.map(|stride| stride as u32);
+    let part_strides = part.strides.map(|stride| stride as u32);
     // SAFETY: every unit stays in the rows of the shape, which all buffers hold.
     unsafe {
         launch(
             client,
-            CubeCount::Static(shape.queries as u32, shape.batch as u32, 1),
+            CubeCount::Static(queries as u32, batch as u32, 1),
             CubeDim::new_1d(UNITS),
-            flat(sum, len),
-            flat(sum_lse, shape.statistics_len()),
+            flat(sum.out, len),
+            flat(sum.lse, sum_len),
             BufferArg::from_raw_parts(part.handle.clone(), part.extent()),
-            flat(part_lse, shape.statistics_len()),
-            shape.heads as u32,
-            shape.padded_queries() as u32,
-            by_row,
-            by_batch,
-            by_head,
-            shape.value_dim,
+            flat(part_lse, part_len),
+            heads as u32,
+            sum.statistics as u32,
+            part_statistics as u32,
+            by_row as u32,
+            by_batch as u32,
+            by_head as u32,
+            part_strides[0],
+            part_strides[1],
+            part_strides[2],
+            value_dim,
         );
     }
     Ok(())

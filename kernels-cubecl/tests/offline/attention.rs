@@ -117,7 +117,7 @@ fn what_goes_around_the_products_compiles() {
             let kernel = kernel!(
                 merge::merge_kernel::MergeKernel<$element>,
                 settings(),
-                (b(), b(), b(), b(), (), (), (), (), (), $dim)
+                (b(), b(), b(), b(), (), (), (), (), (), (), (), (), (), $dim)
             );
             compile(concat!("merge of ", stringify!($element)), kernel);
         }};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, positive, share};
-use crate::layers::{Activation, AttentionConfig, BlockConfig, LinearConfig, MlpConfig, NormKind};
+use crate::layers::{Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind};
 use crate::layout::ModelDims;
 use crate::megatron::MegatronDecoder;
 use crate::names::NameMap;
@@ -112,13 +112,13 @@ impl GptConfig {
                 input: linear(self.init()),
                 output: linear(residual),
             },
-            mlp: MlpConfig {
+            mlp: Ffn::Dense(MlpConfig {
                 hidden: self.hidden_size,
                 intermediate: self.intermediate_size,
                 activation: Activation::Gelu(if self.gelu_tanh { GeluKind::Tanh } else { GeluKind::Erf }),
                 input: linear(self.init()),
                 output: linear(residual),
-            },
+            }),
             norm: NormKind::Layer,
             norm_eps: self.layer_norm_epsilon,
             dropout: self.hidden_dropout,
@@ -146,6 +146,7 @@ impl ModelConfig for GptConfig {
             heads: self.num_attention_heads,
             kv_heads: self.num_attention_heads,
             intermediate: self.intermediate_size,
+            experts: None,
             layers: self.num_hidden_layers,
             max_positions: Some(self.max_position_embeddings),
         }
@@ -160,6 +161,7 @@ impl ModelConfig for GptConfig {
             vocab: self.vocab_size,
             hidden: self.hidden_size,
             intermediate: self.intermediate_size,
+            experts: None,
             layers: self.num_hidden_layers,
             heads: self.num_attention_heads,
             kv_heads: self.num_attention_heads,

@@ -9,9 +9,9 @@ use burn::tensor::{Int, Tensor};
 use super::config::GptConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::layers::{
-    Dropout, DropoutKey, KvCache, LearnedPositions, Norm, NormKind, OutputLayer, TransformerBlock, Vocab,
-    VocabParallelEmbedding,
+    Dropout, KvCache, LearnedPositions, Norm, NormKind, OutputLayer, TransformerBlock, Vocab, VocabParallelEmbedding,
 };
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::part::Part;
 
@@ -93,17 +93,17 @@ impl CausalLm for Gpt {
         &self.part
     }
 
-    fn embed(&self, tokens: Tensor<2, Int>, dropout: Option<&DropoutKey>) -> Tensor<3> {
+    fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
         let embedding = self.embedding();
-        let x = embedding.positions.forward(embedding.tokens.forward(tokens.transpose()));
-        self.dropout.forward(x, dropout)
+        let x = embedding.positions.forward(embedding.tokens.forward(tokens.transpose()), batch);
+        self.dropout.forward(x, batch)
     }
 
-    fn layer(&self, index: usize, x: Tensor<3>, dropout: Option<&DropoutKey>) -> Tensor<3> {
-        self.layers[index - self.part.layers.start].forward(x, None, dropout)
+    fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        self.layers[index - self.part.layers.start].forward(x, None, batch)
     }
 
-    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, _batch: &MicroBatch) -> Tensor<2> {
         let Head { norm, lm_head } = self.head();
         lm_head.token_losses(norm.forward(x), labels.transpose(), self.table()).transpose()
     }

@@ -3,6 +3,7 @@
 
 mod extras;
 mod reader;
+pub(crate) mod rope;
 
 pub(crate) use reader::ConfigReader;
 
@@ -10,7 +11,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::family::FamilyConfig;
-use crate::{GptConfig, LlamaConfig, LlamaVariant};
+use crate::{DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant};
 
 /// Why a `config.json` cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -65,11 +66,14 @@ pub enum HfError {
 }
 
 /// Hugging Face's `model_type` and `architectures` of the models that we have.
-const ARCHITECTURES: [(&str, &str); 4] = [
+const ARCHITECTURES: [(&str, &str); 7] = [
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
+    ("mixtral", "MixtralForCausalLM"),
+    ("qwen3_moe", "Qwen3MoeForCausalLM"),
     ("gpt2", "GPT2LMHeadModel"),
+    ("deepseek_v3", "DeepseekV3ForCausalLM"),
 ];
 
 /// Keys that say how to use, store or describe a model, not what it computes.
@@ -134,7 +138,10 @@ impl FamilyConfig {
             "llama" => LlamaConfig::from_hf(config, LlamaVariant::Llama).map(Self::Llama),
             "mistral" => LlamaConfig::from_hf(config, LlamaVariant::Mistral).map(Self::Llama),
             "qwen3" => LlamaConfig::from_hf(config, LlamaVariant::Qwen3).map(Self::Llama),
+            "mixtral" => MixtralConfig::from_hf(config, MixtralVariant::Mixtral).map(Self::Mixtral),
+            "qwen3_moe" => MixtralConfig::from_hf(config, MixtralVariant::Qwen3Moe).map(Self::Mixtral),
             "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),
+            "deepseek_v3" => DeepSeekV3Config::from_hf(config).map(Self::DeepSeekV3),
             other => Err(HfError::Architecture { key: "model_type", value: other.into() }),
         }
     }
@@ -146,7 +153,9 @@ impl FamilyConfig {
     pub fn to_hf(&self) -> Result<Value, HfError> {
         match self {
             Self::Llama(config) => Ok(config.to_hf()),
+            Self::Mixtral(config) => Ok(config.to_hf()),
             Self::Gpt(config) => config.to_hf(),
+            Self::DeepSeekV3(config) => Ok(config.to_hf()),
         }
     }
 

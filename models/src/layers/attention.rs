@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, Prologue, attention, rope_packed};
+use backend_dist::ops::context::attention_in_context;
+use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, Prologue, attention};
 use backend_dist::shard::stable_hash;
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -11,7 +12,8 @@ use super::cache::LayerCache;
 use super::dropout::DropoutKey;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::Norm;
-use super::rope::Angles;
+use super::rope::{Angles, rotate};
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;
 
@@ -114,17 +116,17 @@ impl SelfAttention {
     }
 
     /// Attention of `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same. `angles`
-    /// rotate queries and keys; without them positions must be in `x`. With a key attention weights are dropped.
-    pub fn forward(
-        &self,
-        x: Tensor<3>,
-        norm: &Norm,
-        angles: Option<&Angles>,
-        dropout: Option<&DropoutKey>,
-    ) -> Tensor<3> {
+    /// rotate queries and keys; without them positions must be in `x`.
+    pub fn forward(&self, x: Tensor<3>, norm: &Norm, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
         let qkv = self.heads(self.qkv.forward(x, norm), angles);
-        let options = AttentionOptions { dropout: self.dropout.with(dropout), ..self.options };
-        self.out.forward(qkv, Prologue::Attention(self.heads, options), self.recompute_core)
+        let options = AttentionOptions { dropout: self.dropout.with(batch.dropout.as_ref()), ..self.options };
+        if batch.context.is_none() && batch.documents.is_none() {
+            return self.out.forward(qkv, Prologue::Attention(self.heads, options), self.recompute_core);
+        }
+        // Its exchanges are not made again: what selective recomputation would drop stays.
+        let of = attention_in_context(qkv, self.heads, options, batch.context.as_ref(), batch.documents.as_ref());
+        let [seq, samples, heads, head_dim] = of.dims();
+        self.out.forward(of.reshape([seq, samples, heads * head_dim]), Prologue::None, false)
     }
 
     /// The same for positions that follow those in the cache; `angles` are theirs. Positions beyond `at` fill the
@@ -155,9 +157,7 @@ impl SelfAttention {
         let head_dim = features / self.heads.total();
         let qkv = self.normalised(qkv.reshape([seq, batch, self.heads.total(), head_dim]));
         match angles {
-            Some(angles) => {
-                rope_packed(qkv, angles.cos.clone(), angles.sin.clone(), self.heads.heads + self.heads.kv_heads)
-            }
+            Some(angles) => rotate(qkv, self.heads.heads + self.heads.kv_heads, angles),
             None => qkv,
         }
     }

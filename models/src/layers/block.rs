@@ -7,10 +7,12 @@ use burn::tensor::Tensor;
 
 use super::attention::{AttentionConfig, SelfAttention};
 use super::cache::LayerCache;
-use super::dropout::{Dropout, DropoutKey};
-use super::mlp::{Mlp, MlpConfig};
+use super::dropout::Dropout;
+use super::feed_forward::FeedForward;
+use super::moe::Ffn;
 use super::norm::{Norm, NormKind};
 use super::rope::Angles;
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
 /// Everything a pre-norm block is made of.
@@ -18,8 +20,8 @@ use crate::param::{BuildError, ParamBuilder};
 pub struct BlockConfig {
     /// Attention.
     pub attention: AttentionConfig,
-    /// MLP.
-    pub mlp: MlpConfig,
+    /// MLP or mixture of experts.
+    pub mlp: Ffn,
     /// Which norm stands before both.
     pub norm: NormKind,
     /// Epsilon of the norms.
@@ -35,7 +37,7 @@ pub struct TransformerBlock {
     input_layernorm: Norm,
     attention: SelfAttention,
     post_attention_layernorm: Norm,
-    mlp: Mlp,
+    mlp: FeedForward,
     #[module(skip)]
     attention_dropout: Dropout,
     #[module(skip)]
@@ -56,15 +58,15 @@ impl TransformerBlock {
             input_layernorm: Norm::new(params, &input, hidden, config.norm, config.norm_eps)?,
             attention: SelfAttention::new(params, &attention, &config.attention)?,
             post_attention_layernorm: Norm::new(params, &post, hidden, config.norm, config.norm_eps)?,
-            mlp: Mlp::new(params, &mlp, &config.mlp)?,
+            mlp: FeedForward::new(params, &mlp, &config.mlp)?,
             attention_dropout: Dropout::new(&parallel, &attention, config.dropout),
             mlp_dropout: Dropout::new(&parallel, &mlp, config.dropout),
         })
     }
 
-    /// The block's output; see [`SelfAttention::forward`] for `angles` and [`Dropout::forward`] for `dropout`.
-    pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, dropout: Option<&DropoutKey>) -> Tensor<3> {
-        self.around(x, dropout, |x, norm| self.attention.forward(x, norm, angles, dropout))
+    /// The block's output; see [`SelfAttention::forward`] for `angles`.
+    pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
+        self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch))
     }
 
     /// The same for positions that follow those in the cache; see [`SelfAttention::extend`].
@@ -75,18 +77,18 @@ impl TransformerBlock {
         angles: Option<&Angles>,
         cache: &mut LayerCache,
     ) -> Tensor<3> {
-        self.around(x, None, |x, norm| self.attention.extend(x, norm, at, angles, cache))
+        self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend(x, norm, at, angles, cache))
     }
 
     fn around(
         &self,
         x: Tensor<3>,
-        dropout: Option<&DropoutKey>,
+        batch: &MicroBatch,
         attention: impl FnOnce(Tensor<3>, &Norm) -> Tensor<3>,
     ) -> Tensor<3> {
         let attention = attention(x.clone(), &self.input_layernorm);
-        let x = x + self.attention_dropout.forward(attention, dropout);
-        let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm);
-        x + self.mlp_dropout.forward(mlp, dropout)
+        let x = x + self.attention_dropout.forward(attention, batch);
+        let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm, batch);
+        x + self.mlp_dropout.forward(mlp, batch)
     }
 }

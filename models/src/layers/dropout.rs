@@ -4,6 +4,7 @@ use backend_dist::ops::{DropKey, dropout};
 use backend_dist::shard::stable_hash;
 use burn::tensor::Tensor;
 
+use crate::micro_batch::{MicroBatch, part_of};
 use crate::param::TensorParallel;
 
 /// What one forward pass draws its masks from. Two passes with equal keys drop the same elements.
@@ -33,14 +34,12 @@ impl Dropout {
     }
 
     /// Drops elements of `[s, b, hidden]`, or of the rank's part of the sequence. Without a key nothing is dropped.
-    pub fn forward(&self, x: Tensor<3>, key: Option<&DropoutKey>) -> Tensor<3> {
-        let Some(key) = key.filter(|_| self.share > 0.0) else { return x };
+    pub fn forward(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        let Some(key) = batch.dropout.filter(|_| self.share > 0.0) else { return x };
         let [rows, _, hidden] = x.dims();
-        let (first, seq) = match self.parallel.sequence {
-            true => (rows * self.parallel.group.rank(), rows * self.parallel.size()),
-            false => (0, rows),
-        };
-        let (offset, global) = ([first, key.first_sample, 0], [seq, SAMPLES, hidden]);
-        dropout(x, self.share, DropKey::of_part(key.seed ^ self.stream, &offset, &global))
+        let region = self.parallel.sequence_length(rows);
+        let pieces = part_of(&batch.places(region), self.parallel.own_rows(rows));
+        let (offset, global) = ([0, key.first_sample, 0], [batch.sequence_length(region), SAMPLES, hidden]);
+        dropout(x, self.share, DropKey::of_pieces(key.seed ^ self.stream, pieces, &offset, &global))
     }
 }

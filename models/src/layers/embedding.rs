@@ -9,6 +9,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::linear::{leave_tensor_parallel, pad_sequence};
+use crate::micro_batch::{MicroBatch, part_of, positions_in_documents};
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
 /// How a vocabulary is cut over the tensor parallel ranks: padded with rows that stand for no token until every rank
@@ -77,6 +78,17 @@ impl VocabParallelEmbedding {
         Ok(Self { weight, rows, parallel: params.parallel().clone() })
     }
 
+    /// The table `name` once more, on another pipeline stage than its own. It starts equal and, as the gradients of both are
+    /// summed, stays equal.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn copy(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
+        let (at, rows) = (params.place(), vocab.rows(params.place()));
+        let section = rows.section(&format!("{name}.weight"), vocab.hidden, at).held_elsewhere();
+        Ok(Self { weight: params.sections(vec![(section, init)])?, rows, parallel: params.parallel().clone() })
+    }
+
     /// The embeddings of `ids [s, b]`.
     pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         let mine = embedding(self.weight.val(), ids, self.rows.first);
@@ -125,13 +137,26 @@ impl LearnedPositions {
     ///
     /// # Panics
     /// If the sequence is longer than the table.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let rows = x.dims()[0];
-        let first = if self.parallel.sequence { rows * self.parallel.group.rank() } else { 0 };
+    pub fn forward(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        let [rows, samples, _] = x.dims();
         let table = self.weight.val();
         let [positions, hidden] = table.dims();
-        assert!(first + rows <= positions, "sequence position {} exceeds {positions} learned positions", first + rows);
-        x + table.slice([first..first + rows, 0..hidden]).unsqueeze_dim(1)
+        let places = part_of(&batch.places(self.parallel.sequence_length(rows)), self.parallel.own_rows(rows));
+        let beyond =
+            |end: usize| assert!(end <= positions, "sequence position {end} exceeds {positions} learned positions");
+        if let Some(documents) = &batch.restarts {
+            let ids: Vec<i64> = positions_in_documents(&places, documents).into_iter().map(|id| id as i64).collect();
+            beyond(ids.iter().max().map_or(0, |last| *last as usize + 1));
+            let ids = Tensor::from_data(TensorData::new(ids, [rows, samples]), (&x.device(), DType::I64));
+            return x + embedding(table, ids, 0);
+        }
+        let of = |place: &Range<usize>| {
+            beyond(place.end);
+            table.clone().slice([place.clone(), 0..hidden])
+        };
+        let own: Vec<Tensor<2>> = places.iter().map(of).collect();
+        let own = if own.len() == 1 { own.into_iter().next() } else { Some(Tensor::cat(own, 0)) };
+        x + own.expect("a rank has positions").unsqueeze_dim(1)
     }
 
     /// The same for positions that follow others; `x` may be longer than `at`, as [`VocabParallelEmbedding::extend`]

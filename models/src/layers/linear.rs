@@ -81,6 +81,11 @@ impl ColumnParallelLinear {
     /// The rank's outputs for the whole sequence of `norm(x)`.
     pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
         let (x, prologue) = norm.in_front_of_linear(x);
+        self.after(x, prologue)
+    }
+
+    /// The rank's outputs for the whole sequence of what `prologue` makes of `x`.
+    pub(super) fn after(&self, x: Tensor<3>, prologue: Prologue) -> Tensor<3> {
         let (entry, bias) = (entry(&self.parallel), self.bias.as_ref().map(Param::val));
         let (recompute, overlap, fp8) = (self.recompute_norm, self.parallel.overlap, self.fp8.clone());
         let options = LinearOptions { entry, recompute, overlap, fp8, ..Default::default() };

@@ -71,10 +71,19 @@ impl Mlp {
 
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
     pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
+        self.down(self.up.forward(x, norm))
+    }
+
+    /// The same without the norm.
+    pub(super) fn of_normed(&self, x: Tensor<3>) -> Tensor<3> {
+        self.down(self.up.after(x, Prologue::None))
+    }
+
+    fn down(&self, x: Tensor<3>) -> Tensor<3> {
         let activation = match self.activation {
             Activation::SwiGlu => Prologue::SwiGlu,
             Activation::Gelu(kind) => Prologue::Gelu(kind),
         };
-        self.down.forward(self.up.forward(x, norm), activation, self.recompute_activation)
+        self.down.forward(x, activation, self.recompute_activation)
     }
 }

@@ -6,21 +6,37 @@ mod block;
 mod cache;
 mod dropout;
 mod embedding;
+mod feed_forward;
 mod fp32_norm;
+mod fp32_softmax;
 mod linear;
+mod mla;
 mod mlp;
+pub mod moe;
+mod mtp;
 mod norm;
 mod output;
+mod replicated;
 mod rope;
 mod trigonometry;
+mod yarn;
 
 pub use attention::{AttentionConfig, SelfAttention};
 pub use block::{BlockConfig, TransformerBlock};
 pub use cache::{KvCache, LayerCache};
 pub use dropout::{Dropout, DropoutKey};
 pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabRows};
+pub use feed_forward::FeedForward;
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+pub use mla::{LatentAttention, MlaConfig};
 pub use mlp::{Activation, Mlp, MlpConfig};
+pub use moe::{
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, MoeLayer, RouterConfig,
+    Scores, SharedExperts,
+};
+pub use mtp::{MtpProjection, ahead, with_mtp_losses};
 pub use norm::{Norm, NormKind};
 pub use output::OutputLayer;
-pub use rope::{Angles, Llama3Scaling, RopeConfig, RotaryEmbedding};
+pub use replicated::ReplicatedLinear;
+pub use rope::{Angles, Llama3Scaling, RopeConfig, RopeScaling, RotaryEmbedding, rotate};
+pub use yarn::YarnScaling;

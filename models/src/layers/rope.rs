@@ -1,16 +1,20 @@
-//! Rotary position embeddings: the angles, from the base or with Llama 3's scaling.
+//! Rotary position embeddings: the angles, from the base or with Llama 3's scaling or YaRN.
 //!
 //! All of it is fp32 whatever the model computes in, step by step as Hugging Face transformers does it on a CPU: that is
 //! what checkpoints were trained with, and at position 10,000 an angle of full precision is another one.
 
 use std::f32::consts::TAU;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use backend_dist::ops::context::Documents;
+use backend_dist::ops::{embedding, rope_packed};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::trigonometry::{cos, sin};
+use super::yarn::YarnScaling;
+use crate::micro_batch::{MicroBatch, positions_in_documents};
 
 /// Llama 3.1's stretching of the low frequencies (Hugging Face transformers, `modeling_rope_utils.py`,
 /// `_compute_llama3_parameters`).
@@ -44,6 +48,22 @@ impl Llama3Scaling {
     }
 }
 
+/// A scaling of the rotary frequencies. In files each is told by its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum RopeScaling {
+    /// Llama 3.1's.
+    Llama3(Llama3Scaling),
+    /// YaRN.
+    Yarn(YarnScaling),
+}
+
+impl From<Llama3Scaling> for RopeScaling {
+    fn from(scaling: Llama3Scaling) -> Self {
+        Self::Llama3(scaling)
+    }
+}
+
 /// Which angles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeConfig {
@@ -52,22 +72,35 @@ pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f64,
     /// Scaling of the frequencies.
-    pub scaling: Option<Llama3Scaling>,
+    pub scaling: Option<RopeScaling>,
 }
 
 impl RopeConfig {
     /// Radians per position of each of the `head_dim / 2` rotated pairs.
     pub fn frequencies(&self) -> Vec<f32> {
-        let frequency = |pair: usize| {
+        let wave = |pair: usize| {
             let exponent = (2 * pair) as f32 / self.head_dim as f32;
-            let wave = f64::from(self.theta as f32).powf(exponent.into()) as f32;
-            self.scaling.map_or(wave.recip(), |scaling| scaling.apply(wave.recip()))
+            f64::from(self.theta as f32).powf(exponent.into()) as f32
         };
-        (0..self.head_dim / 2).map(frequency).collect()
+        let waves: Vec<f32> = (0..self.head_dim / 2).map(wave).collect();
+        match self.scaling {
+            None => waves.into_iter().map(f32::recip).collect(),
+            Some(RopeScaling::Llama3(scaling)) => waves.iter().map(|wave| scaling.apply(wave.recip())).collect(),
+            Some(RopeScaling::Yarn(scaling)) => scaling.frequencies(&waves, self.theta),
+        }
+    }
+
+    /// What cosines and sines are multiplied with.
+    fn factor(&self) -> f32 {
+        match self.scaling {
+            Some(RopeScaling::Yarn(scaling)) => scaling.attention_factor() as f32,
+            _ => 1.0,
+        }
     }
 }
 
-/// Cosine and sine of every position's angles, `[s, head_dim / 2]`.
+/// Cosine and sine of every position's angles, `[s, head_dim / 2]`, the same for all samples; or of each sample's,
+/// `[s b, head_dim / 2]`, of all samples at the first place, then at the next.
 #[derive(Clone, Debug)]
 pub struct Angles {
     /// Cosines.
@@ -76,16 +109,37 @@ pub struct Angles {
     pub sin: Tensor<2>,
 }
 
+/// Rotates the first `heads` heads of `x [s, b, h, d]`, each sample by its own angles if there are such.
+///
+/// # Panics
+/// If `angles` are not those of `x`'s rows.
+pub fn rotate(x: Tensor<4>, heads: usize, angles: &Angles) -> Tensor<4> {
+    let shape @ [seq, samples, all, head_dim] = x.dims();
+    let (cos, sin) = (angles.cos.clone(), angles.sin.clone());
+    match cos.dims()[0] == seq {
+        true => rope_packed(x, cos, sin, heads),
+        false => rope_packed(x.reshape([seq * samples, 1, all, head_dim]), cos, sin, heads).reshape(shape),
+    }
+}
+
 /// Gives the angles of positions, and keeps them for the next forward pass.
 #[derive(Clone, Debug)]
 pub struct RotaryEmbedding {
     frequencies: Vec<f32>,
-    last: Arc<Mutex<Option<(Key, Angles)>>>,
+    factor: f32,
+    kept: Arc<Mutex<Kept>>,
+}
+
+/// Angles of places, and of the places of the last documents.
+#[derive(Debug, Default)]
+struct Kept {
+    of_places: Option<(Key, Angles)>,
+    of_documents: Option<(Key, Documents, Angles)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 struct Key {
-    positions: Range<usize>,
+    places: Vec<Range<usize>>,
     dtype: DType,
     device: Device,
     /// Devices are equal whether or not they record gradients; an evaluation must not record because of its angles.
@@ -95,24 +149,59 @@ struct Key {
 impl RotaryEmbedding {
     /// Angles for a configuration.
     pub fn new(config: &RopeConfig) -> Self {
-        Self { frequencies: config.frequencies(), last: Arc::default() }
+        Self { frequencies: config.frequencies(), factor: config.factor(), kept: Arc::default() }
     }
 
     /// The angles of `positions` as tensors of a type on a device.
     pub fn angles(&self, positions: Range<usize>, dtype: DType, device: &Device) -> Angles {
-        let key = Key { positions: positions.clone(), dtype, device: device.clone(), autodiff: device.is_autodiff() };
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, angles)) = last.as_ref().filter(|(of, _)| *of == key) {
+        self.of_places(&mut self.kept(), Key::new(Vec::from([positions]), dtype, device))
+    }
+
+    /// The angles of this rank's `rows` rows of the `samples` samples of a micro-batch.
+    pub fn of_rows(&self, batch: &MicroBatch, [rows, samples]: [usize; 2], dtype: DType, device: &Device) -> Angles {
+        let (places, mut kept) = (batch.places(rows), self.kept());
+        let Some(documents) = &batch.restarts else {
+            return self.of_places(&mut kept, Key::new(places, dtype, device));
+        };
+        let key = Key::new(places, dtype, device);
+        let known = kept.of_documents.as_ref().filter(|(of, documents_of, _)| *of == key && documents_of == documents);
+        if let Some((.., angles)) = known {
             return angles.clone();
         }
+        let ids: Vec<i64> = positions_in_documents(&key.places, documents).into_iter().map(|id| id as i64).collect();
+        let ids = Tensor::from_data(TensorData::new(ids, [rows * samples, 1]), (device, DType::I64));
+        let all = Key::new(Vec::from([0..batch.sequence_length(rows)]), dtype, device);
+        let table = self.of_places(&mut kept, all);
+        let of = |table: Tensor<2>| embedding(table, ids.clone(), 0).reshape([rows * samples, self.frequencies.len()]);
+        let angles = Angles { cos: of(table.cos), sin: of(table.sin) };
+        kept.of_documents = Some((key, documents.clone(), angles.clone()));
+        angles
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of_places(&self, kept: &mut Kept, key: Key) -> Angles {
+        if let Some((_, angles)) = kept.of_places.as_ref().filter(|(of, _)| *of == key) {
+            return angles.clone();
+        }
+        let positions: Vec<usize> = key.places.iter().cloned().flatten().collect();
         let table = |function: fn(f32) -> f32| {
-            let rows = positions.clone().flat_map(|p| self.frequencies.iter().map(move |f| function(p as f32 * f)));
+            let of = |position: &usize, frequency: &f32| function(*position as f32 * frequency) * self.factor;
+            let rows = positions.iter().flat_map(|p| self.frequencies.iter().map(move |f| of(p, f)));
             let data = TensorData::new(rows.collect::<Vec<f32>>(), [positions.len(), self.frequencies.len()]);
-            Tensor::from_data(data, (device, dtype))
+            Tensor::from_data(data, (&key.device, key.dtype))
         };
         let angles = Angles { cos: table(cos), sin: table(sin) };
-        *last = Some((key, angles.clone()));
+        kept.of_places = Some((key, angles.clone()));
         angles
+    }
+}
+
+impl Key {
+    fn new(places: Vec<Range<usize>>, dtype: DType, device: &Device) -> Self {
+        Self { places, dtype, device: device.clone(), autodiff: device.is_autodiff() }
     }
 }
 
@@ -130,7 +219,7 @@ mod tests {
             high_freq_factor: 4.0,
             original_max_position_embeddings: 64,
         };
-        let config = RopeConfig { head_dim: 4, theta: 500_000.0, scaling: Some(scaling) };
+        let config = RopeConfig { head_dim: 4, theta: 500_000.0, scaling: Some(scaling.into()) };
         let frequencies = config.frequencies();
         assert_eq!(frequencies[0], 1.0);
         assert_eq!(frequencies[1], (500_000f64.sqrt() as f32).recip() / 8.0);

@@ -1,11 +1,10 @@
 //! Llama and its relatives in Hugging Face's words: names of tensors and `config.json`.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
-use crate::hf::{ConfigReader, HfError, class_of};
-use crate::layers::Llama3Scaling;
+use crate::hf::{ConfigReader, HfError, class_of, rope};
 use crate::names::NameMap;
 
 /// The names of the tensors of `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen3ForCausalLM`.
@@ -61,7 +60,7 @@ impl LlamaConfig {
         config.expect_or_absent("hidden_act", "silu")?;
         config.expect_number("pretraining_tp", 1.0, 1.0)?;
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
-        let (rope_theta, rope_scaling) = rope(&config)?;
+        let (rope_theta, rope_scaling) = rope::read(&config)?;
         let llama = variant == LlamaVariant::Llama;
         let read = Self {
             variant,
@@ -104,17 +103,6 @@ impl LlamaConfig {
 
     /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
-        let mut rope = Map::new();
-        rope.insert("rope_theta".into(), json!(self.rope_theta));
-        rope.insert("rope_type".into(), json!("default"));
-        if let Some(scaling) = self.rope_scaling {
-            rope.insert("rope_type".into(), json!("llama3"));
-            rope.insert("factor".into(), json!(scaling.factor));
-            rope.insert("low_freq_factor".into(), json!(scaling.low_freq_factor));
-            rope.insert("high_freq_factor".into(), json!(scaling.high_freq_factor));
-            let original = json!(scaling.original_max_position_embeddings);
-            rope.insert("original_max_position_embeddings".into(), original);
-        }
         let kind = self.variant.model_type();
         let mut config = json!({
             "architectures": [class_of(kind)],
@@ -128,7 +116,7 @@ impl LlamaConfig {
             "num_key_value_heads": self.num_key_value_heads,
             "head_dim": self.head_dim,
             "max_position_embeddings": self.max_position_embeddings,
-            "rope_parameters": rope,
+            "rope_parameters": rope::written(self.rope_theta, self.rope_scaling),
             "rms_norm_eps": self.rms_norm_eps,
             "tie_word_embeddings": self.tie_word_embeddings,
             "initializer_range": self.initializer_range,
@@ -170,32 +158,4 @@ fn layer_types(config: &ConfigReader, read: &LlamaConfig) -> Result<(), HfError>
         return Err(config.unsupported("layer_types", &types.join(", "), &legal));
     }
     Ok(())
-}
-
-/// Base and scaling of the rotary frequencies.
-fn rope(config: &ConfigReader) -> Result<(f64, Option<Llama3Scaling>), HfError> {
-    let theta = config.number("rope_theta")?;
-    let rope = match (config.object("rope_parameters")?, config.object("rope_scaling")?) {
-        (Some(_), Some(_)) => return Err(config.unsupported("rope_scaling", "given twice", "`rope_parameters` alone")),
-        (new, old) => new.or(old),
-    };
-    let Some(rope) = rope else { return Ok((theta.unwrap_or(10_000.0), None)) };
-    let nested = rope.number("rope_theta")?;
-    if let (Some(theta), Some(nested)) = (theta, nested)
-        && theta != nested
-    {
-        return Err(config.unsupported("rope_theta", &theta.to_string(), &nested.to_string()));
-    }
-    let scaling = match rope.text("rope_type")?.or(rope.text("type")?) {
-        None | Some("default") => None,
-        Some("llama3") => Some(Llama3Scaling {
-            factor: rope.required_number("factor")?,
-            low_freq_factor: rope.required_number("low_freq_factor")?,
-            high_freq_factor: rope.required_number("high_freq_factor")?,
-            original_max_position_embeddings: rope.size("original_max_position_embeddings")?,
-        }),
-        Some(other) => return Err(rope.unsupported("rope_type", other, "default, llama3")),
-    };
-    rope.finish(&[])?;
-    Ok((nested.or(theta).unwrap_or(10_000.0), scaling))
 }

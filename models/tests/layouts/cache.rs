@@ -11,7 +11,7 @@ use crate::{gpt, llama};
 /// The prompt, single tokens and a few at once; together [`SEQ`].
 const STEPS: [usize; 6] = [5, 1, 1, 3, 1, 5];
 
-fn assert_cache_changes_nothing<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
+pub fn assert_cache_changes_nothing<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
     for layout in layouts {
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
         launch(&mesh, &[Device::flex()], |rank: Rank| {

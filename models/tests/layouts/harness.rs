@@ -6,10 +6,11 @@ use std::ops::Range;
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::ReduceOp;
 use backend_dist::launch::{BoxError, Rank, launch};
-use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh::{Axis, GridKind, Mesh};
 use backend_dist::shard::{HostTensor, Init, ParamSpec, Registry, Section};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Int, Tensor, TensorData};
+use models::MicroBatch;
 use models::layers::DropoutKey;
 use models::{CausalLm, ModelConfig, ParamBuilder, WeightSource};
 
@@ -35,7 +36,7 @@ pub struct Outcome {
 }
 
 /// One parameter of one rank: its spec and its values.
-type Local = (ParamSpec, Vec<f64>);
+pub type Local = (ParamSpec, Vec<f64>);
 
 /// A micro-batch, `[samples, seq]` each; `weights` multiply the losses before they are summed.
 pub struct Batch {
@@ -83,7 +84,7 @@ pub fn run_on<M: CausalLm>(
         let device = rank.device.clone().autodiff();
         let (tokens, labels) = (batch.ids(&batch.tokens, &device), batch.ids(&batch.labels, &device));
         let logits = host(model.logits(tokens.clone()));
-        let losses = model.training_losses(tokens, labels, dropout.as_ref());
+        let losses = model.training_losses(tokens, labels, &MicroBatch::with_dropout(dropout));
         let weights = TensorData::new(batch.weights.clone(), losses.dims());
         let weights = Tensor::from_data(weights, (&device, losses.dtype()));
         let gradients = (losses.clone() * weights).sum().backward();
@@ -128,7 +129,7 @@ pub fn initial_weights<M: CausalLm>(config: &M::Config, layout: &str, seed: u64)
     assemble(&ranks.unwrap().concat())
 }
 
-fn assemble(locals: &[Local]) -> BTreeMap<String, HostTensor> {
+pub fn assemble(locals: &[Local]) -> BTreeMap<String, HostTensor> {
     let slices: Vec<(&Section, &[f64])> = locals.iter().flat_map(|(spec, local)| spec.sections_of(local)).collect();
     let globals = Registry::assemble(slices.iter().copied()).unwrap();
     for (section, local) in slices {
@@ -176,7 +177,19 @@ struct Collect<'a> {
 impl ModuleVisitor for Collect<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let spec = self.registry.get(param.id.val()).expect("every parameter is registered");
+        if !spec.trained {
+            return;
+        }
         let gradient = param.val().grad(self.gradients).unwrap_or_else(|| panic!("{} has no gradient", spec.name()));
+        // Ranks that hold the same experts see other tokens.
+        let experts = spec.unit.grid() == GridKind::Expert;
+        let gradient = match experts {
+            true => all_reduce(gradient, ReduceOp::Sum, &self.rank.group(Axis::Edp)),
+            false => gradient,
+        };
+        if experts && self.rank.coords.edp > 0 {
+            return;
+        }
         let mut local = host(gradient.clone());
         for sum in spec.gradient_sums() {
             let group = self.rank.subgroup(Axis::Tp, sum.ranks);

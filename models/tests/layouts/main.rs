@@ -1,10 +1,12 @@
 //! Every layout gives the losses, logits and gradients of one rank, to rounding in `f64`.
 
 mod cache;
+mod deepseek;
 mod fp8;
 mod half;
 mod harness;
 mod hf;
+mod moe;
 mod recompute;
 
 use harness::{Outcome, assert_close, assert_within, initial_weights, largest, run};

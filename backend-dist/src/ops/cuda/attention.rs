@@ -2,11 +2,16 @@
 //! lie, also within a packed projection, and their gradients are written there. The log-sum-exp has the layout of the
 //! kernels, `[b, hq, padded queries]` in f32.
 
+use std::ops::Range;
+
 use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
 use burn_cubecl::kernel::copy_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::server::Handle;
 use kernels_cubecl::attention::portable::{self, Element, mma};
-use kernels_cubecl::attention::{self as hopper, AttentionShape, Dropout, Extras, Gradients, Half, Saved, Tensor4};
+use kernels_cubecl::attention::{
+    self as hopper, AttentionShape, Dropout, Extras, Gradients, Half, Packed, Saved, Tensor4,
+};
 
 use super::{Float, empty, is_aligned, is_here, launched};
 use crate::ops::determinism::is_deterministic;
@@ -76,12 +81,29 @@ enum Kernel {
 
 /// One call of a kernel. Forward and backward pass make it of the same tensors and options, so they agree on the kernel and
 /// with it on the layout of the log-sum-exp.
-struct Call {
+pub(super) struct Call {
     kernel: Kernel,
-    shape: AttentionShape,
+    pub shape: AttentionShape,
     scale: f64,
     extras: Extras<'static>,
+    starts: Option<Starts>,
     dtype: DType,
+}
+
+/// Where packed documents begin.
+pub(super) struct Starts {
+    /// Of queries and of keys, `i32 [documents + 1]` on the device.
+    pub handles: [Handle; 2],
+    pub documents: usize,
+    /// Queries and keys of the longest.
+    pub longest: [usize; 2],
+}
+
+impl Starts {
+    fn packed(&self) -> Packed<'_> {
+        let ([query_starts, key_starts], [longest_query, longest_key]) = (&self.handles, self.longest);
+        Packed { query_starts, key_starts, sequences: self.documents, longest_query, longest_key }
+    }
 }
 
 impl Call {
@@ -104,13 +126,6 @@ impl Call {
         [head_dim, value_dim]: [usize; 2],
         options: AttentionOptions,
     ) -> Option<Self> {
-        let dtype = x.dtype();
-        let (element, half) = match dtype {
-            DType::F32 => (Element::F32, None),
-            DType::BF16 => (Element::Bf16, Some(Half::Bf16)),
-            DType::F16 => (Element::F16, Some(Half::F16)),
-            _ => return None,
-        };
         let AttentionOptions { scale, causal, window, dropout } = options;
         let batch = x.meta.shape()[1];
         let shape = AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, causal, window };
@@ -121,18 +136,40 @@ impl Call {
             heads,
             queries,
         };
-        let element_of = Extras { element: half.unwrap_or_default(), ..Default::default() };
-        let extras = Extras { dropout: dropout.map(of_whole), deterministic: is_deterministic(), ..element_of };
-        let kernel = match half {
-            Some(_) if scale > 0.0 && shape.check(&x.client, &extras).is_ok() => Kernel::Hopper,
+        Self::with(x, shape, scale, Extras { dropout: dropout.map(of_whole), ..Default::default() }, None)
+    }
+
+    /// A call on tensors of the type and device of `x`.
+    pub fn with(
+        x: &CubeTensor,
+        shape: AttentionShape,
+        scale: f64,
+        extras: Extras<'static>,
+        starts: Option<Starts>,
+    ) -> Option<Self> {
+        let dtype = x.dtype();
+        let (element, half) = match dtype {
+            DType::F32 => (Element::F32, None),
+            DType::BF16 => (Element::Bf16, Some(Half::Bf16)),
+            DType::F16 => (Element::F16, Some(Half::F16)),
+            _ => return None,
+        };
+        let extras = Extras { element: half.unwrap_or_default(), deterministic: is_deterministic(), ..extras };
+        let mut call = Self { kernel: Kernel::Portable(element), shape, scale, extras, starts, dtype };
+        call.kernel = match half {
+            Some(_) if scale > 0.0 && shape.check(&x.client, &call.extras()).is_ok() => Kernel::Hopper,
             Some(half) if mma::has_kernel(&x.client, half, &shape) => Kernel::Mma,
             _ => Kernel::Portable(element),
         };
-        is_here(x).then_some(Self { kernel, shape, scale, extras, dtype })
+        is_here(x).then_some(call)
+    }
+
+    fn extras(&self) -> Extras<'_> {
+        Extras { packed: self.starts.as_ref().map(Starts::packed), ..self.extras }
     }
 
     /// `x [s, b, h, d]` as the kernel can follow it: as it is, else a copy.
-    fn readable(&self, x: CubeTensor) -> CubeTensor {
+    pub fn readable(&self, x: CubeTensor) -> CubeTensor {
         let (shape, strides) = (x.meta.shape(), x.meta.strides());
         let fits = match self.kernel {
             Kernel::Hopper | Kernel::Mma => {
@@ -145,8 +182,9 @@ impl Call {
     }
 
     /// Output `[s, b, hq, dv]` and log-sum-exp; `like` is on the device.
-    fn forward(&self, like: &CubeTensor, [q, k, v]: [Tensor4; 3]) -> (Float, Float) {
-        let Self { kernel, shape, scale, extras, dtype } = self;
+    pub fn forward(&self, like: &CubeTensor, [q, k, v]: [Tensor4; 3]) -> (Float, Float) {
+        let Self { kernel, shape, scale, dtype, .. } = self;
+        let extras = &self.extras();
         let out = empty(like, shape.out_shape(), *dtype);
         let lse = empty(like, [shape.batch, shape.heads, shape.padded_queries()], DType::F32);
         let (qkv, target) = ((&q, &k, &v), whole(&out));
@@ -161,12 +199,30 @@ impl Call {
         (out, lse)
     }
 
-    fn backward(&self, [q, k, v]: [Tensor4; 3], [out, lse]: [Float; 2], grad: Float, [dq, dk, dv]: [Tensor4; 3]) {
-        let Self { kernel, shape, scale, extras, dtype } = self;
-        let grad = if grad.dtype() == *dtype { grad } else { Cube::float_cast(grad, FloatDType::from(*dtype)) };
-        let (out, grad) = (self.readable(out), self.readable(grad));
-        let (client, slope) = (&out.client, whole(&grad));
-        let saved = Saved { q: &q, k: &k, v: &v, out: &whole(&out), lse: &lse.handle };
+    fn backward(&self, qkv: [Tensor4; 3], [out, lse]: [Float; 2], grad: Float, gradients: [Tensor4; 3]) {
+        let (out, grad) = (self.readable(out), self.slope(grad));
+        self.backward_of(&out, qkv, [whole(&out), whole(&grad)], &lse.handle, gradients);
+    }
+
+    /// The gradient of the output as the kernels read it.
+    pub fn slope(&self, grad: Float) -> CubeTensor {
+        let is_alike = grad.dtype() == self.dtype;
+        self.readable(if is_alike { grad } else { Cube::float_cast(grad, FloatDType::from(self.dtype)) })
+    }
+
+    /// Writes the gradients, from the output and its gradient and the log-sum-exp `[b, hq, padded queries]`; `like` is on the
+    /// device.
+    pub fn backward_of(
+        &self,
+        like: &CubeTensor,
+        [q, k, v]: [Tensor4; 3],
+        [out, slope]: [Tensor4; 2],
+        lse: &Handle,
+        [dq, dk, dv]: [Tensor4; 3],
+    ) {
+        let Self { kernel, shape, scale, .. } = self;
+        let (client, extras) = (&like.client, &self.extras());
+        let saved = Saved { q: &q, k: &k, v: &v, out: &out, lse };
         let gradients = Gradients { q: &dq, k: &dk, v: &dv };
         let done = match kernel {
             Kernel::Hopper => hopper::backward(client, shape, *scale as f32, extras, saved, &slope, gradients),
@@ -192,8 +248,21 @@ fn some_heads(x: &CubeTensor, first: usize, heads: usize) -> Tensor4 {
     }
 }
 
-fn whole(x: &CubeTensor) -> Tensor4 {
+pub(super) fn whole(x: &CubeTensor) -> Tensor4 {
     some_heads(x, 0, x.meta.shape()[2])
+}
+
+/// Some rows and samples of `x [s, b, h, d]`.
+pub(super) fn some_rows(x: &CubeTensor, rows: &Range<usize>, samples: &Range<usize>) -> Tensor4 {
+    let whole = whole(x);
+    let [by_row, by_sample, _] = whole.strides;
+    let skipped = (rows.start * by_row + samples.start * by_sample) * x.dtype().size();
+    let [_, _, heads, length] = whole.shape;
+    Tensor4 {
+        handle: whole.handle.offset_start(skipped as u64),
+        shape: [rows.len(), samples.len(), heads, length],
+        strides: whole.strides,
+    }
 }
 
 /// `[q | k | v]` where they lie.

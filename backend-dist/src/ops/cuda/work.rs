@@ -2,6 +2,7 @@
 
 use burn_cubecl::tensor::CubeTensor;
 
+use crate::ops::context::plan::Piece;
 use crate::ops::options::{AttentionOptions, PackedHeads};
 use crate::profile::{Operation, Precision, operation};
 
@@ -38,6 +39,20 @@ pub fn packed_attention(qkv: &CubeTensor, heads: PackedHeads, options: &Attentio
     noted(qkv, [shape[0], shape[0]], shape[1] * heads.heads, shape[3], options, backward)
 }
 
+/// Attention of a piece of some queries with some keys.
+pub fn piece(q: &CubeTensor, piece: &Piece, options: &AttentionOptions, backward: bool) -> Noted {
+    let shape = q.meta.shape();
+    let (samples, rows) = (piece.samples.len(), piece.queries.len());
+    pairs(q, rows, samples * shape[2], shape[3], backward, || {
+        let seen = |piece: Piece| -> usize {
+            let options = piece.options(*options);
+            let keys = |i| options.visible(piece.first_query + i, piece.keys.len());
+            (0..piece.queries.len() as i64).map(keys).map(|(low, high)| high - low).sum()
+        };
+        piece.apart().into_iter().map(seen).sum()
+    })
+}
+
 fn noted(
     near: &CubeTensor,
     [queries, keys]: [usize; 2],
@@ -46,12 +61,24 @@ fn noted(
     options: &AttentionOptions,
     backward: bool,
 ) -> Noted {
+    pairs(near, queries, heads, head_dim, backward, || {
+        (0..queries as i64).map(|i| options.visible(i, keys)).map(|(low, high)| high - low).sum()
+    })
+}
+
+/// `seen` are the pairs of queries and keys of a head that see each other.
+fn pairs(
+    near: &CubeTensor,
+    queries: usize,
+    heads: usize,
+    head_dim: usize,
+    backward: bool,
+    seen: impl FnOnce() -> usize,
+) -> Noted {
     let (name, products, tensors) = if backward { ("attention gradient", 5, 8) } else { ("attention", 2, 4) };
     operation(near, || {
-        let seen: usize =
-            (0..queries).map(|i| options.visible(i, keys)).map(|(low, high)| high.saturating_sub(low)).sum();
         let bytes = tensors * queries * heads * head_dim * near.dtype.size();
         let precision = if near.dtype.size() == 2 { Precision::Half } else { Precision::Single };
-        Operation::attention(name, precision, [seen * heads, head_dim, products], bytes)
+        Operation::attention(name, precision, [seen() * heads, head_dim, products], bytes)
     })
 }

@@ -7,93 +7,20 @@ use burn::backend::flex::FlexTensor;
 
 use super::{
     gemm::{Matrix, Onto, product},
+    heads::{Heads, Input, Target},
     output::{Output, filled},
     parallel::{for_parts, parts},
     real::Real,
     softmax::{drop_rows, probability_rows, row_products, score_grad_rows, softmax_rows},
 };
-use crate::ops::{drop_key::RowKey, options::AttentionOptions};
+use crate::ops::{
+    drop_key::RowKey,
+    options::{AttentionOptions, Place},
+};
 
 /// Queries whose scores are held at a time. Larger blocks make larger products, smaller ones waste less above the
 /// causal diagonal.
 const BLOCK: usize = 128;
-
-/// Where the heads of one tensor `[s, b, h, d]` lie in a buffer.
-#[derive(Clone, Copy)]
-struct Heads {
-    offset: usize,
-    /// Strides of sequence, batch, head and element.
-    strides: [isize; 4],
-}
-
-impl Heads {
-    fn of(x: &FlexTensor) -> Self {
-        let strides = x.layout().strides();
-        Self { offset: x.layout().start_offset(), strides: [strides[0], strides[1], strides[2], strides[3]] }
-    }
-
-    /// `heads` heads of size `d` from head `first` on, in a dense tensor of `all` heads and batch `b`.
-    fn within(first: usize, all: usize, b: usize, d: usize) -> Self {
-        Self { offset: first * d, strides: [(b * all * d) as isize, (all * d) as isize, d as isize, 1] }
-    }
-
-    /// Offset of position `s` of head `h` in sequence `b`.
-    fn at(&self, s: usize, b: usize, h: usize) -> usize {
-        let [by_s, by_b, by_h, _] = self.strides;
-        (self.offset as isize + s as isize * by_s + b as isize * by_b + h as isize * by_h) as usize
-    }
-
-    fn matrix<P>(&self, start: P) -> Matrix<P> {
-        Matrix { start, row: self.strides[0], column: self.strides[3] }
-    }
-}
-
-/// A tensor's heads for reading.
-struct Input<'a, E> {
-    data: &'a [E],
-    heads: Heads,
-}
-
-impl<'a, E: Real> Input<'a, E> {
-    fn of(x: &'a FlexTensor) -> Self {
-        Self { data: E::buffer(x), heads: Heads::of(x) }
-    }
-
-    fn matrix(&self, s: usize, b: usize, h: usize) -> Matrix<*const E> {
-        self.heads.matrix(self.from(s, b, h).as_ptr())
-    }
-
-    /// The buffer from position `s` of a head on.
-    fn from(&self, s: usize, b: usize, h: usize) -> &'a [E] {
-        &self.data[self.heads.at(s, b, h)..]
-    }
-}
-
-/// A tensor's heads for writing.
-struct Target<'a, E> {
-    data: &'a Output<'a, E>,
-    heads: Heads,
-}
-
-impl<E: Real> Target<'_, E> {
-    fn matrix(&self, s: usize, b: usize, h: usize) -> Matrix<*mut E> {
-        self.heads.matrix(self.data.pointer(self.heads.at(s, b, h)))
-    }
-
-    /// Divides consecutive positions of a head each by its total.
-    ///
-    /// # Safety
-    ///
-    /// No other thread may touch this head.
-    unsafe fn divide_rows(&self, [s, b, h]: [usize; 3], d: usize, totals: &[E]) {
-        for (i, &total) in totals.iter().enumerate() {
-            let factor = E::ONE / total;
-            let at = self.heads.at(s + i, b, h);
-            // SAFETY: promised by the caller.
-            unsafe { self.data.slice(at..at + d) }.iter_mut().for_each(|x| *x *= factor);
-        }
-    }
-}
 
 /// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys, length of a query and key,
 /// length of a value.
@@ -106,21 +33,22 @@ struct Sizes {
     keys: usize,
     d: usize,
     dv: usize,
+    place: Place,
 }
 
 impl Sizes {
-    fn of(q: &FlexTensor, k: &FlexTensor, v: &FlexTensor) -> Self {
+    fn of([q, k, v]: [&FlexTensor; 3], place: Place) -> Self {
         let [q, k, v] = [q, k, v].map(|x| x.layout().shape());
-        Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], keys: k[0], d: q[3], dv: v[3] }
+        Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], keys: k[0], d: q[3], dv: v[3], place }
     }
 
     fn heads(&self) -> usize {
         self.kv * self.group
     }
 
-    /// Position of the first query: queries are the last of the keys' positions.
-    fn first(&self) -> usize {
-        self.keys - self.s
+    /// Position of query `query` among the keys.
+    fn position(&self, query: usize) -> i64 {
+        self.place.first_query + query as i64
     }
 
     /// Runs `f(batch, key/value head)` for all of them, on several threads if that pays.
@@ -134,7 +62,7 @@ impl Sizes {
     fn blocks(self, options: AttentionOptions) -> impl Iterator<Item = [usize; 4]> {
         (0..self.s).step_by(BLOCK).map(move |from| {
             let to = (from + BLOCK).min(self.s);
-            let visible = |query| options.visible(self.first() + query, self.keys);
+            let visible = |query| options.visible(self.position(query), self.keys);
             [from, to, visible(from).0, visible(to - 1).1]
         })
     }
@@ -148,9 +76,10 @@ impl Sizes {
         options: AttentionOptions,
     ) {
         let Some(dropout) = options.dropout else { return };
-        let rows: Vec<RowKey> = (from..to).map(|query| dropout.row(place, query, self.s)).collect();
+        let Place { first: [query, key], queries, .. } = self.place;
+        let rows: Vec<RowKey> = (from..to).map(|row| dropout.row(place, query + row, queries)).collect();
         let keys = weights.len() / rows.len();
-        drop_rows(weights, &rows, first as u32, keys, dropout.limit(), E::of(dropout.scale()));
+        drop_rows(weights, &rows, (key + first) as u32, keys, dropout.limit(), E::of(dropout.scale()));
     }
 
     /// Elements of the largest score block.
@@ -159,15 +88,15 @@ impl Sizes {
     }
 }
 
-/// Output `[s, b, hq, dv]` and log-sum-exp of the scaled scores `[b, hq, s]`; `k` and `v` may be longer than `q`.
+/// Output `[s, b, hq, dv]` and log-sum-exp of the scaled scores `[b, hq, s]`; zero and minus infinity for a query that sees
+/// no key.
 pub(super) fn forward<E: Real>(
-    q: &FlexTensor,
-    k: &FlexTensor,
-    v: &FlexTensor,
+    qkv: [&FlexTensor; 3],
     options: AttentionOptions,
+    place: Place,
 ) -> (FlexTensor, FlexTensor) {
-    let sizes = Sizes::of(q, k, v);
-    let (q, k, v) = (Input::<E>::of(q), Input::<E>::of(k), Input::<E>::of(v));
+    let sizes = Sizes::of(qkv, place);
+    let [q, k, v] = qkv.map(Input::<E>::of);
     let Sizes { b, s, d, dv, group, .. } = sizes;
     let heads = sizes.heads();
     let mut lse = vec![E::ZERO; b * heads * s];
@@ -182,6 +111,14 @@ pub(super) fn forward<E: Real>(
                     let (rows, keys) = (q1 - q0, k1 - k0);
                     let scores = &mut scores[..rows * keys];
                     let first = (batch * heads + head) * s;
+                    if keys == 0 {
+                        // SAFETY: the rows of this head belong to this thread.
+                        unsafe {
+                            out.clear(q0..q1, [batch, head], dv);
+                            lse.slice(first + q0..first + q1).fill(E::NEG_INFINITY);
+                        }
+                        continue;
+                    }
                     // SAFETY: inputs outlive the call; scores and the rows of this head belong to this thread.
                     unsafe {
                         let block = Matrix::rows(scores.as_mut_ptr(), keys as isize);
@@ -189,7 +126,7 @@ pub(super) fn forward<E: Real>(
                         product([rows, keys, d], block, q, k, E::of(options.scale), Onto::Overwrite);
                         let lse = lse.slice(first + q0..first + q1);
                         let totals = &mut totals[..rows];
-                        softmax_rows(scores, sizes.first() + q0, [k0, k1, sizes.keys], &options, totals, lse);
+                        softmax_rows(scores, sizes.position(q0), [k0, k1, sizes.keys], &options, totals, lse);
                         sizes.drop(scores, [batch, head], [q0, q1, k0], options);
                         let p = Matrix::rows(scores.as_ptr(), keys as isize);
                         let target = out.matrix(q0, batch, head);
@@ -212,8 +149,9 @@ pub(super) fn grads<E: Real>(
     lse: &FlexTensor,
     grad: &FlexTensor,
     options: AttentionOptions,
+    place: Place,
 ) -> [FlexTensor; 3] {
-    let sizes = Sizes::of(q, k, v);
+    let sizes = Sizes::of([q, k, v], place);
     let Sizes { b, s, keys, d, kv, .. } = sizes;
     let heads = sizes.heads();
     let (mut dk, mut dv) = (Vec::new(), Vec::new());
@@ -240,8 +178,9 @@ pub(super) fn packed_grad<E: Real>(
     grad: &FlexTensor,
     options: AttentionOptions,
 ) -> FlexTensor {
-    let sizes = Sizes::of(q, k, v);
-    let Sizes { b, s, d, kv, .. } = sizes;
+    let s = q.layout().shape()[0];
+    let sizes = Sizes::of([q, k, v], Place::whole(s, s));
+    let Sizes { b, d, kv, .. } = sizes;
     let (heads, all) = (sizes.heads(), sizes.heads() + 2 * kv);
     let data = filled(s * b * all * d, |data| {
         let part = |first| Target { data, heads: Heads::within(first, all, b, d) };
@@ -266,21 +205,25 @@ fn write_grads<E: Real>(
         let mut ds = vec![E::ZERO; sizes.scratch()];
         let mut delta = [E::ZERO; BLOCK];
         // Several blocks or query heads add to the same keys and values; a single one that sees all of them writes.
-        let once = group == 1 && s <= BLOCK && s == sizes.keys;
+        let sees_all = |[_, _, k0, k1]: [usize; 4]| k0 == 0 && k1 == sizes.keys;
+        let once = group == 1 && s <= BLOCK && sizes.blocks(options).all(sees_all);
         let onto = if once { Onto::Overwrite } else { Onto::Add };
         if onto == Onto::Add {
-            for i in 0..sizes.keys {
-                for (target, length) in [(&dk, d), (&dv, sizes.dv)] {
-                    let at = target.heads.at(i, batch, kv);
-                    // SAFETY: this thread alone writes this head's keys and values.
-                    unsafe { target.data.slice(at..at + length) }.fill(E::ZERO);
-                }
+            // SAFETY: this thread alone writes this head's keys and values.
+            unsafe {
+                dk.clear(0..sizes.keys, [batch, kv], d);
+                dv.clear(0..sizes.keys, [batch, kv], sizes.dv);
             }
         }
         for head in kv * group..(kv + 1) * group {
             for [q0, q1, k0, k1] in sizes.blocks(options) {
                 let (rows, keys) = (q1 - q0, k1 - k0);
                 let (p, ds) = (&mut p[..rows * keys], &mut ds[..rows * keys]);
+                if keys == 0 {
+                    // SAFETY: the queries of this head belong to this thread.
+                    unsafe { dq.clear(q0..q1, [batch, head], d) };
+                    continue;
+                }
                 let first = (batch * heads + head) * s;
                 let scale = E::of(options.scale);
                 let (by_grad, by_out) = (grad.heads.strides[0] as usize, out.heads.strides[0] as usize);
@@ -295,7 +238,7 @@ fn write_grads<E: Real>(
                     product([rows, keys, d], block(p), q, k.transposed(), scale, Onto::Overwrite);
                     probability_rows(
                         p,
-                        sizes.first() + q0,
+                        sizes.position(q0),
                         [k0, k1, sizes.keys],
                         &options,
                         &lse[first + q0..first + q1],

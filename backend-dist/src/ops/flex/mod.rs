@@ -19,13 +19,16 @@ macro_rules! by_real {
 
 mod activation;
 mod attention;
+mod context;
 mod cross_entropy;
 mod dropout;
 mod embedding;
 mod fp8;
 mod gemm;
+mod heads;
 mod lanes;
 mod linear;
+mod moe;
 mod norm;
 mod output;
 mod parallel;
@@ -39,7 +42,7 @@ use burn::backend::{DType, Flex, FloatDType, ops::FloatTensorOps};
 use super::{
     drop_key::DropKey,
     kernels::{LocalKernels, NormGrads, NormNeeds},
-    options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
+    options::{AttentionOptions, GeluKind, PackedHeads, Place, Rotation},
 };
 
 /// The type an operation on `dtype` computes in.
@@ -136,22 +139,18 @@ impl LocalKernels for Flex {
         v: FlexTensor,
         options: AttentionOptions,
     ) -> (FlexTensor, FlexTensor) {
-        let (dtype, inner) = (q.dtype(), compute_type(q.dtype()));
-        let [q, k, v] = [q, k, v].map(|x| cast(x, inner));
-        let (out, lse) = by_real!(inner, E => attention::forward::<E>(&q, &k, &v, options));
-        (cast(out, dtype), lse)
+        let place = Place::whole(q.layout().shape()[0], k.layout().shape()[0]);
+        context::forward([q, k, v], options, place)
     }
 
     fn attention_grads(
         qkv: [FlexTensor; 3],
-        [out, lse]: [FlexTensor; 2],
+        result: [FlexTensor; 2],
         grad: FlexTensor,
         options: AttentionOptions,
     ) -> [FlexTensor; 3] {
-        let (dtype, inner) = (qkv[0].dtype(), compute_type(qkv[0].dtype()));
-        let [q, k, v] = qkv.map(|x| cast(x, inner));
-        let (out, grad) = (dense(out, inner), dense(grad, inner));
-        by_real!(inner, E => attention::grads::<E>([&q, &k, &v], &out, &lse, &grad, options)).map(|x| cast(x, dtype))
+        let place = Place::whole(qkv[0].layout().shape()[0], qkv[1].layout().shape()[0]);
+        context::grads(qkv, result, grad, options, place)
     }
 
     fn attention_packed_forward(

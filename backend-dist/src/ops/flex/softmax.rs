@@ -33,7 +33,7 @@ vectorized! {
     /// Softmax numerators in place, zero where hidden; their sums into `totals`, the maxima into `tops`.
     fn softmax_rows<E>(
         scores: &mut [E],
-        first_query: usize,
+        first_query: i64,
         keys: [usize; 3],
         options: &AttentionOptions,
         totals: &mut [E],
@@ -41,11 +41,11 @@ vectorized! {
     ) {
         let [from, to, all] = keys;
         for (i, row) in scores.chunks_exact_mut(to - from).enumerate() {
-            let (low, high) = options.visible(first_query + i, all);
+            let (low, high) = options.visible(first_query + i as i64, all);
             tops[i] = max(&row[low - from..high - from]);
         }
         for (i, row) in scores.chunks_exact_mut(to - from).enumerate() {
-            let (low, high) = options.visible(first_query + i, all);
+            let (low, high) = options.visible(first_query + i as i64, all);
             let top = tops[i];
             map_visible(row, low - from, high - from, |score| (score - top).exp());
         }
@@ -59,14 +59,14 @@ vectorized! {
     /// Probabilities in place from scores and log-sum-exp, zero where hidden.
     fn probability_rows<E>(
         scores: &mut [E],
-        first_query: usize,
+        first_query: i64,
         keys: [usize; 3],
         options: &AttentionOptions,
         lse: &[E],
     ) {
         let [from, to, all] = keys;
         for (i, row) in scores.chunks_exact_mut(to - from).enumerate() {
-            let (low, high) = options.visible(first_query + i, all);
+            let (low, high) = options.visible(first_query + i as i64, all);
             let lse = lse[i];
             map_visible(row, low - from, high - from, |score| (score - lse).exp());
         }

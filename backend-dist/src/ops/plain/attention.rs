@@ -6,24 +6,25 @@ use burn::backend::{Backend, FloatDType, IntDType, Scalar, Shape, TensorData, Te
 
 use super::{dims, last, narrow, reshape, scale, to_dtype, widen};
 use crate::ops::kernels::LocalKernels;
-use crate::ops::options::{AttentionOptions, PackedHeads};
+use crate::ops::options::{AttentionOptions, PackedHeads, Place};
 
 /// Added to a hidden score: below every score, but still a number in f32.
 const HIDDEN: f64 = -1e30;
 
-/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys.
+/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys; and where it lies.
 struct Sizes {
     b: usize,
     kv: usize,
     group: usize,
     s: usize,
     keys: usize,
+    place: Place,
 }
 
 impl Sizes {
-    fn new<B: Backend>(q: &FloatTensor<B>, k: &FloatTensor<B>) -> Self {
+    fn new<B: Backend>(q: &FloatTensor<B>, k: &FloatTensor<B>, place: Place) -> Self {
         let (q, k) = (dims(q), dims(k));
-        Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], keys: k[0] }
+        Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], keys: k[0], place }
     }
 
     /// `[s, b, h, d]` to `[b, kv, group·s, d]`: the query heads of one key/value head are one long list of queries.
@@ -64,20 +65,21 @@ impl Sizes {
     /// `[1, 1, s, keys]`: 0 where the key is visible, else at most [`HIDDEN`].
     fn hidden<B: Backend>(&self, like: &FloatTensor<B>, options: AttentionOptions) -> FloatTensor<B> {
         let device = like.device();
-        let range = |r: Range<usize>, shape: [usize; 4]| {
-            let range = B::int_arange(r.start as i64..r.end as i64, &device, IntDType::I32);
+        let range = |r: Range<i64>, shape: [usize; 4]| {
+            let range = B::int_arange(r, &device, IntDType::I32);
             B::int_into_float(B::int_reshape(range, Shape::new(shape)), FloatDType::from(like.dtype()))
         };
-        // Queries are the last of the keys' positions.
-        let query = range(self.keys - self.s..self.keys, [1, 1, self.s, 1]);
-        let key = range(0..self.keys, [1, 1, 1, self.keys]);
+        let first = self.place.first_query;
+        let query = range(first..first + self.s as i64, [1, 1, self.s, 1]);
+        let key = range(0..self.keys as i64, [1, 1, 1, self.keys]);
         let ahead = B::float_sub(key, query);
         // How far a key lies beyond the last (first) visible one, at most 1.
         let beyond = |x: FloatTensor<B>, reach: f64| {
             let x = B::float_add_scalar(x, Scalar::Float(-reach));
             B::float_clamp(x, Scalar::Float(0.0), Scalar::Float(1.0))
         };
-        let reach = options.window.map_or(self.keys, |w| w - 1) as f64;
+        // Without a window further than any key is from any query.
+        let reach = options.window.map_or(self.keys as f64 + first.abs() as f64 + self.s as f64, |w| w as f64 - 1.0);
         let after = beyond(ahead.clone(), if options.causal { 0.0 } else { reach });
         let before = beyond(B::float_neg(ahead), reach);
         scale::<B>(B::float_add(after, before), HIDDEN)
@@ -86,14 +88,16 @@ impl Sizes {
     /// `p [b, kv, group·s, keys]` with its dropped weights zero and the others scaled up.
     fn drop<B: Backend>(&self, p: FloatTensor<B>, options: AttentionOptions) -> FloatTensor<B> {
         let Some(dropout) = options.dropout else { return p };
+        let Place { first: [first_query, first_key], queries, .. } = self.place;
         let (limit, factor) = (dropout.limit(), dropout.scale());
         let heads = self.kv * self.group;
         let rows = (0..self.b * heads * self.s).map(|i| {
             let (place, query) = (i / self.s, i % self.s);
-            dropout.row([place / heads, place % heads], query, self.s)
+            dropout.row([place / heads, place % heads], first_query + query, queries)
         });
         let keep = |draw| if draw >= limit { factor } else { 0.0 };
-        let mask: Vec<f64> = rows.flat_map(|row| (0..self.keys as u32).map(move |key| keep(row.draw(key)))).collect();
+        let keys = first_key as u32..(first_key + self.keys) as u32;
+        let mask: Vec<f64> = rows.flat_map(|row| keys.clone().map(move |key| keep(row.draw(key)))).collect();
         let mask = TensorData::new(mask, p.shape()).convert_dtype(p.dtype());
         let mask = B::float_from_data(mask, &p.device());
         B::float_mul(p, mask)
@@ -107,8 +111,18 @@ pub fn forward<B: LocalKernels>(
     v: FloatTensor<B>,
     options: AttentionOptions,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
+    let place = Place::whole(dims(&q)[0], dims(&k)[0]);
+    forward_at::<B>([q, k, v], options, place)
+}
+
+/// The same for queries anywhere, each of which sees a key.
+pub fn forward_at<B: LocalKernels>(
+    [q, k, v]: [FloatTensor<B>; 3],
+    options: AttentionOptions,
+    place: Place,
+) -> (FloatTensor<B>, FloatTensor<B>) {
     let dtype = q.dtype();
-    let sizes = Sizes::new::<B>(&q, &k);
+    let sizes = Sizes::new::<B>(&q, &k, place);
     let scores = sizes.scores::<B>(sizes.queries::<B>(q), Sizes::keys::<B>(k), options);
     let max = B::float_max_dim(scores.clone(), 3);
     let p = B::float_exp(B::float_sub(scores, max.clone()));
@@ -123,13 +137,25 @@ pub fn forward<B: LocalKernels>(
 /// `dk = dsᵀ q`; the query heads of one key/value head are summed by the products themselves. Dropout multiplies `p` in `dv`
 /// and `do vᵀ`.
 pub fn grads<B: LocalKernels>(
+    qkv: [FloatTensor<B>; 3],
+    result: [FloatTensor<B>; 2],
+    grad: FloatTensor<B>,
+    options: AttentionOptions,
+) -> [FloatTensor<B>; 3] {
+    let place = Place::whole(dims(&qkv[0])[0], dims(&qkv[1])[0]);
+    grads_at::<B>(qkv, result, grad, options, place)
+}
+
+/// The same for queries anywhere; output and log-sum-exp may be those of more keys than these.
+pub fn grads_at<B: LocalKernels>(
     [q, k, v]: [FloatTensor<B>; 3],
     [out, lse]: [FloatTensor<B>; 2],
     grad: FloatTensor<B>,
     options: AttentionOptions,
+    place: Place,
 ) -> [FloatTensor<B>; 3] {
     let dtype = q.dtype();
-    let sizes = Sizes::new::<B>(&q, &k);
+    let sizes = Sizes::new::<B>(&q, &k, place);
     let (q, out, grad) = (sizes.queries::<B>(q), sizes.queries::<B>(out), sizes.queries::<B>(grad));
     let (k, v) = (Sizes::keys::<B>(k), Sizes::keys::<B>(v));
     let lse = reshape::<B>(lse, [sizes.b, sizes.kv, sizes.group * sizes.s, 1]);

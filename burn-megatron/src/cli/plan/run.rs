@@ -5,7 +5,6 @@ use models::ModelConfig;
 
 use super::{Args, Plan};
 use crate::config::RunConfig;
-use crate::engine::runnable;
 use crate::plan::{self, Report, Wish, search};
 
 /// The report, and the schedule for drawing.
@@ -18,7 +17,7 @@ pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
     let plan = plan::Plan::new(job, &hardware)?;
     let dims = config.model.config.dims();
     let legal = |layout: &backend_dist::mesh::ParallelLayout| {
-        runnable(layout).is_ok() && dims.check(layout, config.training.seq_length).is_ok()
+        layout.check().is_ok() && dims.check(layout, config.training.seq_length).is_ok()
     };
     let gpus = args.machine.gpus.unwrap_or(plan.job.layout.world_size());
     let found = search(&Wish { job: &plan.job, gpus, hardware: &hardware, legal: &legal });

@@ -90,7 +90,15 @@ mod tests {
     const LENGTHS: [u32; 3] = [10, 20, 30];
 
     fn options(seed: u32) -> GptOptions {
-        GptOptions { seq_length: 4, num_samples: Some(30), seed, drop_last: true, eod_mask_loss: None, cache: None }
+        GptOptions {
+            seq_length: 4,
+            num_samples: Some(30),
+            seed,
+            drop_last: true,
+            eod_mask_loss: None,
+            eod_documents: None,
+            cache: None,
+        }
     }
 
     fn load_or_fail(folder: &Path, seed: u32) -> Option<Vec<u32>> {

@@ -144,8 +144,9 @@ mod tests {
             drop_last: bool,
         ) {
             prop_assume!(lengths.iter().any(|&length| length > 0));
+            let (eod_mask_loss, eod_documents, cache) = Default::default();
             let options =
-                GptOptions { seq_length, num_samples, seed, drop_last, eod_mask_loss: None, cache: None };
+                GptOptions { seq_length, num_samples, seed, drop_last, eod_mask_loss, eod_documents, cache };
             let tokens = lengths.iter().map(|&l| u64::from(l)).sum();
             let plan = EpochPlan::new(tokens, &options).unwrap();
             prop_assert!(plan.samples >= num_samples.unwrap_or(0));

@@ -33,6 +33,8 @@ pub struct GptOptions {
     /// Id of the end-of-document token, if the prediction made at it (the first token of the next document) should
     /// not count in the loss.
     pub eod_mask_loss: Option<i64>,
+    /// Id of the end-of-document token, if samples should say where their documents start: behind each of these.
+    pub eod_documents: Option<i64>,
     /// Folder that keeps the orders between runs.
     pub cache: Option<PathBuf>,
 }
@@ -45,6 +47,7 @@ pub struct GptDataset {
     plan: EpochPlan,
     seq_length: usize,
     eod_mask_loss: Option<i64>,
+    eod_documents: Option<i64>,
 }
 
 impl GptDataset {
@@ -73,7 +76,8 @@ impl GptDataset {
                 cache::load_or_build(folder, &key, &plan, plan.epochs as usize * lengths.len(), build)?
             }
         };
-        Ok(Self { tokens, indices, plan, seq_length: options.seq_length, eod_mask_loss: options.eod_mask_loss })
+        let GptOptions { seq_length, eod_mask_loss, eod_documents, .. } = *options;
+        Ok(Self { tokens, indices, plan, seq_length, eod_mask_loss, eod_documents })
     }
 
     /// How the samples spread over epochs.
@@ -112,6 +116,7 @@ impl TokenDataset for GptDataset {
         let row = self.row(index);
         let padded = row[self.seq_length] == PAD;
         let mut sample = Sample::from_row(row);
+        sample.documents = self.eod_documents.map(|eod| starts(&sample.tokens, eod));
         if padded || self.eod_mask_loss.is_some() {
             let counted = |(&token, &label): (&i64, &i64)| label != PAD && Some(token) != self.eod_mask_loss;
             sample.loss_mask = Some(sample.tokens.iter().zip(&sample.labels).map(counted).collect());
@@ -122,6 +127,14 @@ impl TokenDataset for GptDataset {
         sample
     }
 }
+
+/// Where documents start in a row of tokens: at its first one and behind each end of a document (`megatron/core/datasets/gpt_dataset.py`,
+/// `_get_ltor_masks_and_position_ids`).
+fn starts(tokens: &[i64], eod: i64) -> Vec<usize> {
+    let behind = (1..tokens.len()).filter(|place| tokens[place - 1] == eod);
+    std::iter::once(0).chain(behind).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,7 +148,15 @@ mod tests {
         writer.push_sequence(&Vec::from_iter(1..=10i64)).unwrap();
         writer.finish().unwrap();
         let tokens = Arc::new(IndexedDataset::open(&prefix).unwrap());
-        let options = GptOptions { seq_length: 4, num_samples: None, seed: 1, drop_last, eod_mask_loss, cache: None };
+        let options = GptOptions {
+            seq_length: 4,
+            num_samples: None,
+            seed: 1,
+            drop_last,
+            eod_mask_loss,
+            eod_documents: eod_mask_loss,
+            cache: None,
+        };
         GptDataset::new(tokens, 0..1, &options).unwrap()
     }
 
@@ -149,7 +170,7 @@ mod tests {
         let data = ten(false, None);
         assert_eq!(data.len(), 3);
         let full = sample_starting_with(&data, 5);
-        assert_eq!(full, Sample { tokens: vec![5, 6, 7, 8], labels: vec![6, 7, 8, 9], loss_mask: None });
+        assert_eq!(full, Sample::from_row(vec![5, 6, 7, 8, 9]));
         let partial = sample_starting_with(&data, 9);
         assert_eq!((partial.tokens.clone(), partial.labels.clone()), (vec![9, 10, 0, 0], vec![10, 0, 0, 0]));
         assert_eq!(partial.loss_mask, Some(vec![true, false, false, false]));
@@ -161,5 +182,8 @@ mod tests {
         let data = ten(true, Some(6));
         assert_eq!(sample_starting_with(&data, 5).loss_mask, Some(vec![true, false, true, true]));
         assert_eq!(sample_starting_with(&data, 1).loss_mask, Some(vec![true; 4]));
+        assert_eq!(sample_starting_with(&data, 5).documents, Some(vec![0, 2]));
+        assert_eq!(sample_starting_with(&data, 1).documents, Some(vec![0]));
+        assert_eq!(starts(&[6, 6, 1, 6], 6), [0, 1, 2], "an end of document in the last place begins nothing");
     }
 }

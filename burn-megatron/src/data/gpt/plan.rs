@@ -61,7 +61,8 @@ mod tests {
     use super::*;
 
     fn plan(tokens: u64, seq_length: usize, num_samples: Option<usize>, drop_last: bool) -> EpochPlan {
-        let options = GptOptions { seq_length, num_samples, seed: 0, drop_last, eod_mask_loss: None, cache: None };
+        let (eod_mask_loss, eod_documents, cache) = Default::default();
+        let options = GptOptions { seq_length, num_samples, seed: 0, drop_last, eod_mask_loss, eod_documents, cache };
         EpochPlan::new(tokens, &options).unwrap()
     }
 
@@ -91,6 +92,7 @@ mod tests {
             seed: 0,
             drop_last: true,
             eod_mask_loss: None,
+            eod_documents: None,
             cache: None,
         };
         assert!(EpochPlan::new(0, &options).is_err());

@@ -2,16 +2,18 @@
 
 use super::super::chunk::{Chunk, dtype_of};
 use super::RankEngine;
+use super::dynamic::DynamicGroups;
 use crate::engine::{EngineConfig, EngineError};
-use crate::optim::{LossScaler, Optimizer};
+use crate::optim::{BucketSpec, LossScaler, Optimizer};
 use crate::schedule::Schedule;
 use crate::trace::Recorder;
 use backend_dist::buffer::Buffer;
 use backend_dist::collective::connect;
 use backend_dist::gpu::release_memory;
 use backend_dist::launch::{BoxError, Rank};
-use backend_dist::mesh::Axis;
+use backend_dist::mesh::{Axis, GridKind};
 use backend_dist::ops::fp8::DelayedScaling;
+use backend_dist::shard::Unit;
 use backend_dist::startup::{Phase, phase};
 use burn::tensor::DType;
 use models::layout::ModelDims;
@@ -34,13 +36,14 @@ impl<M: CausalLm> RankEngine<M> {
         let ready = || rank.device.sync().map_err(|error| EngineError::Model(error.to_string().into()));
         phase(Phase::Device, ready)?;
         let plan = config.plan(layout.dp)?;
+        config.context.check(layout, dims)?;
         let lr = config.lr.schedule(config.global_batch)?;
         let (spec, division) = config.pipeline.resolve(layout, dims.layers, plan.accumulation)?;
         let pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
         let (stages, replicas) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
+        let shards = |unit: Unit| if rank.mesh.axis_size(unit.grid().replicas()) == 1 { 0 } else { layout.zero };
         let placement = pipeline.placement();
         connect(&stages, &rank.device);
-        let zero = if replicas.size() == 1 { 0 } else { layout.zero };
 
         let (mut chunks, mut buckets) = (Vec::new(), Vec::new());
         // What was built before is not of this engine.
@@ -53,29 +56,47 @@ impl<M: CausalLm> RankEngine<M> {
                 model.and_then(|model| ready().map(|()| model))
             })?;
             let in_place = dtype_of(&model).is_some_and(|dtype| Buffer::fits(&rank.device, dtype));
+            let zero = model.registry().iter().map(|spec| shards(spec.unit)).max().unwrap_or(0);
             chunks.push(Chunk::new(model, dims.layers, &config.recompute, (zero, in_place), &mut buckets));
         }
         let fp8 = DelayedScaling::of_new_layers();
         // A stage without parameters learns the type from the others.
         let own = chunks.iter().find_map(|chunk: &Chunk<M>| dtype_of(chunk.model()));
         let dtype = stages.all_gather_host(own).into_iter().flatten().next().unwrap_or(DType::F32);
-        let neighbours = |size| rank.subgroup(Axis::Tp, size);
+        let grids = [GridKind::Dense, GridKind::Expert];
+        let has = |grid| buckets.iter().any(|bucket: &BucketSpec| bucket.grid() == grid);
+        let anywhere = stages.all_gather_host(grids.map(has)).concat();
+        let used = grids.into_iter().filter(|grid| anywhere.chunks(2).any(|of| of[*grid as usize]));
+        let model_parallel: Vec<_> = used.map(|grid| (grid, rank.group(grid.model_parallel()))).collect();
+        let neighbours = |grid: GridKind, size| rank.subgroup(grid.tensor_parallel(), size);
         let optimizer = phase(Phase::Buffers, || {
             let device = &rank.device;
+            let replicas = |grid: GridKind| rank.group(grid.replicas());
             let mut optimizer =
-                Optimizer::new(&config.optimizer, layout.zero, buckets, replicas.clone(), neighbours, device, dtype);
+                Optimizer::new(&config.optimizer, layout.zero, buckets, replicas, neighbours, device, dtype);
             for chunk in &mut chunks {
                 let own: Vec<usize> = chunk.buckets.iter().map(|(_, bucket)| *bucket).collect();
-                optimizer.check(chunk.model(), &own)?;
+                let registry = chunk.model().registry();
+                let untrained: Vec<u64> = registry.iter().filter(|spec| !spec.trained).map(|spec| spec.id).collect();
+                optimizer.check(chunk.model(), &own, &untrained)?;
                 chunk.for_buckets(|bucket, model| optimizer.shard(bucket, model));
             }
             // The memory that the parameters were built in.
             release_memory(device);
             ready().map(|()| optimizer)
         })?;
-        let sections = chunks.iter().flat_map(|chunk| chunk.model().registry().sections());
-        let once = sections.filter(|section| section.copy < section.copies);
-        let elements: usize = once.map(|section| section.global_shape.iter().product::<usize>()).sum();
+        let elements = |grid: GridKind| {
+            let specs = chunks.iter().flat_map(|chunk| chunk.model().registry().iter());
+            let sections = specs.filter(|spec| spec.unit.grid() == grid).flat_map(|spec| &spec.sections);
+            let once = sections.filter(|section| section.copy < section.copies);
+            once.map(|section| section.global_shape.iter().product::<usize>()).sum::<usize>()
+        };
+        let experts = match model_parallel.as_slice() {
+            [_, _] => rank.group(Axis::Ep).all_gather_host(elements(GridKind::Expert)).into_iter().sum(),
+            _ => 0,
+        };
+        let elements = elements(GridKind::Dense) + experts;
+        let dynamic = DynamicGroups::of(rank, &config, dims.hidden)?;
         let engine = Self {
             chunks,
             optimizer,
@@ -87,9 +108,12 @@ impl<M: CausalLm> RankEngine<M> {
             config,
             plan,
             replicas,
-            model_parallel: rank.group(Axis::TpPp),
+            model_parallel,
+            loads: Vec::new(),
             elements: stages.all_gather_host(elements).into_iter().sum(),
             stages,
+            dynamic,
+            context: (layout.cp > 1).then(|| rank.group(Axis::Cp)),
             ends: rank.ends(Axis::Pp),
             dtype,
             runs_ahead: Buffer::fits(&rank.device, DType::F32),

@@ -2,34 +2,38 @@
 
 use super::super::chunk::{Output, Pass};
 use super::super::losses::Losses;
+use super::super::share::Share;
 use super::RankEngine;
 use crate::batch::BatchPlan;
 use crate::engine::{EngineError, EvalReport, TokenBatch};
 use crate::schedule::{Pass as Kind, Work};
 use models::CausalLm;
+use models::layers::moe::stats;
+use models::layout::check_sequence;
 
 impl<M: CausalLm> RankEngine<M> {
     /// Mean loss over the rows of a held-out batch, without gradients. The rows may be any multiple of micro-batch
     /// times data-parallel ranks.
     ///
     /// # Errors
-    /// If the rows do not divide.
+    /// If the rows or their length do not divide.
     pub fn eval_step(&mut self, batch: &TokenBatch) -> Result<EvalReport, EngineError> {
         let plan = BatchPlan::from_global(batch.rows, self.plan.micro, self.plan.data_parallel)?;
-        let own: Vec<TokenBatch> =
-            (0..plan.accumulation).map(|micro| batch.slice(plan.rows(micro, self.rank.coords.dp))).collect();
-        let mut mail = self.mail(plan.micro, batch.seq);
+        check_sequence(self.rank.mesh.layout(), batch.seq)?;
+        let rows = |micro| batch.slice(plan.rows(micro, self.rank.coords.dp));
+        let own: Vec<Share> = (0..plan.accumulation).map(|micro| self.share(&rows(micro))).collect();
+        let mut mail = self.mail(plan.micro, own[0].tokens.seq);
         let mut losses = Losses::default();
         // Without backward passes there is nothing to interleave: each stage in turn takes all micro-batches.
         for chunk in 0..self.chunks.len() {
-            for (micro_batch, rows) in own.iter().enumerate() {
+            for (micro_batch, share) in own.iter().enumerate() {
                 let work = Work { pass: Kind::Forward, chunk, micro_batch };
                 let input = self.pipeline.input(self.stages.rank(), work).map(|input| {
                     input.transfer().into_iter().for_each(|transfer| mail.expect(transfer));
                     mail.take(input)
                 });
                 let mut pass = Pass {
-                    dropout: None,
+                    context: &self.config.context,
                     keep: false,
                     last: false,
                     loss_grad: 0.0,
@@ -39,9 +43,9 @@ impl<M: CausalLm> RankEngine<M> {
                     optimizer: &mut self.optimizer,
                     recorder: &mut self.recorder,
                     device: &self.rank.device,
-                    batch: rows,
+                    share,
                 };
-                match self.chunks[chunk].forward(&mut pass, input) {
+                match stats::paused(|| self.chunks[chunk].forward(&mut pass, input)) {
                     Output::Activation(activation) => mail.put(work, activation),
                     Output::Losses(values) => losses.extend([(micro_batch, values)]),
                 }

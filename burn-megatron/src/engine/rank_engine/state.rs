@@ -48,7 +48,7 @@ impl<M: CausalLm> RankEngine<M> {
             let buckets = chunk.buckets.iter();
             buckets.flat_map(|(_, bucket)| self.optimizer.snapshot(*bucket, chunk.model())).collect()
         };
-        self.chunks.iter().flat_map(of).collect()
+        self.chunks.iter().flat_map(of).chain(self.untrained_slices()).collect()
     }
 
     /// Takes weights, optimizer states and position from a checkpoint that any layout has written. A checkpoint without
@@ -72,6 +72,7 @@ impl<M: CausalLm> RankEngine<M> {
                 }
             }
         }
+        let untrained = self.read_untrained(checkpoint)?;
         let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
             let kind = if matches!(kind, Kind::Weight | Kind::Master) { weights } else { kind };
             checkpoint.read_f64(kind, &section.name, &section.global_shape, ranges)
@@ -87,6 +88,7 @@ impl<M: CausalLm> RankEngine<M> {
             });
         }
         result?;
+        self.set_untrained(&untrained);
         self.restore_fp8(&state.fp8);
         self.optimizer.set_updates(state.updates);
         (self.step, self.consumed) = (state.step, state.consumed_samples);
@@ -103,13 +105,14 @@ impl<M: CausalLm> RankEngine<M> {
         for chunk in &mut self.chunks {
             chunk.for_buckets(|bucket, model| {
                 let model = self.optimizer.gather(bucket, model);
-                let mut values = Values(HashMap::new());
-                model.visit(&mut values);
                 let params = &self.optimizer.spec(bucket).params;
-                all.extend(params.iter().filter_map(|spec| Some((spec.clone(), values.0.remove(&spec.id)?))));
+                let mut values = Values::of(params.iter().map(|spec| spec.id));
+                model.visit(&mut values);
+                all.extend(params.iter().filter_map(|spec| Some((spec.clone(), values.take(spec.id)?))));
                 self.optimizer.release(bucket, model)
             });
         }
+        all.extend(self.untrained());
         all
     }
 
@@ -127,11 +130,26 @@ impl<M: CausalLm> RankEngine<M> {
     }
 }
 
-struct Values(HashMap<u64, Vec<f64>>);
+/// The values of some parameters, by id.
+pub(super) struct Values(HashMap<u64, Option<Vec<f64>>>);
+
+impl Values {
+    /// To visit a model with, for these parameters.
+    pub fn of(ids: impl Iterator<Item = u64>) -> Self {
+        Self(ids.map(|id| (id, None)).collect())
+    }
+
+    /// The values of a parameter that the model has.
+    pub fn take(&mut self, id: u64) -> Option<Vec<f64>> {
+        self.0.remove(&id).flatten()
+    }
+}
 
 impl ModuleVisitor for Values {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.insert(param.id.val(), param.val().inner().into_data().iter::<f64>().collect());
+        if let Some(values) = self.0.get_mut(&param.id.val()) {
+            *values = Some(param.val().inner().into_data().iter::<f64>().collect());
+        }
     }
 }
 
@@ -143,7 +161,7 @@ impl ModuleMapper for Fill {
         let values = self.0.remove(&id.val()).expect("the whole model has the parameters of its stages");
         let data = TensorData::new(values, tensor.dims());
         let filled = Tensor::from_data(data, (&tensor.device(), tensor.dtype()));
-        let filled = if tensor.is_autodiff() { filled.require_grad() } else { filled };
+        let filled = if tensor.is_require_grad() { filled.require_grad() } else { filled };
         Param::from_mapped_value(id, filled, mapper)
     }
 }

@@ -59,17 +59,21 @@ impl GlobalBatch {
         assert!(rows.end <= self.rows, "rows {rows:?} of a batch of {}", self.rows);
         let count = rows.len();
         let seq = self.data.seq_length();
-        let mut batch = TokenBatch { rows: count, seq, tokens: Vec::new(), labels: Vec::new(), mask: None };
-        let mut mask = Vec::new();
-        let mut masked = false;
+        let (tokens, labels) = (Vec::new(), Vec::new());
+        let mut batch = TokenBatch { rows: count, seq, tokens, labels, mask: None, documents: None };
+        let (mut mask, mut documents) = (Vec::new(), Vec::new());
+        let (mut masked, mut divided) = (false, false);
         for row in rows {
             let sample = self.data.sample((self.first + row) % self.data.len());
             batch.tokens.extend(sample.tokens);
             batch.labels.extend(sample.labels);
             masked |= sample.loss_mask.is_some();
             mask.extend(sample.loss_mask.unwrap_or_else(|| vec![true; seq]));
+            divided |= sample.documents.is_some();
+            documents.push(sample.documents.unwrap_or_else(|| vec![0]));
         }
         batch.mask = masked.then_some(mask);
+        batch.documents = divided.then_some(documents);
         batch
     }
 }

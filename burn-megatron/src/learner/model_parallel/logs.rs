@@ -10,7 +10,8 @@ use backend_dist::comm::Group;
 use backend_dist::launch::{Rank, place};
 use backend_dist::mesh::{Axis, Mesh};
 
-use crate::metrics::{FlopsPerToken, LogFiles};
+use crate::engine::ExpertLoad;
+use crate::metrics::{FlopsPerToken, LogFiles, expert_map};
 use crate::trace::{Lane, Recorder, Span, idle_share, summaries, summary_file, write_chrome};
 
 /// What is logged, and where.
@@ -21,7 +22,8 @@ pub struct LogOptions {
     /// Folder for TensorBoard's event files, if they are wanted.
     pub tensorboard: Option<PathBuf>,
     /// File for the timeline of all ranks in the third to the fifth step, if it is wanted. <https://ui.perfetto.dev>
-    /// opens it. A text file beside it says of each rank how much of its exchanges ran while it computed.
+    /// opens it. A text file beside it says of each rank how much of its exchanges ran while it computed, and a picture
+    /// (`.experts.svg`) how full the experts were.
     pub trace: Option<PathBuf>,
     /// What a token costs, for teraflops and MFU.
     pub flops: Option<FlopsPerToken>,
@@ -72,6 +74,13 @@ impl Tracing {
     }
 }
 
+/// Where the load of the experts is drawn: `trace.json.experts.svg` for `trace.json`.
+pub fn expert_file(timeline: &Path) -> PathBuf {
+    let mut name = timeline.as_os_str().to_owned();
+    name.push(".experts.svg");
+    name.into()
+}
+
 /// A rank's part in the tracing.
 pub(crate) struct Tracer<'a> {
     tracing: Option<&'a Tracing>,
@@ -90,6 +99,17 @@ impl<'a> Tracer<'a> {
             Some(tracing) => Recorder::new(tracing.origin),
             None => Recorder::off(),
         }
+    }
+
+    /// Draws how full the experts were in a traced step; rank 0 writes the file anew with every one of them.
+    pub fn experts(&self, rank: &Rank, step: u64, loads: &[ExpertLoad]) -> io::Result<()> {
+        let (0, Some(tracing), false) = (rank.rank, self.tracing, loads.is_empty()) else { return Ok(()) };
+        let copies: u64 = loads.iter().flat_map(|load| &load.tokens).sum();
+        let below =
+            format!("step {step}, {copies} copies of tokens over all layers, relative to the mean of the layer");
+        let file = expert_file(&tracing.file);
+        let written = std::fs::write(&file, expert_map(loads, "Load of the experts", &below));
+        written.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
     }
 
     /// Notes what this rank did in a traced step; all ranks call it. Rank 0 writes the file anew, so that it is whole

@@ -25,8 +25,8 @@ use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::custom;
 use crate::metrics::{
-    Checkpoints, FullUtilisation, GpuIdle, Gpus, GradNorm, LearningRate, Loss, Memory, Perplexity, Teraflops,
-    Throughput, Utilisation, on_gpu,
+    Checkpoints, DroppedTokens, ExpertBalance, FullUtilisation, GpuIdle, Gpus, GradNorm, LearningRate, Loss, Memory,
+    Perplexity, Teraflops, Throughput, Utilisation, on_gpu,
 };
 
 /// A language model, a layout and the data, ready to train under burn-train's `SupervisedTraining`.
@@ -247,6 +247,9 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
                 training =
                     training.metric_train_numeric(Utilisation::new()).metric_train_numeric(FullUtilisation::new());
             }
+        }
+        if self.dims.experts.is_some() {
+            training = training.metric_train_numeric(ExpertBalance::new()).metric_train_numeric(DroppedTokens::new());
         }
         if self.devices.iter().any(on_gpu) {
             training = training.metric_train_numeric(GpuIdle::new());

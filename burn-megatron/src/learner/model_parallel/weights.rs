@@ -8,7 +8,7 @@ use backend_dist::shard::HostTensor;
 use models::CausalLm;
 
 use crate::engine::RankEngine;
-use crate::verify::{assemble, parameters};
+use crate::verify::{assemble, first_copies, parameters};
 
 /// Every weight of the model under its global name, on rank 0; `None` on the others. All ranks call it together.
 ///
@@ -19,11 +19,13 @@ pub fn global_weights<M: CausalLm>(
     engine: &mut RankEngine<M>,
 ) -> Result<Option<BTreeMap<String, HostTensor>>, BoxError> {
     let own = parameters(engine);
-    // The other replicas hold the same slices.
-    if rank.coords.dp != 0 {
-        return Ok(None);
-    }
-    let slices = rank.group(Axis::TpPp).all_gather_host(own);
+    // The other replicas hold the same slices. Without experts only one of them has anything to say.
+    let group = match engine.has_experts() {
+        true => rank.group(Axis::World),
+        false if (rank.coords.dp, rank.coords.cp) == (0, 0) => rank.group(Axis::TpPp),
+        false => return Ok(None),
+    };
+    let slices = group.all_gather_host(first_copies(&rank.mesh, rank.rank, own));
     match rank.rank {
         0 => Ok(Some(assemble(slices.iter().flatten())?)),
         _ => Ok(None),

@@ -91,7 +91,10 @@ impl<M: CausalLm> Worker<'_, M> {
             }
             recorder.end(whole, What::Step, None, None);
             let bubble = match recorder.is_on() {
-                true => self.tracer.note(self.rank, &self.world, step, [self.engine.take_spans(), recorder.take()])?,
+                true => {
+                    self.tracer.experts(self.rank, step, self.engine.expert_loads())?;
+                    self.tracer.note(self.rank, &self.world, step, [self.engine.take_spans(), recorder.take()])?
+                }
                 false => None,
             };
             let gpus = self.gpus();
@@ -121,6 +124,7 @@ impl<M: CausalLm> Worker<'_, M> {
                     loss_scale: report.loss_scale,
                     skipped: report.skipped,
                     bubble,
+                    experts: self.engine.expert_loads().to_vec(),
                     gpus,
                     saved,
                 };
@@ -248,8 +252,7 @@ impl<M: CausalLm> Worker<'_, M> {
 
     /// This rank's micro-batches.
     fn own_rows(&self, batch: &GlobalBatch) -> Vec<TokenBatch> {
-        let plan = self.engine.plan();
-        (0..plan.accumulation).map(|micro| batch.read(plan.rows(micro, self.rank.coords.dp))).collect()
+        self.engine.rows_of_step().into_iter().map(|rows| batch.read(rows)).collect()
     }
 }
 

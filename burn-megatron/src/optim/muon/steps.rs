@@ -9,20 +9,20 @@ use super::orthogonal::{gather, local, newton_schulz};
 use backend_dist::buffer::{Buffer, muon_mix};
 use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
+use backend_dist::mesh::GridKind;
 use burn::tensor::Tensor;
 use std::collections::BTreeMap;
 
 /// Updates the momentum of the bucket's matrices and makes their steps. The momentum is gathered over the replicas where it
 /// is sharded, and each orthogonalises the matrices that its region touches, whole: gathered over the tensor parallel
-/// ranks, so that all layouts agree. `neighbours` are blocks of tensor parallel ranks by size.
+/// ranks, so that all layouts agree. `neighbours` are blocks of tensor parallel ranks by grid and size.
 pub(in super::super) fn matrix_steps(
     bucket: &mut Bucket,
     muon: &MuonConfig,
     info: &StepInfo,
-    replicas: &Group,
-    neighbours: &BTreeMap<usize, Group>,
+    neighbours: &BTreeMap<(GridKind, usize), Group>,
 ) -> MatrixSteps {
-    let Bucket { layout, parts, grads, first, region, zero, .. } = bucket;
+    let Bucket { spec, layout, parts, grads, first, region, zero, replicas, .. } = bucket;
     if !layout.units.iter().any(|unit| unit.matrix) {
         return MatrixSteps::default();
     }
@@ -41,7 +41,7 @@ pub(in super::super) fn matrix_steps(
         let section = &unit.section;
         let (&[rows, columns], true) = (&section.local_shape()[..], unit.matrix) else { return None };
         let mine = mixed.clone().slice([unit.range.clone()]).reshape([rows, columns]);
-        let ranks = section.split.map_or(&single, |split| &neighbours[&(split.parts * section.copies)]);
+        let ranks = section.split.map_or(&single, |split| &neighbours[&(spec.grid(), split.parts * section.copies)]);
         let step = local(newton_schulz(gather(mine, section, ranks), muon.ns_steps), section);
         let factor = info.lr * muon.step_factor(section.global_shape[0], section.global_shape[1]);
         let inside = part.range.start - unit.range.start..part.range.end - unit.range.start;

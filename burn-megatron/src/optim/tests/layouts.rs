@@ -138,18 +138,11 @@ fn tied_weights_get_the_sum_of_their_gradients() {
                 hidden: false,
                 at_once: 1,
             };
-            let replicas = rank.group(Axis::DpCp);
+            let replicas = |grid: GridKind| rank.group(grid.replicas());
             let config = OptimizerConfig::default();
             let buckets = vec![spec(), spec()];
-            let mut optimizer = Optimizer::new(
-                &config,
-                zero,
-                buckets,
-                replicas.clone(),
-                |_| Group::single(),
-                &Device::flex(),
-                DType::F64,
-            );
+            let mut optimizer =
+                Optimizer::new(&config, zero, buckets, replicas, |_, _| Group::single(), &Device::flex(), DType::F64);
             for bucket in 0..2 {
                 let grad = [1.0, 10.0, 100.0].map(|g| g * (1 + bucket + 2 * stage.rank()) as f64);
                 let id = optimizer.spec(bucket).params[0].id;
@@ -164,7 +157,7 @@ fn tied_weights_get_the_sum_of_their_gradients() {
             optimizer.sum_tied(0, &stage);
             let over_stages = optimizer.gradients(0, 1.0);
             // The copy of the second stage is not counted.
-            let norm = optimizer.norm(1.0, &rank.group(Axis::TpPp));
+            let norm = optimizer.norm(1.0, &holders(&rank));
             optimizer.sum_tied_here(0, 1);
             Ok((over_stages, norm, optimizer.gradients(0, 1.0), optimizer.gradients(1, 1.0)))
         });
@@ -194,7 +187,7 @@ fn a_skipped_step_leaves_no_gradient_and_one_bad_rank_tells_all() {
                 worker.optimizer.complete(bucket);
                 worker.optimizer.reduce(bucket);
             }
-            let norm = worker.optimizer.norm(1.0, &rank.group(Axis::TpPp));
+            let norm = worker.optimizer.norm(1.0, &holders(&rank));
             worker.optimizer.skip();
             assert_eq!((worker.weights(), worker.optimizer.updates()), (before, 0));
             worker.step(0, 3, exact);

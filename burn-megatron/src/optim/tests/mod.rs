@@ -1,5 +1,6 @@
 //! The optimizer on small modules: alone, over ranks in every layout, and through checkpoints.
 
+mod experts;
 mod layouts;
 mod saving;
 mod single;
@@ -7,7 +8,7 @@ mod single;
 use super::*;
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank, launch};
-use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
 use backend_dist::shard::{HostTensor, Init, ParamSpec, Place, Registry, Section, stable_hash};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -84,6 +85,11 @@ struct Worker {
     optimizer: Optimizer,
 }
 
+/// The ranks that hold the dense parameters once.
+fn holders(rank: &Rank) -> [(GridKind, Group); 1] {
+    [(GridKind::Dense, rank.group(Axis::TpPp))]
+}
+
 /// Samples of a step; every number of replicas divides them.
 const SAMPLES: usize = 12;
 
@@ -104,16 +110,16 @@ impl Worker {
     fn new(rank: Rank, case: Case, config: &OptimizerConfig, dtype: DType) -> Self {
         let tp = rank.group(Axis::Tp);
         let specs = specs(Place { rank: tp.rank(), size: tp.size() });
-        let neighbours = |size| rank.subgroup(Axis::Tp, size);
+        let neighbours = |grid: GridKind, size| rank.subgroup(grid.tensor_parallel(), size);
         let device = Device::flex();
         let buckets = specs.clone();
         // Parameters one after the other, and with gaps between them as on GPUs.
         let alignment = if case.tp == 1 { 1 } else { 4 };
-        let replicas = rank.group(Axis::DpCp);
+        let replicas = |grid: GridKind| rank.group(grid.replicas());
         let mut optimizer =
             Optimizer::aligned(alignment, config, case.zero, buckets, replicas, neighbours, (&device, dtype));
         let net = net(&specs, dtype);
-        optimizer.check(&net, &[0, 1]).unwrap();
+        optimizer.check(&net, &[0, 1], &[]).unwrap();
         let net = (0..2).fold(net, |net, bucket| optimizer.shard(bucket, net));
         Self { rank, specs, net, optimizer }
     }
@@ -136,7 +142,7 @@ impl Worker {
         }
         (0..2).for_each(|bucket| self.optimizer.reduce(bucket));
         self.optimizer.sum_partial();
-        let norm = self.optimizer.norm(0.5, &self.rank.group(Axis::TpPp));
+        let norm = self.optimizer.norm(0.5, &holders(&self.rank));
         self.optimizer.begin_step();
         for bucket in 0..2 {
             let info = StepInfo { lr: 0.1 / (index + 1) as f64, grad_scale: 0.5 };

@@ -5,10 +5,10 @@ use crate::checkpoint::{Kind, Slice};
 use std::convert::Infallible;
 use std::ops::Range;
 
-type Saved = BTreeMap<(Kind, String), HostTensor>;
+pub(super) type Saved = BTreeMap<(Kind, String), HostTensor>;
 
 /// Global tensors from the slices of all ranks; every element is in exactly one of them.
-fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
+pub(super) fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
     let mut saved = Saved::new();
     for slice in slices {
         let values: Vec<f64> = match slice.dtype {

@@ -39,7 +39,7 @@ fn values(model: &Two) -> Vec<f64> {
 }
 
 fn optimizer(config: &OptimizerConfig, dtype: DType) -> Optimizer {
-    Optimizer::new(config, 0, vec![bucket()], Group::single(), |_| Group::single(), &Device::flex(), dtype)
+    Optimizer::new(config, 0, vec![bucket()], |_| Group::single(), |_, _| Group::single(), &Device::flex(), dtype)
 }
 
 const INFO: StepInfo = StepInfo { lr: 0.01, grad_scale: 0.5 };
@@ -53,7 +53,7 @@ fn train(config: &OptimizerConfig, dtype: DType) -> Vec<f64> {
             optimizer.complete(0);
         }
         optimizer.reduce(0);
-        let norm = optimizer.norm(0.5, &Group::single());
+        let norm = optimizer.norm(0.5, &[(GridKind::Dense, Group::single())]);
         let by_hand = optimizer.gradients(0, 0.5).iter().map(|g| g * g).sum::<f64>().sqrt();
         assert!((norm - by_hand).abs() < 1e-14 * norm);
         optimizer.begin_step();
@@ -66,7 +66,7 @@ fn train(config: &OptimizerConfig, dtype: DType) -> Vec<f64> {
 #[test]
 fn host_and_tensor_updates_agree() {
     for config in kinds().iter().take(3) {
-        let mut bucket = Bucket::new(bucket(), 1, config, 0, &Group::single(), &Device::flex(), DType::F64);
+        let mut bucket = Bucket::new(bucket(), 1, config, 0, Group::single(), &Device::flex(), DType::F64);
         for buffer in [&mut bucket.first, &mut bucket.second] {
             *buffer = buffer.take().map(super::super::flat::Flat::off_host);
         }
@@ -84,7 +84,7 @@ fn host_and_tensor_updates_agree() {
             bucket.grads.replace(sum);
             bucket.values = Some(bucket.extract(&twin).off_host());
             let rule = config.rule(INFO.lr, step + 1, INFO.grad_scale);
-            twin = bucket.step(twin, &rule, &MatrixSteps::default(), &Group::single());
+            twin = bucket.step(twin, &rule, &MatrixSteps::default());
         }
         let host = train(config, DType::F64);
         for (a, b) in host.iter().zip(values(&twin)) {
@@ -144,12 +144,15 @@ fn a_missing_gradient_is_zero_and_a_second_one_is_added() {
 fn a_module_that_does_not_fit_is_named() {
     let model = model(DType::F32);
     let optimizer = optimizer(&OptimizerConfig::default(), DType::F32);
-    assert_eq!(optimizer.check(&model, &[0]), Ok(()));
+    assert_eq!(optimizer.check(&model, &[0], &[]), Ok(()));
     let stranger = Two { norm: param("other", [2], DType::F32), ..model.clone() };
-    let error = OptimError::Unregistered { id: stable_hash("other"), shape: vec![2] };
-    assert_eq!(optimizer.check(&stranger, &[0]), Err(error));
+    let other = stable_hash("other");
+    let error = OptimError::Unregistered { id: other, shape: vec![2] };
+    let missing = OptimError::Times { name: "norm".into(), times: 0 };
+    assert_eq!(optimizer.check(&stranger, &[0], &[]), Err(error));
+    assert_eq!(optimizer.check(&stranger, &[0], &[other]), Err(missing));
     let longer = Two { norm: param("norm", [3], DType::F32), ..model.clone() };
-    assert!(matches!(optimizer.check(&longer, &[0]), Err(OptimError::Length { .. })));
+    assert!(matches!(optimizer.check(&longer, &[0], &[]), Err(OptimError::Length { .. })));
     let held_twice = (model.clone(), model.clone());
-    assert_eq!(optimizer.check(&held_twice, &[0]), Err(OptimError::Times { name: "weight".into(), times: 2 }));
+    assert_eq!(optimizer.check(&held_twice, &[0], &[]), Err(OptimError::Times { name: "weight".into(), times: 2 }));
 }

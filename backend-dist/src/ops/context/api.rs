@@ -1,0 +1,91 @@
+//! The public functions: checks, then the extension.
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use super::node::ContextOps;
+use super::ways::How;
+use super::{ContextParallel, Documents};
+use crate::ops::api::{attention, attention_packed, check_heads};
+use crate::ops::options::{AttentionOptions, PackedHeads};
+
+/// [`attention`] over the ranks of `context` and inside `documents`: `q [s, b, hq, d]`, `k [s, b, hkv, d]` and
+/// `v [s, b, hkv, dv]` are the rows at the [positions](ContextParallel::positions) of this rank, and so is the output
+/// `[s, b, hq, dv]`. All ranks of the group call it in the same order, also where the gradients are computed.
+///
+/// A query sees keys of its own document only. Masks, windows and dropout count positions of the whole sequence: the result
+/// is that of one rank with all rows, whatever the number of ranks and the mechanism. Partial results and the sums of the
+/// gradients are kept in f32 at least.
+///
+/// # Panics
+///
+/// If shapes do not fit, there are not as many samples as documents are for, a document begins behind the end, or the ranks
+/// do not divide the heads where they must ([`CpCommType::check`](super::CpCommType::check)).
+pub fn attention_over_context(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    options: AttentionOptions,
+    context: Option<&ContextParallel>,
+    documents: Option<&Documents>,
+) -> Tensor<4> {
+    let context = context.filter(|context| context.group.size() > 1);
+    if context.is_none() && documents.is_none() {
+        return attention(q, k, v, options);
+    }
+    let ([s, b, hq, d], keys, values) = (q.dims(), k.dims(), v.dims());
+    assert_eq!(keys[..3], values[..3], "attention: k is {keys:?}, v is {values:?}; only the last may differ");
+    assert_eq!([s, b, d], [keys[0], keys[1], keys[3]], "attention in a context: q is {:?}, k is {keys:?}", q.dims());
+    let how = how([s, b], [hq, keys[2]], options, context, documents);
+    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_over(q, k, v, how))
+}
+
+/// [`attention_over_context`] on a packed projection `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`; its gradient is packed too.
+///
+/// # Panics
+///
+/// As [`attention_over_context`], and if `heads` does not fit `qkv`.
+pub fn attention_in_context(
+    qkv: Tensor<4>,
+    heads: PackedHeads,
+    options: AttentionOptions,
+    context: Option<&ContextParallel>,
+    documents: Option<&Documents>,
+) -> Tensor<4> {
+    let context = context.filter(|context| context.group.size() > 1);
+    if context.is_none() && documents.is_none() {
+        return attention_packed(qkv, heads, options);
+    }
+    let [s, b, all, _] = qkv.dims();
+    assert_eq!(all, heads.total(), "attention in a context: {heads:?} do not make up the input's heads");
+    let how = how([s, b], [heads.heads, heads.kv_heads], options, context, documents);
+    Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_in(qkv.into_dispatch(), heads, how))
+}
+
+fn how(
+    [rows, samples]: [usize; 2],
+    [heads, kv_heads]: [usize; 2],
+    options: AttentionOptions,
+    context: Option<&ContextParallel>,
+    documents: Option<&Documents>,
+) -> How {
+    check_heads(heads, kv_heads, options);
+    let size = context.map_or(1, |context| context.group.size());
+    if let Some(ContextParallel { group, comm }) = context {
+        assert!(rows.is_multiple_of(2), "context parallel on {group:?}: {rows} positions a rank are not two chunks");
+        comm.check(size, heads).unwrap_or_else(|message| panic!("context parallel on {group:?}: {message}"));
+    }
+    if let Some(documents) = documents {
+        assert_eq!(documents.samples(), samples, "attention: documents of as many samples as the batch has");
+        for sample in 0..samples {
+            let last = *documents.starts(sample).last().expect("a sample has a document");
+            let positions = rows * size;
+            assert!(
+                last < positions,
+                "attention: a document of sample {sample} begins at {last} of {positions} positions"
+            );
+        }
+    }
+    How { options, context: context.cloned(), documents: documents.cloned() }
+}

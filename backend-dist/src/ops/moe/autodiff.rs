@@ -1,0 +1,262 @@
+//! The operations as backend extensions, and their autodiff nodes. All nodes are compute bound: nothing is replayed.
+
+use std::sync::Arc;
+
+use burn::backend::{
+    Autodiff, Backend, Flex, FloatDType, Scalar, Shape, TensorMetadata,
+    autodiff::{
+        NodeId,
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+
+use super::kernels::MoeKernels;
+use super::plain::{cast, wide};
+use crate::ops::main_grads::place;
+use crate::ops::weight_grads::run_or_defer;
+
+/// Rows of each group.
+type Counts = Arc<[usize]>;
+
+/// One method per public operation; see the functions of [`moe`](super) for what they do.
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+pub(super) trait MoeOps: Backend {
+    fn op_gather_rows(x: FloatTensor<Self>, to: IntTensor<Self>, back: IntTensor<Self>) -> FloatTensor<Self>;
+    fn op_router_logits(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn op_grouped_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, counts: Counts) -> FloatTensor<Self>;
+    fn op_grouped_swiglu_linear(
+        x: FloatTensor<Self>,
+        p: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        counts: Counts,
+        recompute: bool,
+    ) -> FloatTensor<Self>;
+    fn op_inject(x: FloatTensor<Self>, loss: FloatTensor<Self>, scale: f64) -> FloatTensor<Self>;
+}
+
+macro_rules! moe_ops {
+    ($backend:ty) => {
+        impl MoeOps for $backend {
+            fn op_gather_rows(x: FloatTensor<Self>, to: IntTensor<Self>, _: IntTensor<Self>) -> FloatTensor<Self> {
+                Self::sum_rows(x, to)
+            }
+
+            fn op_router_logits(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+                Self::router_logits(x, w)
+            }
+
+            fn op_grouped_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, counts: Counts) -> FloatTensor<Self> {
+                Self::grouped_forward(x, w, &counts)
+            }
+
+            fn op_grouped_swiglu_linear(
+                x: FloatTensor<Self>,
+                p: FloatTensor<Self>,
+                w: FloatTensor<Self>,
+                counts: Counts,
+                _: bool,
+            ) -> FloatTensor<Self> {
+                Self::grouped_forward(Self::weighted_swiglu(x, p), w, &counts)
+            }
+
+            fn op_inject(x: FloatTensor<Self>, _: FloatTensor<Self>, _: f64) -> FloatTensor<Self> {
+                x
+            }
+        }
+    };
+}
+
+moe_ops!(Flex);
+#[cfg(feature = "cuda")]
+moe_ops!(burn::backend::Cube);
+
+#[derive(Debug)]
+struct GatherRows;
+
+impl<B: MoeKernels> Backward<B, 1> for GatherRows {
+    type State = IntTensor<B>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::sum_rows(grad, ops.state));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct RouterLogits;
+
+impl<B: MoeKernels> Backward<B, 2> for RouterLogits {
+    type State = [FloatTensor<B>; 2];
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let ([x_node, w_node], [x, w]) = (ops.parents, ops.state);
+        let (dtype, wide) = (x.dtype(), wide(x.dtype()));
+        if let Some(node) = w_node {
+            let value = B::linear_weight_grad(grad.clone(), cast::<B>(x, wide));
+            match place::<B>(node.id) {
+                Some((sum, add)) => B::accumulate(value, &sum, add),
+                None => grads.register::<B>(node.id, cast::<B>(value, w.dtype())),
+            }
+        }
+        if let Some(node) = x_node {
+            let value = B::linear_input_grad(grad, cast::<B>(w, wide));
+            grads.register::<B>(node.id, cast::<B>(value, dtype));
+        }
+    }
+}
+
+/// Brings the weight's gradient to its place, now or later.
+fn weight_grad<B: MoeKernels>(
+    (id, is_leaf): (NodeId, bool),
+    grad: FloatTensor<B>,
+    x: FloatTensor<B>,
+    counts: Counts,
+    grads: &mut Gradients,
+) {
+    let job = move |grads: &mut Gradients| match place::<B>(id) {
+        Some((sum, add)) => B::grouped_accumulate_weight_grad(grad, x, &counts, &sum, add),
+        None => grads.register::<B>(id, B::grouped_weight_grad(grad, x, &counts)),
+    };
+    if is_leaf { run_or_defer(grads, job) } else { job(grads) }
+}
+
+#[derive(Debug)]
+struct GroupedLinear;
+
+impl<B: MoeKernels> Backward<B, 2> for GroupedLinear {
+    /// The input if the weight wants a gradient, the weight if the input does.
+    type State = (Option<FloatTensor<B>>, Option<FloatTensor<B>>, Counts);
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let ([x_node, w_node], (x, w, counts)) = (ops.parents, ops.state);
+        if let (Some(node), Some(x)) = (w_node, x) {
+            weight_grad::<B>((node.id, node.order == 0), grad.clone(), x, counts.clone(), grads);
+        }
+        if let (Some(node), Some(w)) = (x_node, w) {
+            grads.register::<B>(node.id, B::grouped_input_grad(grad, w, &counts));
+        }
+    }
+}
+
+/// What a grouped layer behind a SwiGLU keeps.
+#[derive(Clone, Debug)]
+struct SwiGluKept<B: MoeKernels> {
+    x: FloatTensor<B>,
+    p: FloatTensor<B>,
+    /// The product's input if the weight wants a gradient; `None` also if it is made again.
+    input: Option<FloatTensor<B>>,
+    w: FloatTensor<B>,
+    counts: Counts,
+}
+
+#[derive(Debug)]
+struct GroupedSwiGluLinear;
+
+impl<B: MoeKernels> Backward<B, 3> for GroupedSwiGluLinear {
+    type State = SwiGluKept<B>;
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let ([x_node, p_node, w_node], SwiGluKept { x, p, input, w, counts }) = (ops.parents, ops.state);
+        if let Some(node) = w_node {
+            let input = input.unwrap_or_else(|| B::weighted_swiglu(x.clone(), p.clone()));
+            weight_grad::<B>((node.id, node.order == 0), grad.clone(), input, counts.clone(), grads);
+        }
+        if x_node.is_none() && p_node.is_none() {
+            return;
+        }
+        let [x_grad, p_grad] = B::weighted_swiglu_grads(x, p, B::grouped_input_grad(grad, w, &counts));
+        for (node, value) in [(x_node, x_grad), (p_node, p_grad)] {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, value);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Inject;
+
+impl<B: MoeKernels> Backward<B, 2> for Inject {
+    /// The gradient of the loss, and the loss for its device and type.
+    type State = (f64, FloatTensor<B>);
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let ([x_node, loss_node], (scale, loss)) = (ops.parents, ops.state);
+        if let Some(node) = x_node {
+            grads.register::<B>(node.id, grad);
+        }
+        if let Some(node) = loss_node {
+            let dtype = FloatDType::from(loss.dtype());
+            let value = B::float_full(Shape::from([1]), Scalar::Float(scale), &loss.device(), dtype);
+            grads.register::<B>(node.id, value);
+        }
+    }
+}
+
+impl<B: MoeKernels, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
+    fn op_gather_rows(x: FloatTensor<Self>, to: IntTensor<Self>, back: IntTensor<Self>) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        match GatherRows.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(back, B::sum_rows(x, to)),
+            OpsKind::UnTracked(prep) => prep.finish(B::sum_rows(x, to)),
+        }
+    }
+
+    fn op_router_logits(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+        let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
+        match RouterLogits.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish([x.clone(), w.clone()], B::router_logits(x, w)),
+            OpsKind::UnTracked(prep) => prep.finish(B::router_logits(x, w)),
+        }
+    }
+
+    fn op_grouped_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, counts: Counts) -> FloatTensor<Self> {
+        let tracked = [x.is_tracked(), w.is_tracked()];
+        let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
+        match GroupedLinear.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let kept = (tracked[1].then(|| x.clone()), tracked[0].then(|| w.clone()), counts.clone());
+                prep.finish(kept, B::grouped_forward(x, w, &counts))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::grouped_forward(x, w, &counts)),
+        }
+    }
+
+    fn op_grouped_swiglu_linear(
+        x: FloatTensor<Self>,
+        p: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        counts: Counts,
+        recompute: bool,
+    ) -> FloatTensor<Self> {
+        let keep = w.is_tracked() && !recompute;
+        let ((x, x_node), (p, p_node), (w, w_node)) = (x.into_parts(), p.into_parts(), w.into_parts());
+        match GroupedSwiGluLinear.prepare::<C>([x_node, p_node, w_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let input = B::weighted_swiglu(x.clone(), p.clone());
+                let kept =
+                    SwiGluKept { x, p, input: keep.then(|| input.clone()), w: w.clone(), counts: counts.clone() };
+                prep.finish(kept, B::grouped_forward(input, w, &counts))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::grouped_forward(B::weighted_swiglu(x, p), w, &counts)),
+        }
+    }
+
+    fn op_inject(x: FloatTensor<Self>, loss: FloatTensor<Self>, scale: f64) -> FloatTensor<Self> {
+        let ((x, x_node), (loss, loss_node)) = (x.into_parts(), loss.into_parts());
+        match Inject.prepare::<C>([x_node, loss_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((scale, loss), x),
+            OpsKind::UnTracked(prep) => prep.finish(x),
+        }
+    }
+}

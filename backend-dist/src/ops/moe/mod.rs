@@ -1,0 +1,17 @@
+//! What a mixture-of-experts layer computes on one rank: rows brought into another order, a matrix for each group of rows,
+//! router logits, and auxiliary losses that only exist as gradients.
+//!
+//! Nothing is scattered: a [`RowMap`] knows its own transpose, so that a gradient too is a sum over rows in a fixed order.
+//! The same input gives the same bits, on GPUs as well.
+
+mod api;
+mod autodiff;
+mod kernels;
+mod plain;
+mod rows;
+
+pub use api::{all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, router_logits, row_multiple};
+pub(in crate::ops) use kernels::MoeKernels;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) use plain::{groups, sum_rows, weighted_swiglu, weighted_swiglu_grads};
+pub use rows::RowMap;

@@ -1,0 +1,62 @@
+//! A block with latent attention: norm, attention, residual; norm, MLP or experts, residual.
+
+use std::ops::Range;
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::layers::{Angles, FeedForward, Ffn, LatentAttention, LayerCache, MlaConfig, Norm, NormKind};
+use crate::micro_batch::MicroBatch;
+use crate::param::{BuildError, ParamBuilder};
+
+/// What a block is made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LatentBlockConfig {
+    pub attention: MlaConfig,
+    pub mlp: Ffn,
+    pub norm_eps: f64,
+}
+
+/// One layer of a DeepSeek-V3. Activations between its parts are `[s, b, hidden]`, under sequence parallelism
+/// `[s/tp, b, hidden]`.
+#[derive(Module, Debug)]
+pub struct LatentBlock {
+    input_layernorm: Norm,
+    attention: LatentAttention,
+    post_attention_layernorm: Norm,
+    mlp: FeedForward,
+}
+
+impl LatentBlock {
+    pub(super) fn new(params: &mut ParamBuilder, name: &str, config: &LatentBlockConfig) -> Result<Self, BuildError> {
+        let norm = |params: &mut ParamBuilder, part: &str| {
+            Norm::new(params, &format!("{name}.{part}"), config.attention.hidden, NormKind::Rms, config.norm_eps)
+        };
+        Ok(Self {
+            input_layernorm: norm(params, "input_layernorm")?,
+            attention: LatentAttention::new(params, &format!("{name}.attention"), &config.attention)?,
+            post_attention_layernorm: norm(params, "post_attention_layernorm")?,
+            mlp: FeedForward::new(params, &format!("{name}.mlp"), &config.mlp)?,
+        })
+    }
+
+    /// The block's output; see [`LatentAttention::forward`].
+    pub fn forward(&self, x: Tensor<3>, angles: &Angles, batch: &MicroBatch) -> Tensor<3> {
+        self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch))
+    }
+
+    /// The same for positions that follow those in the cache; see [`LatentAttention::extend`].
+    pub fn extend(&self, x: Tensor<3>, at: &Range<usize>, angles: &Angles, cache: &mut LayerCache) -> Tensor<3> {
+        self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend(x, norm, at, angles, cache))
+    }
+
+    fn around(
+        &self,
+        x: Tensor<3>,
+        batch: &MicroBatch,
+        attention: impl FnOnce(Tensor<3>, &Norm) -> Tensor<3>,
+    ) -> Tensor<3> {
+        let x = x.clone() + attention(x, &self.input_layernorm);
+        x.clone() + self.mlp.forward(x, &self.post_attention_layernorm, batch)
+    }
+}

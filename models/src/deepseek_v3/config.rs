@@ -1,0 +1,402 @@
+//! The sizes of a DeepSeek-V3. Field names are Hugging Face's, or Megatron-LM's where Hugging Face has none.
+
+use backend_dist::shard::Init;
+use serde::{Deserialize, Serialize};
+
+use super::block::LatentBlockConfig;
+use crate::causal_lm::ModelConfig;
+use crate::config::{ConfigError, even, positive};
+use crate::layers::{
+    Activation, Balance, BalanceOver, Capacity, Dispatcher, ExpertGroups, Ffn, LinearConfig, MlaConfig, MlpConfig,
+    MoeConfig, RopeConfig, RopeScaling, RouterConfig, Scores, SharedExperts, YarnScaling,
+};
+use crate::layout::{ExpertDims, ModelDims};
+use crate::names::NameMap;
+
+/// The sizes of a DeepSeek-V3.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DeepSeekV3Config {
+    /// Number of tokens.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLPs of the first layers.
+    pub intermediate_size: usize,
+    /// Width of an expert.
+    pub moe_intermediate_size: usize,
+    /// Number of blocks, those of multi-token prediction not counted.
+    pub num_hidden_layers: usize,
+    /// The first layers, which have an MLP in place of experts.
+    pub first_k_dense_replace: usize,
+    /// Heads.
+    pub num_attention_heads: usize,
+    /// Features of the queries' latent; `None`: queries come from the hidden states.
+    pub q_lora_rank: Option<usize>,
+    /// Features of the latent of keys and values.
+    pub kv_lora_rank: usize,
+    /// Features of a query and key head that are not rotated.
+    pub qk_nope_head_dim: usize,
+    /// Features of a query and key head that are rotated.
+    pub qk_rope_head_dim: usize,
+    /// Features of a value head.
+    pub v_head_dim: usize,
+    /// Routed experts of a layer.
+    pub n_routed_experts: usize,
+    /// Experts beside them that all tokens use, as one MLP of so many times an expert's width.
+    pub n_shared_experts: usize,
+    /// Experts that a token uses.
+    pub num_experts_per_tok: usize,
+    /// Groups of neighbouring experts.
+    pub n_group: usize,
+    /// Groups that a token may use.
+    pub topk_group: usize,
+    /// The scores of a token's experts are brought to a sum of one.
+    pub norm_topk_prob: bool,
+    /// What the scores are multiplied with in the end.
+    pub routed_scaling_factor: f64,
+    /// How much a step moves the bias that experts are chosen by (`--moe-router-bias-update-rate`).
+    pub moe_router_bias_update_rate: f64,
+    /// Coefficient of the load-balancing loss of each layer (`--moe-aux-loss-coeff`).
+    pub router_aux_loss_coef: f64,
+    /// Over which tokens the load is balanced (`--moe-router-load-balancing-type`).
+    pub router_balance: BalanceOver,
+    /// The most tokens that an expert takes (`--moe-expert-capacity-factor`); without it nothing is dropped.
+    pub moe_capacity: Option<Capacity>,
+    /// How tokens come to the ranks of their experts (`--moe-token-dispatcher-type`).
+    pub moe_dispatcher: Dispatcher,
+    /// Modules that predict further tokens (`--mtp-num-layers`).
+    pub num_nextn_predict_layers: usize,
+    /// Weight of the mean of their losses (`--mtp-loss-scaling-factor`).
+    pub mtp_loss_scaling_factor: f64,
+    /// Longest sequence that the model was made for. Rotary positions go on beyond it.
+    pub max_position_embeddings: usize,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// YaRN's scaling of the rotary frequencies.
+    pub rope_scaling: Option<YarnScaling>,
+    /// In Hugging Face's and Megatron-LM's files neighbouring features are rotated with each other, else the first half
+    /// with the second. In memory always the latter.
+    pub rope_interleave: bool,
+    /// Epsilon of the norms, but for those of the latents, which have transformers' `1e-6`.
+    pub rms_norm_eps: f64,
+    /// Standard deviation of the initial weights; projections onto the residual stream get `std / √(2 layers)`, as in
+    /// Megatron-LM.
+    pub initializer_range: f64,
+    /// Every rank's rows of the vocabulary are a multiple of this.
+    pub make_vocab_size_divisible_by: usize,
+}
+
+/// [`DeepSeekV3Config::tiny`].
+impl Default for DeepSeekV3Config {
+    fn default() -> Self {
+        Self::tiny()
+    }
+}
+
+/// transformers gives it to the norms of the latents whatever `rms_norm_eps` says.
+const LATENT_NORM_EPS: f64 = 1e-6;
+
+impl DeepSeekV3Config {
+    /// Small enough for tests: 0.2 million parameters, every feature of the large one.
+    pub fn tiny() -> Self {
+        Self {
+            vocab_size: 256,
+            hidden_size: 64,
+            intermediate_size: 128,
+            moe_intermediate_size: 32,
+            num_hidden_layers: 3,
+            first_k_dense_replace: 1,
+            num_attention_heads: 8,
+            q_lora_rank: Some(32),
+            kv_lora_rank: 16,
+            qk_nope_head_dim: 8,
+            qk_rope_head_dim: 4,
+            v_head_dim: 8,
+            n_routed_experts: 8,
+            n_shared_experts: 1,
+            num_experts_per_tok: 2,
+            n_group: 4,
+            topk_group: 2,
+            norm_topk_prob: true,
+            routed_scaling_factor: 2.5,
+            moe_router_bias_update_rate: 0.001,
+            router_aux_loss_coef: 0.0001,
+            router_balance: BalanceOver::Sequence,
+            moe_capacity: None,
+            moe_dispatcher: Dispatcher::AllToAll,
+            num_nextn_predict_layers: 1,
+            mtp_loss_scaling_factor: 0.1,
+            max_position_embeddings: 2048,
+            rope_theta: 10_000.0,
+            rope_scaling: Some(YarnScaling {
+                mscale: Some(1.0),
+                mscale_all_dim: Some(1.0),
+                ..YarnScaling::new(40.0, 64)
+            }),
+            rope_interleave: true,
+            rms_norm_eps: 1e-6,
+            initializer_range: 0.02,
+            make_vocab_size_divisible_by: 1,
+        }
+    }
+
+    /// DeepSeek-V3 and R1: 671 billion parameters, 37 of which a token uses, and 11.6 of multi-token prediction.
+    pub fn deepseek_v3() -> Self {
+        Self {
+            vocab_size: 129_280,
+            hidden_size: 7168,
+            intermediate_size: 18_432,
+            moe_intermediate_size: 2048,
+            num_hidden_layers: 61,
+            first_k_dense_replace: 3,
+            num_attention_heads: 128,
+            q_lora_rank: Some(1536),
+            kv_lora_rank: 512,
+            qk_nope_head_dim: 128,
+            qk_rope_head_dim: 64,
+            v_head_dim: 128,
+            n_routed_experts: 256,
+            num_experts_per_tok: 8,
+            n_group: 8,
+            topk_group: 4,
+            max_position_embeddings: 163_840,
+            rope_scaling: Some(YarnScaling {
+                mscale: Some(1.0),
+                mscale_all_dim: Some(1.0),
+                ..YarnScaling::new(40.0, 4096)
+            }),
+            make_vocab_size_divisible_by: 128,
+            ..Self::tiny()
+        }
+    }
+
+    /// Moonlight: 16 billion parameters, 3 of which a token uses. Fits eight GPUs in training.
+    pub fn moonlight_16b() -> Self {
+        Self {
+            vocab_size: 163_840,
+            hidden_size: 2048,
+            intermediate_size: 11_264,
+            moe_intermediate_size: 1408,
+            num_hidden_layers: 27,
+            first_k_dense_replace: 1,
+            num_attention_heads: 16,
+            q_lora_rank: None,
+            n_routed_experts: 64,
+            n_shared_experts: 2,
+            num_experts_per_tok: 6,
+            n_group: 1,
+            topk_group: 1,
+            routed_scaling_factor: 2.446,
+            router_aux_loss_coef: 0.001,
+            num_nextn_predict_layers: 0,
+            max_position_embeddings: 8192,
+            rope_theta: 50_000.0,
+            rope_scaling: None,
+            rms_norm_eps: 1e-5,
+            ..Self::deepseek_v3()
+        }
+    }
+
+    /// Whether layer `index` has experts; those of multi-token prediction count on after the last one.
+    pub fn has_experts(&self, index: usize) -> bool {
+        index >= self.first_k_dense_replace
+    }
+
+    /// Blocks with experts, and blocks without, those of multi-token prediction among them.
+    pub fn blocks(&self) -> [usize; 2] {
+        let all = self.num_hidden_layers + self.num_nextn_predict_layers;
+        let experts = (0..all).filter(|index| self.has_experts(*index)).count();
+        [experts, all - experts]
+    }
+
+    /// Features of the MLP that all tokens of a layer with experts use.
+    pub fn shared_intermediate_size(&self) -> usize {
+        self.n_shared_experts * self.moe_intermediate_size
+    }
+
+    /// Features of all query heads.
+    pub(super) fn query_width(&self) -> usize {
+        self.num_attention_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+    }
+
+    /// Distribution of embeddings and of projections inside a block.
+    pub(super) fn init(&self) -> Init {
+        Init::Normal { std: self.initializer_range }
+    }
+
+    pub(super) fn rope(&self) -> RopeConfig {
+        let scaling = self.rope_scaling.map(RopeScaling::Yarn);
+        RopeConfig { head_dim: self.qk_rope_head_dim, theta: self.rope_theta, scaling }
+    }
+
+    pub(super) fn block(&self, index: usize) -> LatentBlockConfig {
+        let residual = Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() };
+        let head_dim = (self.qk_nope_head_dim + self.qk_rope_head_dim) as f64;
+        let sharpened = self.rope_scaling.map_or(1.0, |yarn| yarn.score_factor());
+        let linear = |init| LinearConfig { bias: false, init };
+        let dense = MlpConfig {
+            hidden: self.hidden_size,
+            intermediate: self.intermediate_size,
+            activation: Activation::SwiGlu,
+            input: linear(self.init()),
+            output: linear(residual),
+        };
+        LatentBlockConfig {
+            attention: MlaConfig {
+                hidden: self.hidden_size,
+                heads: self.num_attention_heads,
+                q_lora_rank: self.q_lora_rank,
+                kv_lora_rank: self.kv_lora_rank,
+                qk_nope_head_dim: self.qk_nope_head_dim,
+                qk_rope_head_dim: self.qk_rope_head_dim,
+                v_head_dim: self.v_head_dim,
+                norm_eps: LATENT_NORM_EPS,
+                scale: sharpened / head_dim.sqrt(),
+                input: self.init(),
+                output: residual,
+            },
+            mlp: if self.has_experts(index) { Ffn::Moe(self.moe(residual)) } else { Ffn::Dense(dense) },
+            norm_eps: self.rms_norm_eps,
+        }
+    }
+
+    fn moe(&self, output: Init) -> MoeConfig {
+        let balance = Balance { over: self.router_balance, coefficient: self.router_aux_loss_coef };
+        let shared = SharedExperts { intermediate: self.shared_intermediate_size(), gate: false };
+        MoeConfig {
+            hidden: self.hidden_size,
+            intermediate: self.moe_intermediate_size,
+            experts: self.n_routed_experts,
+            router: RouterConfig {
+                scores: if self.norm_topk_prob { Scores::Sigmoid } else { Scores::PlainSigmoid },
+                groups: (self.n_group > 1).then_some(ExpertGroups { groups: self.n_group, top_k: self.topk_group }),
+                scaling: self.routed_scaling_factor,
+                bias_rate: Some(self.moe_router_bias_update_rate),
+                balance: (balance.coefficient != 0.0).then_some(balance),
+                ..RouterConfig::new(self.num_experts_per_tok)
+            },
+            capacity: self.moe_capacity,
+            dispatcher: self.moe_dispatcher,
+            shared: (self.n_shared_experts > 0).then_some(shared),
+            input: self.init(),
+            output,
+        }
+    }
+}
+
+impl ModelConfig for DeepSeekV3Config {
+    fn check(&self) -> Result<(), ConfigError> {
+        positive(&[
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("q_lora_rank", self.q_lora_rank.unwrap_or(1)),
+            ("kv_lora_rank", self.kv_lora_rank),
+            ("qk_nope_head_dim", self.qk_nope_head_dim),
+            ("v_head_dim", self.v_head_dim),
+            ("n_group", self.n_group),
+            ("topk_group", self.topk_group),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ])?;
+        even("qk_rope_head_dim", self.qk_rope_head_dim)?;
+        if self.topk_group > self.n_group {
+            let (value, nearest) = (self.topk_group as f64, self.n_group as f64);
+            return Err(ConfigError::OutOfRange { key: "topk_group", value, range: "at most n_group", nearest });
+        }
+        for (key, value) in [
+            ("mtp_loss_scaling_factor", self.mtp_loss_scaling_factor),
+            ("moe_router_bias_update_rate", self.moe_router_bias_update_rate),
+        ] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(ConfigError::OutOfRange { key, value, range: "at least 0", nearest: 0.0 });
+            }
+        }
+        match self.blocks() {
+            [0, _] => Ok(()),
+            _ => self.moe(self.init()).check(),
+        }
+    }
+
+    fn dims(&self) -> ModelDims {
+        let [experts, dense] = self.blocks();
+        // Ranks divide the MLP of the first layers and the one beside the experts.
+        let shared = if experts > 0 { self.shared_intermediate_size() } else { 0 };
+        let intermediate = if dense > 0 { self.intermediate_size } else { 0 };
+        ModelDims {
+            hidden: self.hidden_size,
+            heads: self.num_attention_heads,
+            kv_heads: self.num_attention_heads,
+            intermediate: common_divisor(intermediate, shared),
+            layers: self.num_hidden_layers,
+            max_positions: None,
+            experts: (experts > 0)
+                .then_some(ExpertDims { count: self.n_routed_experts, intermediate: self.moe_intermediate_size }),
+        }
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn megatron_names(&self) -> NameMap {
+        super::megatron::names(self)
+    }
+
+    fn hf_names(&self) -> NameMap {
+        super::hf::names(self)
+    }
+}
+
+/// The largest number that divides both; the other one, if one is 0.
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The model cards: 671 billion in DeepSeek-V3's main model, 16 in Moonlight. The files of the former have 684.5: besides
+    /// the module of multi-token prediction its copies of embedding and output layer, 1.9, and 0.04 of FP8 scales.
+    #[test]
+    fn presets_have_the_published_sizes() {
+        let whole = DeepSeekV3Config::deepseek_v3();
+        let main = DeepSeekV3Config { num_nextn_predict_layers: 0, ..whole.clone() }.parameter_count();
+        assert_eq!(main / 1_000_000, 671_026);
+        assert_eq!((whole.parameter_count() - main) / 100_000_000, 116);
+        assert_eq!(DeepSeekV3Config::moonlight_16b().parameter_count() / 10_000_000, 1596);
+        assert_eq!(whole.check(), Ok(()));
+        assert_eq!(DeepSeekV3Config::moonlight_16b().check(), Ok(()));
+    }
+
+    #[test]
+    fn contradictory_sizes_are_refused() {
+        let refuse = |config: DeepSeekV3Config| config.check().unwrap_err().to_string();
+        let tiny = DeepSeekV3Config::tiny;
+        assert_eq!(tiny().check(), Ok(()));
+        assert_eq!(
+            refuse(DeepSeekV3Config { qk_rope_head_dim: 5, ..tiny() }),
+            "qk_rope_head_dim = 5 is not even and positive; nearest legal: 6"
+        );
+        assert_eq!(
+            refuse(DeepSeekV3Config { topk_group: 5, ..tiny() }),
+            "topk_group = 5 is not at most n_group; nearest legal: 4"
+        );
+        assert_eq!(
+            refuse(DeepSeekV3Config { mtp_loss_scaling_factor: -1.0, ..tiny() }),
+            "mtp_loss_scaling_factor = -1 is not at least 0; nearest legal: 0"
+        );
+        assert!(refuse(DeepSeekV3Config { num_experts_per_tok: 9, ..tiny() }).contains("num_experts_per_tok = 9"));
+    }
+
+    /// The MLP beside the experts is narrower than that of the first layers, and must be divided too.
+    #[test]
+    fn tensor_parallel_ranks_divide_all_mlps() {
+        assert_eq!(DeepSeekV3Config::tiny().dims().intermediate, 32);
+        assert_eq!(DeepSeekV3Config { first_k_dense_replace: 4, ..DeepSeekV3Config::tiny() }.dims().intermediate, 128);
+        assert_eq!(DeepSeekV3Config::moonlight_16b().dims().intermediate, 2816);
+    }
+}

@@ -1,0 +1,223 @@
+//! DeepSeek-V3 in Hugging Face's words: names of tensors and `config.json`.
+
+use serde_json::{Map, Value, json};
+
+use super::config::DeepSeekV3Config;
+use super::rows;
+use crate::hf::{ConfigReader, HfError, class_of};
+use crate::layers::YarnScaling;
+use crate::names::{Foreign, NameMap};
+
+/// Keys that repeat what the architecture is, or say how DeepSeek serves it.
+const HARMLESS: [&str; 8] = [
+    "auto_map",
+    "aux_loss_alpha",
+    "ep_size",
+    "num_key_value_heads",
+    "output_router_logits",
+    "pretraining_tp",
+    "router_aux_loss_coef",
+    "seq_aux",
+];
+
+/// The names of `DeepseekV3ForCausalLM`'s tensors. Modules of multi-token prediction are layers after the last one, as in the
+/// published files; transformers leaves them out.
+pub(super) fn names(config: &DeepSeekV3Config) -> NameMap {
+    let (hidden, mut map) = (config.hidden_size, NameMap::default());
+    let table = [config.vocab_size, hidden];
+    map.same("embed_tokens.weight", "model.embed_tokens.weight", &table);
+    for layer in 0..config.num_hidden_layers + config.num_nextn_predict_layers {
+        let (ours, theirs) = (format!("layers.{layer}"), format!("model.layers.{layer}"));
+        for norm in ["input_layernorm", "post_attention_layernorm"] {
+            map.same(format!("{ours}.{norm}.weight"), format!("{theirs}.{norm}.weight"), &[hidden]);
+        }
+        attention(&mut map, config, &format!("{ours}.attention"), &format!("{theirs}.self_attn"));
+        let (our_mlp, their_mlp) = (format!("{ours}.mlp"), format!("{theirs}.mlp"));
+        match config.has_experts(layer) {
+            true => experts(&mut map, config, &our_mlp, &their_mlp),
+            false => mlp(&mut map, &our_mlp, &their_mlp, hidden, config.intermediate_size),
+        }
+        if layer >= config.num_hidden_layers {
+            for norm in ["enorm", "hnorm", "shared_head.norm"] {
+                map.same(format!("{ours}.{norm}.weight"), format!("{theirs}.{norm}.weight"), &[hidden]);
+            }
+            map.same(format!("{ours}.eh_proj.weight"), format!("{theirs}.eh_proj.weight"), &[hidden, 2 * hidden]);
+        }
+    }
+    map.same("norm.weight", "model.norm.weight", &[hidden]);
+    map.same("lm_head.weight", "lm_head.weight", &table);
+    map
+}
+
+fn attention(map: &mut NameMap, config: &DeepSeekV3Config, ours: &str, theirs: &str) {
+    let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
+    let (queries, latent) = (config.query_width(), config.kv_lora_rank + config.qk_rope_head_dim);
+    let mut add = |part: &str, shape: &[usize], rows| {
+        let (name, shape) = (format!("{theirs}.{part}.weight"), shape.to_vec());
+        map.add(format!("{ours}.{part}.weight"), Foreign { name, transposed: false, rows, shape });
+    };
+    match config.q_lora_rank {
+        Some(rank) => {
+            add("q_a_proj", &[rank, hidden], None);
+            add("q_a_layernorm", &[rank], None);
+            add("q_b_proj", &[queries, rank], Some(rows::queries(config)));
+        }
+        None => add("q_proj", &[queries, hidden], Some(rows::queries(config))),
+    }
+    add("kv_a_proj_with_mqa", &[latent, hidden], Some(rows::latent(config)));
+    add("kv_a_layernorm", &[config.kv_lora_rank], None);
+    let keys = heads * (config.qk_nope_head_dim + config.v_head_dim);
+    add("kv_b_proj", &[keys, config.kv_lora_rank], None);
+    add("o_proj", &[hidden, heads * config.v_head_dim], None);
+}
+
+fn experts(map: &mut NameMap, config: &DeepSeekV3Config, ours: &str, theirs: &str) {
+    let (count, hidden) = (config.n_routed_experts, config.hidden_size);
+    map.same(format!("{ours}.router.weight"), format!("{theirs}.gate.weight"), &[count, hidden]);
+    map.same(format!("{ours}.router.expert_bias"), format!("{theirs}.gate.e_score_correction_bias"), &[count]);
+    for expert in 0..count {
+        let (ours, theirs) = (format!("{ours}.experts.{expert}"), format!("{theirs}.experts.{expert}"));
+        mlp(map, &ours, &theirs, hidden, config.moe_intermediate_size);
+    }
+    if config.n_shared_experts > 0 {
+        let (ours, theirs) = (format!("{ours}.shared_experts"), format!("{theirs}.shared_experts"));
+        mlp(map, &ours, &theirs, hidden, config.shared_intermediate_size());
+    }
+}
+
+fn mlp(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize, width: usize) {
+    for (part, shape) in [("gate", [width, hidden]), ("up", [width, hidden]), ("down", [hidden, width])] {
+        map.same(format!("{ours}.{part}_proj.weight"), format!("{theirs}.{part}_proj.weight"), &shape);
+    }
+}
+
+impl DeepSeekV3Config {
+    /// Reads a `config.json` with `"model_type": "deepseek_v3"`, as transformers 5 writes it or as DeepSeek published it. An
+    /// absent key has transformers' default.
+    ///
+    /// # Errors
+    /// Names the key that is missing, unknown, or asks for something this model does not do.
+    pub fn from_hf(config: &Value) -> Result<Self, HfError> {
+        let config = ConfigReader::new(config)?;
+        config.expect_model("deepseek_v3")?;
+        config.expect_or_absent("hidden_act", "silu")?;
+        config.expect_or_absent("scoring_func", "sigmoid")?;
+        config.expect_or_absent("topk_method", "noaux_tc")?;
+        config.expect_number("moe_layer_freq", 1.0, 1.0)?;
+        config.expect_number("attention_dropout", 0.0, 0.0)?;
+        config.expect_flag("attention_bias", false)?;
+        config.expect_flag("tie_word_embeddings", false)?;
+        let (rope_theta, rope_scaling) = rope(&config)?;
+        let read = Self {
+            vocab_size: config.size("vocab_size")?,
+            hidden_size: config.size("hidden_size")?,
+            intermediate_size: config.size("intermediate_size")?,
+            moe_intermediate_size: config.size("moe_intermediate_size")?,
+            num_hidden_layers: config.size("num_hidden_layers")?,
+            first_k_dense_replace: count(&config, "first_k_dense_replace", 3)?,
+            num_attention_heads: config.size("num_attention_heads")?,
+            q_lora_rank: match config.has("q_lora_rank") {
+                true => config.optional_size("q_lora_rank")?,
+                false => Some(1536),
+            },
+            kv_lora_rank: config.size_or("kv_lora_rank", 512)?,
+            qk_nope_head_dim: config.size_or("qk_nope_head_dim", 128)?,
+            qk_rope_head_dim: config.size_or("qk_rope_head_dim", 64)?,
+            v_head_dim: config.size_or("v_head_dim", 128)?,
+            n_routed_experts: config.size("n_routed_experts")?,
+            n_shared_experts: count(&config, "n_shared_experts", 1)?,
+            num_experts_per_tok: config.size("num_experts_per_tok")?,
+            n_group: config.size_or("n_group", 8)?,
+            topk_group: config.size_or("topk_group", 4)?,
+            norm_topk_prob: config.flag_or("norm_topk_prob", true)?,
+            routed_scaling_factor: config.number("routed_scaling_factor")?.unwrap_or(2.5),
+            num_nextn_predict_layers: count(&config, "num_nextn_predict_layers", 0)?,
+            max_position_embeddings: config.size_or("max_position_embeddings", 4096)?,
+            rope_theta,
+            rope_scaling,
+            rope_interleave: config.flag_or("rope_interleave", true)?,
+            rms_norm_eps: config.number("rms_norm_eps")?.unwrap_or(1e-6),
+            initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
+            make_vocab_size_divisible_by: 1,
+            ..Self::deepseek_v3()
+        };
+        for (key, size) in
+            [("head_dim", read.qk_rope_head_dim), ("qk_head_dim", read.qk_nope_head_dim + read.qk_rope_head_dim)]
+        {
+            config.expect_number(key, size as f64, size as f64)?;
+        }
+        config.finish(&HARMLESS)?;
+        Ok(read)
+    }
+
+    /// The `config.json` of this model, in the form of transformers 5.
+    pub fn to_hf(&self) -> Value {
+        let mut rope = Map::new();
+        rope.insert("rope_theta".into(), json!(self.rope_theta));
+        rope.insert("rope_type".into(), json!("default"));
+        if let Some(scaling) = self.rope_scaling {
+            rope.insert("rope_type".into(), json!("yarn"));
+            scaling.write_hf(&mut rope);
+        }
+        json!({
+            "architectures": [class_of("deepseek_v3")],
+            "model_type": "deepseek_v3",
+            "hidden_act": "silu",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "moe_intermediate_size": self.moe_intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "first_k_dense_replace": self.first_k_dense_replace,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_attention_heads,
+            "q_lora_rank": self.q_lora_rank,
+            "kv_lora_rank": self.kv_lora_rank,
+            "qk_nope_head_dim": self.qk_nope_head_dim,
+            "qk_rope_head_dim": self.qk_rope_head_dim,
+            "qk_head_dim": self.qk_nope_head_dim + self.qk_rope_head_dim,
+            "v_head_dim": self.v_head_dim,
+            "n_routed_experts": self.n_routed_experts,
+            "n_shared_experts": self.n_shared_experts,
+            "num_experts_per_tok": self.num_experts_per_tok,
+            "n_group": self.n_group,
+            "topk_group": self.topk_group,
+            "norm_topk_prob": self.norm_topk_prob,
+            "routed_scaling_factor": self.routed_scaling_factor,
+            "num_nextn_predict_layers": self.num_nextn_predict_layers,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rope_parameters": rope,
+            "rope_interleave": self.rope_interleave,
+            "rms_norm_eps": self.rms_norm_eps,
+            "initializer_range": self.initializer_range,
+            "attention_bias": false,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": false,
+        })
+    }
+}
+
+/// A number of things that may be none.
+fn count(config: &ConfigReader, key: &str, default: usize) -> Result<usize, HfError> {
+    match config.number(key)? {
+        None => Ok(default),
+        Some(number) if number >= 0.0 && number.fract() == 0.0 => Ok(number as usize),
+        Some(number) => Err(config.unsupported(key, &number.to_string(), &format!("{}", number.max(0.0).round()))),
+    }
+}
+
+/// Base and scaling of the rotary frequencies.
+fn rope(config: &ConfigReader) -> Result<(f64, Option<YarnScaling>), HfError> {
+    let theta = config.number("rope_theta")?;
+    let Some(rope) = config.object("rope_parameters")?.or(config.object("rope_scaling")?) else {
+        return Ok((theta.unwrap_or(10_000.0), None));
+    };
+    let nested = rope.number("rope_theta")?;
+    let scaling = match rope.text("rope_type")?.or(rope.text("type")?) {
+        None | Some("default") => None,
+        Some("yarn") => Some(YarnScaling::read_hf(&rope)?),
+        Some(other) => return Err(rope.unsupported("rope_type", other, "default, yarn")),
+    };
+    rope.finish(&[])?;
+    Ok((nested.or(theta).unwrap_or(10_000.0), scaling))
+}

@@ -1,0 +1,16 @@
+//! DeepSeek-V3: latent attention, experts chosen by sigmoid scores within groups, shared experts, prediction of several
+//! tokens, no biases. Moonlight is one of them.
+
+mod block;
+mod config;
+mod hf;
+mod megatron;
+mod model;
+mod mtp;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+pub use block::LatentBlock;
+pub use config::DeepSeekV3Config;
+pub use model::DeepSeekV3;

@@ -1,0 +1,41 @@
+//! The feed-forward part of a block, dense or a mixture of experts.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::mlp::Mlp;
+use super::moe::{Ffn, MoeLayer};
+use super::norm::Norm;
+use crate::micro_batch::MicroBatch;
+use crate::param::{BuildError, ParamBuilder};
+
+/// What [`Ffn`] says.
+#[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one for each block, never moved about")]
+pub enum FeedForward {
+    /// One MLP for all tokens.
+    Dense(Mlp),
+    /// Experts, of which each token uses some.
+    Moe(MoeLayer),
+}
+
+impl FeedForward {
+    /// A feed-forward part under the global name `name`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &Ffn) -> Result<Self, BuildError> {
+        Ok(match config {
+            Ffn::Dense(config) => Self::Dense(Mlp::new(params, name, config)?),
+            Ffn::Moe(config) => Self::Moe(MoeLayer::new(params, name, config)?),
+        })
+    }
+
+    /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same, behind the block's norm.
+    pub fn forward(&self, x: Tensor<3>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
+        match self {
+            Self::Dense(mlp) => mlp.forward(x, norm),
+            Self::Moe(layer) => layer.forward(x, norm, batch),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Multi-head latent attention (DeepSeek-V2, <https://arxiv.org/abs/2405.04434>, section 2.1): queries, keys and values
+//! come from two short vectors per position, its latents; every rank has some of the heads.
+//!
+//! The projections down to the latents are whole on every rank, each rank computes those of its positions. What is
+//! gathered under sequence parallelism are the latents, which are shorter than the hidden states, and the part of the key
+//! that is rotated and shared by all heads.
+
+use std::ops::Range;
+
+use backend_dist::ops::context::attention_over_context;
+use backend_dist::ops::{AttentionOptions, Prologue, attention};
+use backend_dist::shard::Init;
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::cache::LayerCache;
+use super::linear::{
+    ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, enter_tensor_parallel, pad_sequence,
+};
+use super::norm::{Norm, NormKind};
+use super::replicated::ReplicatedLinear;
+use super::rope::{Angles, rotate};
+use crate::micro_batch::MicroBatch;
+use crate::param::{BuildError, ParamBuilder, TensorParallel};
+
+/// Sizes of a latent attention layer. None of its projections has a bias.
+#[derive(Clone, Copy, Debug)]
+pub struct MlaConfig {
+    /// Features in and out.
+    pub hidden: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Features of the queries' latent; without one queries come from the hidden states.
+    pub q_lora_rank: Option<usize>,
+    /// Features of the latent of keys and values.
+    pub kv_lora_rank: usize,
+    /// Features of a query and key head that are not rotated.
+    pub qk_nope_head_dim: usize,
+    /// Features of a query head that are rotated, and of the rotated key that all heads share.
+    pub qk_rope_head_dim: usize,
+    /// Features of a value head.
+    pub v_head_dim: usize,
+    /// Epsilon of the RMSNorms of the latents.
+    pub norm_eps: f64,
+    /// Factor of the scores.
+    pub scale: f64,
+    /// Distribution of the weights.
+    pub input: Init,
+    /// Distribution of the weights of the projection that is added to the residual stream.
+    pub output: Init,
+}
+
+/// Latent attention. A query head is `[rotated | not rotated]`, and so is a key head: the name maps tell where
+/// other systems have these rows.
+#[derive(Module, Debug)]
+pub struct LatentAttention {
+    /// To `[queries' latent | keys' and values' latent | shared rotated key]`.
+    down: ReplicatedLinear,
+    q_norm: Option<Norm>,
+    q: ColumnParallelLinear,
+    kv_norm: Norm,
+    kv: ColumnParallelLinear,
+    out: RowParallelLinear,
+    #[module(skip)]
+    sizes: Sizes,
+    #[module(skip)]
+    options: AttentionOptions,
+    #[module(skip)]
+    parallel: TensorParallel,
+}
+
+/// Features of the latents and of a head's parts, and the rank's heads.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    q_latent: usize,
+    kv_latent: usize,
+    rotated: usize,
+    unrotated: usize,
+    value: usize,
+    heads: usize,
+}
+
+impl LatentAttention {
+    /// A layer under the global name `name`. The tensors have Hugging Face's names.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &MlaConfig) -> Result<Self, BuildError> {
+        let MlaConfig { hidden, heads, kv_lora_rank, input, norm_eps, .. } = *config;
+        let (rotated, unrotated, value) = (config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim);
+        let parts = params.place().size;
+        let linear = |init| LinearConfig { bias: false, init };
+        let named = |part: &str| format!("{name}.{part}");
+        let (q_a, kv_a) = (named("q_a_proj"), named("kv_a_proj_with_mqa"));
+        let (q_name, q_inputs) = match config.q_lora_rank {
+            Some(rank) => (named("q_b_proj"), rank),
+            None => (named("q_proj"), hidden),
+        };
+        let down = match config.q_lora_rank {
+            Some(rank) => vec![(q_a.as_str(), rank), (&kv_a, kv_lora_rank + rotated)],
+            None => vec![(kv_a.as_str(), kv_lora_rank + rotated)],
+        };
+        let q = Output { name: &q_name, features: heads * (rotated + unrotated), parts };
+        let kv = Output { name: &named("kv_b_proj"), features: heads * (unrotated + value), parts };
+        let norm = |params: &mut ParamBuilder, part: &str, features| {
+            Norm::new(params, &format!("{name}.{part}"), features, NormKind::Rms, norm_eps)
+        };
+        let down = ReplicatedLinear::new(params, hidden, &down, input)?;
+        let q_norm = match config.q_lora_rank {
+            Some(rank) => Some(norm(params, "q_a_layernorm", rank)?),
+            None => None,
+        };
+        let q = ColumnParallelLinear::new(params, q_inputs, &[q], linear(input))?;
+        let kv_norm = norm(params, "kv_a_layernorm", kv_lora_rank)?;
+        let kv = ColumnParallelLinear::new(params, kv_lora_rank, &[kv], linear(input))?;
+        let out = RowParallelLinear::new(params, &named("o_proj"), heads * value, hidden, linear(config.output))?;
+        let q_latent = config.q_lora_rank.unwrap_or(0);
+        Ok(Self {
+            down,
+            q_norm,
+            q,
+            kv_norm,
+            kv,
+            out,
+            sizes: Sizes { q_latent, kv_latent: kv_lora_rank, rotated, unrotated, value, heads: heads / parts },
+            options: AttentionOptions { scale: config.scale, ..AttentionOptions::causal(rotated + unrotated) },
+            parallel: params.parallel().clone(),
+        })
+    }
+
+    /// Attention of `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same. `angles`
+    /// rotate queries and the shared key.
+    pub fn forward(&self, x: Tensor<3>, norm: &Norm, angles: &Angles, batch: &MicroBatch) -> Tensor<3> {
+        let [q, k, v] = self.heads(self.projected(x, norm), angles);
+        let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
+        self.finish(match context.is_none() && documents.is_none() {
+            true => attention(q, k, v, self.options),
+            false => attention_over_context(q, k, v, self.options, context, documents),
+        })
+    }
+
+    /// The same for positions that follow those in the cache, which keeps whole heads; `angles` are theirs. Positions
+    /// beyond `at` fill the sequence up to what can be cut; they are not kept and their output means nothing.
+    pub fn extend(
+        &self,
+        x: Tensor<3>,
+        norm: &Norm,
+        at: &Range<usize>,
+        angles: &Angles,
+        cache: &mut LayerCache,
+    ) -> Tensor<3> {
+        let projected = self.projected(x, norm);
+        let rows = projected[0].dims()[0];
+        let [q, k, v] = self.heads(projected.map(|features| features.narrow(0, 0, at.len())), angles);
+        let [k, v] = cache.append(at, [k, v]);
+        self.finish(pad_sequence(attention(q, k, v, self.options), rows))
+    }
+
+    /// The rank's query heads, its key and value heads, and the shared key, each `[s, b, features]`, before rotation.
+    fn projected(&self, x: Tensor<3>, norm: &Norm) -> [Tensor<3>; 3] {
+        let Sizes { q_latent, kv_latent, rotated, .. } = self.sizes;
+        let latents = self.down.forward(x.clone(), norm);
+        let q = match &self.q_norm {
+            Some(q_norm) => self.q.forward(latents.clone().narrow(2, 0, q_latent), q_norm),
+            None => self.q.forward(x, norm),
+        };
+        let kv = self.kv.forward(latents.clone().narrow(2, q_latent, kv_latent), &self.kv_norm);
+        // Every rank uses the shared key for its own heads: its gradient is a sum over the ranks.
+        let shared = enter_tensor_parallel(latents.narrow(2, q_latent + kv_latent, rotated), &self.parallel);
+        [q, kv, shared]
+    }
+
+    /// Rotated queries and keys `[s, b, heads, rotated + unrotated]`, and values `[s, b, heads, value]`.
+    fn heads(&self, [q, kv, shared]: [Tensor<3>; 3], angles: &Angles) -> [Tensor<4>; 3] {
+        let Sizes { rotated, unrotated, value, heads, .. } = self.sizes;
+        let [seq, batch, _] = q.dims();
+        let q = rotate(q.reshape([seq, batch, heads, rotated + unrotated]), heads, angles);
+        let kv = kv.reshape([seq, batch, heads, unrotated + value]);
+        let shared = rotate(shared.reshape([seq, batch, 1, rotated]), 1, angles).expand([seq, batch, heads, rotated]);
+        let k = Tensor::cat(vec![shared, kv.clone().narrow(3, 0, unrotated)], 3);
+        [q, k, kv.narrow(3, unrotated, value)]
+    }
+
+    fn finish(&self, context: Tensor<4>) -> Tensor<3> {
+        let [seq, batch, heads, value] = context.dims();
+        self.out.forward(context.reshape([seq, batch, heads * value]), Prologue::None, false)
+    }
+}

@@ -1,0 +1,151 @@
+//! Losses that balance the experts, after Megatron-LM's `switch_load_balancing_loss_func` and `z_loss_func` in
+//! `megatron/core/transformer/moe/moe_utils.py` and their callers in `router.py`.
+//!
+//! Each is a mean over the tokens of a micro-batch, of which a rank has some. A rank computes its own summand; what it needs
+//! to know of the others are counts, which have no gradient.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use backend_dist::comm::Group;
+use burn::tensor::{Tensor, TensorData};
+
+use super::config::BalanceOver;
+use super::router::Tokens;
+use super::select::Choice;
+use super::stats;
+use crate::micro_batch::MicroBatch;
+use crate::param::ParamBuilder;
+
+/// The ranks whose tokens are counted together.
+#[derive(Clone, Debug)]
+pub(super) struct Shares {
+    tp: Group,
+    stage: Group,
+    running: Arc<Mutex<Running>>,
+}
+
+/// Shares of the experts over the micro-batches of a step.
+#[derive(Debug, Default)]
+struct Running {
+    step: u64,
+    sum: Vec<f64>,
+    passes: f64,
+    /// Of passes that will be done again, with what they have found.
+    again: VecDeque<Vec<f64>>,
+}
+
+impl Shares {
+    pub fn new(params: &ParamBuilder) -> Self {
+        Self { tp: params.parallel().group.clone(), stage: params.stage().clone(), running: Arc::default() }
+    }
+
+    /// Tokens of the micro-batch, of which this rank has `own`.
+    pub fn tokens(&self, own: usize, batch: &MicroBatch) -> f64 {
+        self.over_micro_batch(vec![own as f64], batch)[0]
+    }
+
+    /// What the sums of scores are multiplied with, `experts` numbers or, over sequences, as many for each sample. `counted`
+    /// are the experts of this rank's tokens, `total` is [`Shares::tokens`]; `again` says that this pass will be done again.
+    pub fn weights(
+        &self,
+        over: BalanceOver,
+        counted: &Choice,
+        [experts, top_k]: [usize; 2],
+        (Tokens { samples, valid }, total): (Tokens, f64),
+        batch: &MicroBatch,
+        again: bool,
+    ) -> Vec<f64> {
+        let counts = || counted.counts(experts).into_iter().map(|count| count as f64).collect::<Vec<f64>>();
+        let scale = experts as f64 / (top_k as f64 * total);
+        match over {
+            BalanceOver::MicroBatch => {
+                let counts = self.over_micro_batch(counts(), batch);
+                counts.into_iter().map(|count| scale * count / total).collect()
+            }
+            BalanceOver::Sequence => {
+                let mut counts = vec![0.0; samples * experts];
+                for token in 0..counted.tokens() {
+                    counted.of(token).for_each(|expert| counts[token % samples * experts + expert] += 1.0);
+                }
+                // The mean over samples of the loss of each: `samples / total` is one over the length of a sequence.
+                let length = total / samples as f64;
+                let counts = self.over_micro_batch(counts, batch);
+                counts.into_iter().map(|count| scale * count / length).collect()
+            }
+            BalanceOver::Global => {
+                self.global(counts(), valid as f64, again).into_iter().map(|share| scale * share).collect()
+            }
+        }
+    }
+
+    fn over_micro_batch(&self, own: Vec<f64>, batch: &MicroBatch) -> Vec<f64> {
+        let groups = [Some(&self.tp), batch.context.as_ref().map(|context| &context.group)];
+        groups.into_iter().flatten().fold(own, summed)
+    }
+
+    /// Copies of a token that each expert gets, the mean over all ranks and the passes of this step. A pass that is done again
+    /// finds what it found before.
+    fn global(&self, own: Vec<f64>, tokens: f64, again: bool) -> Vec<f64> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.step != stats::step() {
+            *running = Running { step: stats::step(), ..Running::default() };
+        }
+        if let Some(found) = running.again.pop_front_if(|_| !stats::is_counting()) {
+            return found;
+        }
+        let mut sums = summed([own, vec![tokens]].concat(), &self.stage);
+        let tokens = sums.pop().expect("the tokens come last");
+        running.sum.resize(sums.len(), 0.0);
+        running.sum.iter_mut().zip(sums).for_each(|(sum, count)| *sum += count / tokens);
+        running.passes += 1.0;
+        let mean: Vec<f64> = running.sum.iter().map(|sum| sum / running.passes).collect();
+        if again {
+            running.again.push_back(mean.clone());
+        }
+        mean
+    }
+}
+
+/// Element-wise sums over the group, in its order.
+fn summed(own: Vec<f64>, group: &Group) -> Vec<f64> {
+    if group.size() == 1 {
+        return own;
+    }
+    let add = |sums: Vec<f64>, others: Vec<f64>| sums.iter().zip(others).map(|(sum, other)| sum + other).collect();
+    group.all_gather_host(own).into_iter().reduce(add).expect("a group has members")
+}
+
+/// `Σ weights · Σ_t scores[t]` for the scores `[tokens, experts]` of a rank, without the coefficient. With more weights than
+/// experts each sample has its own.
+pub(super) fn loss(scores: Tensor<2>, weights: Vec<f64>) -> Tensor<1> {
+    let ([tokens, experts], columns) = (scores.dims(), weights.len());
+    let weights = TensorData::new(weights, [1, columns]);
+    let weights = Tensor::from_data(weights, (&scores.device(), scores.dtype()));
+    (scores.reshape([tokens * experts / columns, columns]).sum_dim(0) * weights).sum()
+}
+
+/// `Σ_t logsumexp(logits[t])² / total` for the logits `[tokens, experts]` of a rank, without the coefficient.
+pub(super) fn z_loss(logits: Tensor<2>, total: f64) -> Tensor<1> {
+    let largest = logits.clone().max_dim(1).detach();
+    let logs = (logits - largest.clone()).exp().sum_dim(1).log() + largest;
+    // Burn's gradient of a division by a number rounds it to f32.
+    logs.powi_scalar(2).sum() * (1.0 / total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_that_are_done_again_find_what_they_found() {
+        let shares = Shares { tp: Group::single(), stage: Group::single(), running: Arc::default() };
+        let first = shares.global(vec![1.0, 3.0], 2.0, true);
+        let second = shares.global(vec![3.0, 1.0], 2.0, true);
+        assert_eq!([&first, &second], [&vec![0.5, 1.5], &vec![1.0, 1.0]]);
+        let again = stats::paused(|| [(); 2].map(|()| shares.global(vec![9.0, 9.0], 2.0, true)));
+        assert_eq!(again, [first, second]);
+        stats::take();
+        assert_eq!(shares.global(vec![4.0, 0.0], 2.0, false), [2.0, 0.0], "a step begins with new counts");
+    }
+}

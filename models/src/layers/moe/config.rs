@@ -1,0 +1,248 @@
+//! What a mixture-of-experts layer is made of. Plain data.
+
+use backend_dist::shard::Init;
+use serde::{Deserialize, Serialize};
+
+use crate::config::{ConfigError, divides, positive};
+use crate::layers::mlp::MlpConfig;
+
+/// The feed-forward part of a block.
+#[derive(Clone, Copy, Debug)]
+pub enum Ffn {
+    /// One MLP for all tokens.
+    Dense(MlpConfig),
+    /// Experts, of which each token uses some.
+    Moe(MoeConfig),
+}
+
+/// Sizes of a mixture-of-experts layer. Experts are SwiGLU MLPs without biases.
+#[derive(Clone, Copy, Debug)]
+pub struct MoeConfig {
+    /// Features in and out.
+    pub hidden: usize,
+    /// Features of an expert after its activation.
+    pub intermediate: usize,
+    /// Number of experts.
+    pub experts: usize,
+    /// Which experts a token uses, and how much.
+    pub router: RouterConfig,
+    /// The most tokens that an expert takes; without it nothing is dropped.
+    pub capacity: Option<Capacity>,
+    /// How tokens come to the ranks of their experts.
+    pub dispatcher: Dispatcher,
+    /// An MLP beside the experts that all tokens use.
+    pub shared: Option<SharedExperts>,
+    /// Distribution of the router's weight and of the first layers' weights.
+    pub input: Init,
+    /// Distribution of the weights of layers whose output is added to the residual stream.
+    pub output: Init,
+}
+
+/// How a router chooses.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterConfig {
+    /// Experts of each token.
+    pub top_k: usize,
+    /// What makes probabilities of the router's logits.
+    pub scores: Scores,
+    /// Only experts of some groups are chosen from.
+    pub groups: Option<ExpertGroups>,
+    /// What probabilities are multiplied with in the end.
+    pub scaling: f64,
+    /// Choose by score plus a bias (auxiliary-loss-free balancing, Wang et al. 2024), which this rate moves after each step.
+    pub bias_rate: Option<f64>,
+    /// Load-balancing loss and its coefficient.
+    pub balance: Option<Balance>,
+    /// Coefficient of the z-loss; 0 is none.
+    pub z_loss: f64,
+}
+
+/// What makes probabilities of the router's logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scores {
+    /// Softmax over the chosen experts (Megatron's default; Mixtral).
+    SoftmaxAfterTopK,
+    /// Softmax over all experts (Megatron's `--moe-router-pre-softmax`), and the chosen experts' share of it: as it is.
+    SoftmaxBeforeTopK,
+    /// Softmax over all experts; the chosen experts' share is brought to a sum of one (Qwen3-MoE's `norm_topk_prob`).
+    NormalisedSoftmax,
+    /// Sigmoid; with several experts for each token the chosen ones are brought to a sum of one (DeepSeek-V3).
+    Sigmoid,
+    /// Sigmoid as it is.
+    PlainSigmoid,
+}
+
+/// Group-limited routing: a group's score is the sum of its two best experts, the best groups are chosen from (DeepSeek-V3,
+/// <https://arxiv.org/abs/2412.19437>; Megatron sums up `topk / group_topk` experts, which is two there).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups of neighbouring experts.
+    pub groups: usize,
+    /// Groups that a token may use.
+    pub top_k: usize,
+}
+
+/// A load-balancing loss.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Balance {
+    /// Over which tokens experts are to be used alike.
+    pub over: BalanceOver,
+    /// What the loss is multiplied with.
+    pub coefficient: f64,
+}
+
+/// Over which tokens experts are to be used alike (Megatron's `--moe-router-load-balancing-type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BalanceOver {
+    /// Those of a micro-batch (`aux_loss`).
+    MicroBatch,
+    /// Those of each sequence (`seq_aux_loss`).
+    Sequence,
+    /// Those of all micro-batches of a step that were computed so far, on all ranks (`global_aux_loss`).
+    Global,
+}
+
+/// The most tokens that an expert takes from a rank: `ceil(tokens · top_k / experts · factor)`. The tokens are those of one
+/// rank, so what is dropped depends on the layout, as in Megatron-LM.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Capacity {
+    /// How much more than its even share an expert takes.
+    pub factor: f64,
+    /// Which tokens are dropped.
+    pub policy: DropPolicy,
+    /// Experts with fewer tokens are filled up to the capacity, with tokens that do not count.
+    pub pad: bool,
+}
+
+/// Which tokens an expert drops (Megatron's `--moe-token-drop-policy`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DropPolicy {
+    /// Those with the lowest probabilities.
+    #[default]
+    Probs,
+    /// The last ones.
+    Position,
+}
+
+/// How tokens come to the ranks of their experts (Megatron's `--moe-token-dispatcher-type`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dispatcher {
+    /// Each rank sends every token to the ranks that need it.
+    #[default]
+    #[serde(alias = "alltoall")]
+    AllToAll,
+    /// Every rank gets all tokens and picks those of its experts.
+    #[serde(alias = "allgather")]
+    AllGather,
+}
+
+/// An MLP beside the experts that all tokens use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedExperts {
+    /// Features after its activation.
+    pub intermediate: usize,
+    /// Its output is multiplied with the sigmoid of a learned function of the token (Qwen2-MoE).
+    pub gate: bool,
+}
+
+impl Scores {
+    /// Scores of single experts, whatever the others have.
+    pub(super) fn is_sigmoid(self) -> bool {
+        matches!(self, Self::Sigmoid | Self::PlainSigmoid)
+    }
+}
+
+impl RouterConfig {
+    /// `top_k` experts by softmax over their logits, without auxiliary losses.
+    pub fn new(top_k: usize) -> Self {
+        let scores = Scores::SoftmaxAfterTopK;
+        Self { top_k, scores, groups: None, scaling: 1.0, bias_rate: None, balance: None, z_loss: 0.0 }
+    }
+}
+
+impl MoeConfig {
+    /// Whether the sizes make a layer.
+    ///
+    /// # Errors
+    /// Names the key, its value and the nearest legal one.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let RouterConfig { top_k, groups, z_loss, balance, .. } = self.router;
+        positive(&[
+            ("hidden_size", self.hidden),
+            ("moe_intermediate_size", self.intermediate),
+            ("num_experts", self.experts),
+            ("num_experts_per_tok", top_k),
+            ("shared_expert_intermediate_size", self.shared.map_or(1, |shared| shared.intermediate)),
+        ])?;
+        let most = |key, value: usize, range, most: usize| match value <= most {
+            true => Ok(()),
+            false => Err(ConfigError::OutOfRange { key, value: value as f64, range, nearest: most as f64 }),
+        };
+        most("num_experts_per_tok", top_k, "at most num_experts", self.experts)?;
+        if let Some(ExpertGroups { groups, top_k: chosen }) = groups {
+            positive(&[("n_group", groups), ("topk_group", chosen)])?;
+            divides("n_group", groups, "num_experts", self.experts)?;
+            most("topk_group", chosen, "at most n_group", groups)?;
+            let available = self.experts / groups * chosen;
+            most("num_experts_per_tok", top_k, "at most the experts of topk_group groups", available)?;
+        }
+        let least = |key, value: f64, range| match value.is_finite() && value >= 0.0 {
+            true => Ok(()),
+            false => Err(ConfigError::OutOfRange { key, value, range, nearest: 0.0 }),
+        };
+        least("router_z_loss_coef", z_loss, "at least 0")?;
+        least("router_aux_loss_coef", balance.map_or(0.0, |balance| balance.coefficient), "at least 0")?;
+        match self.capacity.map_or(1.0, |capacity| capacity.factor) {
+            factor if factor.is_finite() && factor > 0.0 => Ok(()),
+            value => {
+                Err(ConfigError::OutOfRange { key: "moe_capacity_factor", value, range: "positive", nearest: 1.0 })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> MoeConfig {
+        let init = Init::Normal { std: 0.1 };
+        MoeConfig {
+            hidden: 8,
+            intermediate: 16,
+            experts: 8,
+            router: RouterConfig::new(2),
+            capacity: None,
+            dispatcher: Dispatcher::AllToAll,
+            shared: None,
+            input: init,
+            output: init,
+        }
+    }
+
+    #[test]
+    fn contradictory_sizes_are_refused() {
+        assert_eq!(config().check(), Ok(()));
+        let refuse = |config: MoeConfig| config.check().unwrap_err().to_string();
+        let router = |router| MoeConfig { router, ..config() };
+        assert_eq!(
+            refuse(router(RouterConfig::new(9))),
+            "num_experts_per_tok = 9 is not at most num_experts; nearest legal: 8"
+        );
+        let groups = |groups, top_k| Some(ExpertGroups { groups, top_k });
+        assert_eq!(
+            refuse(router(RouterConfig { groups: groups(3, 1), ..RouterConfig::new(2) })),
+            "n_group = 3 does not divide num_experts = 8; nearest legal: 2, 4"
+        );
+        assert_eq!(
+            refuse(router(RouterConfig { groups: groups(8, 1), ..RouterConfig::new(2) })),
+            "num_experts_per_tok = 2 is not at most the experts of topk_group groups; nearest legal: 1"
+        );
+        let capacity = Some(Capacity { factor: 0.0, policy: DropPolicy::Probs, pad: false });
+        assert!(refuse(MoeConfig { capacity, ..config() }).contains("moe_capacity_factor = 0 is not positive"));
+    }
+}

@@ -1,0 +1,116 @@
+//! Tokens to the ranks of their experts and back, after Megatron-LM's
+//! `megatron/core/transformer/moe/token_dispatcher.py`. Copies that several ranks have made for one token are added in a fixed
+//! order.
+
+use std::sync::Arc;
+
+use backend_dist::comm::Group;
+use backend_dist::ops::conjugate::{Partial, gather_from_sequence_parallel, reduce_scatter_to_sequence_parallel};
+use backend_dist::ops::moe::{RowMap, all_to_all, gather_rows};
+use burn::tensor::{Device, Tensor};
+
+use super::config::Dispatcher;
+use super::plan::{Copy, Grouped, Members, counts, pick, send, sort};
+use super::router::Routing;
+use super::select::Choice;
+use crate::layers::linear::pad_sequence;
+
+/// The way to the experts of a layer.
+#[derive(Clone, Debug)]
+pub(super) struct Dispatch {
+    /// The ranks that hold all experts of the layer.
+    pub group: Group,
+    pub members: Members,
+    pub how: Dispatcher,
+    /// What an expert's number of rows is a multiple of.
+    pub multiple: usize,
+}
+
+impl Dispatch {
+    /// For each of this rank's tokens `x [tokens, hidden]` the sum of what its experts make of it. `experts` gets rows of this
+    /// rank's experts, a probability for each, and how many rows each expert has.
+    pub fn through(
+        &self,
+        x: Tensor<2>,
+        routing: Routing,
+        experts: impl FnOnce(Tensor<2>, Tensor<1>, &Arc<[usize]>) -> Tensor<2>,
+    ) -> Tensor<2> {
+        match self.how {
+            _ if self.members.count() == 1 => self.alone(x, routing, experts),
+            Dispatcher::AllToAll => self.by_all_to_all(x, routing, experts),
+            Dispatcher::AllGather => self.by_all_gather(x, routing, experts),
+        }
+    }
+
+    fn alone(
+        &self,
+        x: Tensor<2>,
+        Routing { choice, probs, pad_to }: Routing,
+        experts: impl FnOnce(Tensor<2>, Tensor<1>, &Arc<[usize]>) -> Tensor<2>,
+    ) -> Tensor<2> {
+        let tokens = x.dims()[0];
+        let Grouped { rows, counts } = pick(&self.members, &[(choice, pad_to)], tokens, self.multiple);
+        let (copies, p) = self.maps(tokens, &rows, &x.device());
+        let y = experts(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into());
+        gather_rows(y, &copies.reversed())
+    }
+
+    fn by_all_to_all(
+        &self,
+        x: Tensor<2>,
+        Routing { choice, probs, pad_to }: Routing,
+        experts: impl FnOnce(Tensor<2>, Tensor<1>, &Arc<[usize]>) -> Tensor<2>,
+    ) -> Tensor<2> {
+        let (tokens, device) = (x.dims()[0], x.device());
+        let counts = self.group.all_gather_host(counts(&choice, self.members.experts, pad_to));
+        let (sent, receive) = send(&self.members, &choice, &counts);
+        let (copies, p) = self.maps(tokens, &sent.rows, &device);
+        let there = |x: Tensor<2>| all_to_all(x, &sent.splits, &receive, &self.group);
+        let (x, p) = (there(gather_rows(x, &copies)), there(gather_rows(slots(probs), &p)));
+        let sorted = sort(&self.members, &counts, &receive, self.multiple);
+        let by_expert = RowMap::picking(x.dims()[0], &sorted.rows, &device);
+        let y = experts(gather_rows(x, &by_expert), flat(gather_rows(p, &by_expert)), &sorted.counts.into());
+        let y = all_to_all(gather_rows(y, &by_expert.reversed()), &receive, &sent.splits, &self.group);
+        gather_rows(y, &copies.reversed())
+    }
+
+    fn by_all_gather(
+        &self,
+        x: Tensor<2>,
+        Routing { choice, probs, pad_to }: Routing,
+        experts: impl FnOnce(Tensor<2>, Tensor<1>, &Arc<[usize]>) -> Tensor<2>,
+    ) -> Tensor<2> {
+        let ([tokens, hidden], device, top_k) = (x.dims(), x.device(), choice.top_k());
+        let all = self.group.all_gather_host((choice.into_list(), pad_to));
+        let all: Vec<(Choice, Option<usize>)> =
+            all.into_iter().map(|(list, pad_to)| (Choice::from_list(top_k, list), pad_to)).collect();
+        let each = all.iter().map(|(choice, _)| choice.tokens()).max().expect("a group has members");
+        let gathered = |x: Tensor<2>| gather_from_sequence_parallel(pad_sequence(x, each), &self.group);
+        let (x, probs) = (gathered(x), gathered(probs));
+        let Grouped { rows, counts } = pick(&self.members, &all, each, self.multiple);
+        let (copies, p) = self.maps(x.dims()[0], &rows, &device);
+        let y = experts(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into());
+        let y = Partial::new(gather_rows(y, &copies.reversed()));
+        reduce_scatter_to_sequence_parallel(y, &self.group).slice([0..tokens, 0..hidden])
+    }
+
+    /// From tokens to rows, and from the probabilities of tokens and experts, one below the other, to rows.
+    fn maps(&self, tokens: usize, rows: &[Copy], device: &Device) -> (RowMap, RowMap) {
+        let experts = self.members.experts;
+        let copies: Vec<Option<usize>> = rows.iter().map(|row| row.map(|(token, _)| token)).collect();
+        let slots: Vec<Option<usize>> =
+            rows.iter().map(|row| row.map(|(token, expert)| token * experts + expert)).collect();
+        (RowMap::picking(tokens, &copies, device), RowMap::picking(tokens * experts, &slots, device))
+    }
+}
+
+/// `[tokens, experts]` as one column.
+fn slots(probs: Tensor<2>) -> Tensor<2> {
+    let [tokens, experts] = probs.dims();
+    probs.reshape([tokens * experts, 1])
+}
+
+fn flat(column: Tensor<2>) -> Tensor<1> {
+    let [rows, _] = column.dims();
+    column.reshape([rows])
+}

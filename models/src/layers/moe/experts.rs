@@ -1,0 +1,56 @@
+//! The routed experts that a rank holds: SwiGLU MLPs side by side.
+
+use std::sync::Arc;
+
+use backend_dist::ops::moe::{grouped_linear, grouped_swiglu_linear};
+use backend_dist::shard::Section;
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+
+use super::config::MoeConfig;
+use crate::param::{BuildError, ParamBuilder};
+use crate::recompute;
+
+/// `down_e(silu(gate_e x) up_e x)` for each of the rank's experts `e`, of which this rank may hold some of the features.
+#[derive(Module, Debug)]
+pub(super) struct Experts {
+    /// `[experts · 2 intermediate, hidden]`: gate and up of an expert, then of the next.
+    gate_up: Param<Tensor<2>>,
+    /// `[experts · hidden, intermediate]`.
+    down: Param<Tensor<2>>,
+    #[module(skip)]
+    recompute_activation: bool,
+}
+
+impl Experts {
+    /// The rank's experts under the global name `name`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
+        let MoeConfig { hidden, intermediate, experts, input, output, .. } = *config;
+        let (etp, own) = (params.experts().etp, params.experts().local(experts));
+        let first = |expert: usize, part: &str| {
+            let name = format!("{name}.{expert}.{part}_proj.weight");
+            (Section::split(name, &[intermediate, hidden], 0, etp.size, etp), input)
+        };
+        let second = |expert: usize| {
+            let name = format!("{name}.{expert}.down_proj.weight");
+            (Section::split(name, &[hidden, intermediate], 1, etp.size, etp), output)
+        };
+        let gate_up = own.clone().flat_map(|expert| [first(expert, "gate"), first(expert, "up")]).collect();
+        Ok(Self {
+            gate_up: params.expert_sections(gate_up)?,
+            down: params.expert_sections(own.map(second).collect())?,
+            recompute_activation: params.recompute().selects(recompute::Module::MlpActivation),
+        })
+    }
+
+    /// What the experts make of `x [rows, hidden]`, `counts[e]` rows for expert `e`, times the probabilities `p [rows]`. The
+    /// probabilities are multiplied with the activation, in front of the second layer, as in Megatron-LM
+    /// (`megatron/core/transformer/moe/experts.py`).
+    pub fn forward(&self, x: Tensor<2>, p: Tensor<1>, counts: &Arc<[usize]>) -> Tensor<2> {
+        let x = grouped_linear(x, self.gate_up.val(), counts);
+        grouped_swiglu_linear(x, p, self.down.val(), counts, self.recompute_activation)
+    }
+}

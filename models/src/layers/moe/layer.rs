@@ -1,0 +1,94 @@
+//! The mixture-of-experts layer.
+
+use backend_dist::ops::conjugate::{gather_from_sequence_parallel_replicated, scatter_to_sequence_parallel};
+use backend_dist::ops::moe::row_multiple;
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::config::MoeConfig;
+use super::dispatch::Dispatch;
+use super::experts::Experts;
+use super::plan::Members;
+use super::router::{Router, Tokens};
+use super::shared::Shared;
+use crate::layers::linear::pad_sequence;
+use crate::layers::norm::Norm;
+use crate::micro_batch::MicroBatch;
+use crate::param::{BuildError, ParamBuilder, TensorParallel};
+
+/// `Σ_e p_e expert_e(norm(x)) + shared(norm(x))` over the experts that the router chooses for a token.
+///
+/// Every rank routes tokens of its own: under sequence parallelism those that it has, else its part of the sequence, which is
+/// gathered again behind the experts. All ranks that together hold the layer's experts must compute it at the same
+/// time, also those without tokens.
+#[derive(Module, Debug)]
+pub struct MoeLayer {
+    router: Router,
+    experts: Experts,
+    shared: Option<Shared>,
+    #[module(skip)]
+    dispatch: Dispatch,
+    #[module(skip)]
+    parallel: TensorParallel,
+}
+
+impl MoeLayer {
+    /// A layer under the global name `name`, in the layer that [`ParamBuilder::begin`] began.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    ///
+    /// # Panics
+    /// If the ranks do not divide experts or their features; models check that before.
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
+        config.check()?;
+        let place = params.experts().clone();
+        let members =
+            Members { etp: place.etp.size, ep: place.ep.size, experts: config.experts, rank: place.group.rank() };
+        let multiple = row_multiple(params.device());
+        let shared = match config.shared {
+            Some(shared) => Some(Shared::new(params, &format!("{name}.shared_experts"), config, shared)?),
+            None => None,
+        };
+        Ok(Self {
+            router: Router::new(params, &format!("{name}.router"), config)?,
+            experts: Experts::new(params, &format!("{name}.experts"), config)?,
+            shared,
+            dispatch: Dispatch { group: place.group, members, how: config.dispatcher, multiple },
+            parallel: params.parallel().clone(),
+        })
+    }
+
+    /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
+    pub fn forward(&self, x: Tensor<3>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
+        let x = norm.forward(x);
+        let shared = self.shared.as_ref().map(|shared| shared.forward(x.clone()));
+        let routed = self.routed(x, batch);
+        match shared {
+            Some(shared) => routed + shared,
+            None => routed,
+        }
+    }
+
+    fn routed(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        let ([rows, samples, hidden], parallel) = (x.dims(), &self.parallel);
+        if parallel.sequence || parallel.size() == 1 {
+            return self.own(x, rows, batch);
+        }
+        let all = rows.next_multiple_of(parallel.size());
+        let part = all / parallel.size();
+        let valid = rows.saturating_sub(parallel.group.rank() * part).min(part);
+        let own = scatter_to_sequence_parallel(pad_sequence(x, all), &parallel.group);
+        let out = gather_from_sequence_parallel_replicated(self.own(own, valid, batch), &parallel.group);
+        if all == rows { out } else { out.slice([0..rows, 0..samples, 0..hidden]) }
+    }
+
+    /// The routed experts for this rank's own rows, of which the first `valid` count.
+    fn own(&self, x: Tensor<3>, valid: usize, batch: &MicroBatch) -> Tensor<3> {
+        let [rows, samples, hidden] = x.dims();
+        let x = x.reshape([rows * samples, hidden]);
+        let routing = self.router.forward(x.clone(), Tokens { valid: valid * samples, samples }, batch);
+        let out = self.dispatch.through(x, routing, |x, p, counts| self.experts.forward(x, p, counts));
+        out.reshape([rows, samples, hidden])
+    }
+}

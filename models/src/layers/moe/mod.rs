@@ -1,0 +1,20 @@
+//! Mixture of experts: a router, its experts on the ranks that hold them, and the exchange of tokens between them.
+
+mod balance;
+mod capacity;
+mod config;
+mod dispatch;
+mod experts;
+mod fp32_scores;
+mod layer;
+mod plan;
+mod router;
+mod select;
+mod shared;
+pub mod stats;
+
+pub use config::{
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, RouterConfig, Scores,
+    SharedExperts,
+};
+pub use layer::MoeLayer;

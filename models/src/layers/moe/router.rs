@@ -1,0 +1,258 @@
+//! The router: logits, the choice of experts, their probabilities, auxiliary losses, counts.
+
+use backend_dist::ops::moe::{inject, router_logits};
+use backend_dist::shard::Init;
+use burn::module::{Module, Param};
+use burn::tensor::activation::{log_softmax, sigmoid, softmax};
+use burn::tensor::{Bool, DType, Tensor, TensorData};
+
+use super::balance::{self, Shares};
+use super::capacity::{drop_tokens, room};
+use super::config::{Capacity, MoeConfig, RouterConfig, Scores};
+use super::fp32_scores;
+use super::select::{Choice, choose, choose_freely};
+use super::stats;
+use crate::layers::fp32_softmax;
+use crate::micro_batch::MicroBatch;
+use crate::param::{BuildError, ParamBuilder};
+
+/// Chooses experts for a rank's own tokens, in fp32 (in f64 for f64).
+#[derive(Module, Debug)]
+pub(super) struct Router {
+    weight: Param<Tensor<2>>,
+    expert_bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    config: RouterConfig,
+    #[module(skip)]
+    capacity: Option<Capacity>,
+    #[module(skip)]
+    shares: Shares,
+    #[module(skip)]
+    layer: usize,
+    #[module(skip)]
+    fp32: bool,
+}
+
+/// A rank's own tokens, position by position and in a position sample by sample.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tokens {
+    /// The first ones, which count; the others fill the sequence up.
+    pub valid: usize,
+    /// Samples of the micro-batch.
+    pub samples: usize,
+}
+
+/// What a router decides.
+pub(super) struct Routing {
+    /// After dropping.
+    pub choice: Choice,
+    /// `[tokens, experts]`; what it says of experts that were not chosen means nothing.
+    pub probs: Tensor<2>,
+    /// Rows that each expert is filled up to.
+    pub pad_to: Option<usize>,
+}
+
+impl Router {
+    /// A router under the global name `name`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
+        let MoeConfig { hidden, experts, router, capacity, input, .. } = *config;
+        // Every rank of a tensor parallel group routes other tokens.
+        let weight = params.on_heads(&format!("{name}.weight"), [experts, hidden], input)?;
+        let expert_bias = match router.bias_rate {
+            Some(_) => Some(params.state(&format!("{name}.expert_bias"), [experts], Init::ZEROS)?),
+            None => None,
+        };
+        let layer = params.unit().layer().expect("a router is in a layer");
+        let shares = Shares::new(params);
+        Ok(Self { weight, expert_bias, config: router, capacity, shares, layer, fp32: params.has_fp32_norms() })
+    }
+
+    /// Experts and probabilities of `x [tokens, hidden]`.
+    pub fn forward(&self, x: Tensor<2>, tokens: Tokens, batch: &MicroBatch) -> Routing {
+        let logits = self.logits(x);
+        let ([count, experts], scores) = (logits.dims(), host(&self.compared(&logits)));
+        let bias = self.expert_bias.as_ref().map(|bias| host(&bias.val()));
+        let mut choice = choose(&scores, [count, tokens.valid], &self.config, bias.as_deref());
+        let mut probs = self.probabilities(&logits, &choice);
+        if batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0) {
+            let plain = self.config.groups.is_none() && bias.is_none();
+            let counted =
+                if plain { choice.clone() } else { choose_freely(&scores, [count, tokens.valid], &self.config) };
+            if let Some(loss) = self.losses(&logits, &counted, tokens, batch) {
+                probs = inject(probs, loss, batch.auxiliary);
+            }
+        }
+        let routed = choice.counts(experts);
+        let (mut dropped, mut pad_to) = (0, None);
+        if let Some(capacity) = self.capacity {
+            let (room, weights) = (room(tokens.valid, self.config.top_k, experts, &capacity), host(&probs));
+            let probability = |token: usize, expert: usize| weights[token * experts + expert];
+            dropped = drop_tokens(&mut choice, experts, room, capacity.policy, probability);
+            pad_to = capacity.pad.then_some(room);
+        }
+        if stats::is_counting() {
+            self.count(&logits, &routed, tokens.valid, dropped);
+        }
+        Routing { choice, probs, pad_to }
+    }
+
+    /// What experts are compared by, without a graph: a softmax changes no order but that of sums over groups.
+    fn compared(&self, logits: &Tensor<2>) -> Tensor<2> {
+        let logits = logits.clone().without_autodiff();
+        match self.config.scores {
+            Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits),
+            Scores::SoftmaxBeforeTopK | Scores::NormalisedSoftmax if self.config.groups.is_some() => softmax(logits, 1),
+            _ => logits,
+        }
+    }
+
+    /// The router's product.
+    fn logits(&self, x: Tensor<2>) -> Tensor<2> {
+        let logits = router_logits(x.clone(), self.weight.val());
+        if !(self.rounds(&logits) && self.config.scores.is_sigmoid()) {
+            return logits;
+        }
+        let rounded = fp32_scores::logits(&host(&x), &host(&self.weight.val()), x.dims()[1]);
+        with_value(logits, rounded)
+    }
+
+    /// Whether probabilities are rounded as transformers rounds them.
+    fn rounds(&self, logits: &Tensor<2>) -> bool {
+        self.fp32 && logits.dtype() == DType::F64
+    }
+
+    /// `[tokens, experts]`, right where an expert was chosen.
+    fn probabilities(&self, logits: &Tensor<2>, choice: &Choice) -> Tensor<2> {
+        let (config, [tokens, experts], device) = (self.config, logits.dims(), logits.device());
+        let chosen = || {
+            let mut chosen = vec![false; tokens * experts];
+            (0..tokens).for_each(|token| choice.of(token).for_each(|expert| chosen[token * experts + expert] = true));
+            chosen
+        };
+        let others = || {
+            let others: Vec<bool> = chosen().into_iter().map(|chosen| !chosen).collect();
+            Tensor::<2, Bool>::from_data(TensorData::new(others, [tokens, experts]), &device)
+        };
+        let probs = match config.scores {
+            // The share of the chosen experts brought to one is a softmax over them.
+            Scores::SoftmaxAfterTopK | Scores::NormalisedSoftmax => {
+                softmax(logits.clone().mask_fill(others(), LEAST), 1)
+            }
+            Scores::SoftmaxBeforeTopK => softmax(logits.clone(), 1),
+            Scores::Sigmoid if config.top_k > 1 => {
+                let scores = sigmoid(logits.clone()).mask_fill(others(), 0.0);
+                scores.clone() / (scores.sum_dim(1) + TINY)
+            }
+            Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits.clone()),
+        };
+        let probs = if config.scaling == 1.0 { probs } else { probs * config.scaling };
+        if !self.rounds(logits) {
+            return probs;
+        }
+        let values = host(logits);
+        let rounded = match config.scores.is_sigmoid() {
+            true => {
+                let normalised = config.scores == Scores::Sigmoid && config.top_k > 1;
+                let of = |(token, logits): (usize, &[f64])| {
+                    let chosen: Vec<usize> = choice.of(token).collect();
+                    fp32_scores::scores(logits, &chosen, normalised, config.scaling)
+                };
+                values.chunks_exact(experts).enumerate().flat_map(of).collect()
+            }
+            false => {
+                let choice = (config.scores != Scores::SoftmaxBeforeTopK).then_some(choice);
+                rounded(&values, experts, choice).into_iter().map(|prob| prob * config.scaling).collect()
+            }
+        };
+        with_value(probs, rounded)
+    }
+
+    /// The sum of the auxiliary losses, this rank's part of it; `None` if it has no tokens.
+    fn losses(&self, logits: &Tensor<2>, counted: &Choice, tokens: Tokens, batch: &MicroBatch) -> Option<Tensor<1>> {
+        let (experts, top_k) = (logits.dims()[1], self.config.top_k);
+        let total = self.shares.tokens(tokens.valid, batch);
+        let again = !logits.is_autodiff();
+        let weights = self
+            .config
+            .balance
+            .map(|kind| self.shares.weights(kind.over, counted, [experts, top_k], (tokens, total), batch, again));
+        if tokens.valid == 0 {
+            return None;
+        }
+        let logits = logits.clone().slice([0..tokens.valid, 0..experts]);
+        let balance = weights.zip(self.config.balance).map(|(weights, kind)| {
+            let scores = match self.config.scores {
+                Scores::Sigmoid | Scores::PlainSigmoid => {
+                    let scores = sigmoid(logits.clone());
+                    scores.clone() / (scores.sum_dim(1) + TINY)
+                }
+                _ => softmax(logits.clone(), 1),
+            };
+            let loss = balance::loss(scores, weights);
+            self.record(stats::Auxiliary::LoadBalancing, &loss);
+            loss * kind.coefficient
+        });
+        let z_loss = (self.config.z_loss != 0.0).then(|| {
+            let loss = balance::z_loss(logits, total);
+            self.record(stats::Auxiliary::Z, &loss);
+            loss * self.config.z_loss
+        });
+        balance.into_iter().chain(z_loss).reduce(|a, b| a + b)
+    }
+
+    fn record(&self, kind: stats::Auxiliary, loss: &Tensor<1>) {
+        stats::record(self.layer, |layer| layer.auxiliary(kind, loss.clone().without_autodiff()));
+    }
+
+    fn count(&self, logits: &Tensor<2>, routed: &[usize], rows: usize, dropped: usize) {
+        let entropy = (rows > 0).then(|| {
+            let logits = logits.clone().without_autodiff().slice([0..rows, 0..routed.len()]);
+            let logs = log_softmax(logits, 1);
+            -(logs.clone().exp() * logs).sum()
+        });
+        stats::record(self.layer, |layer| {
+            layer.routed(routed, rows);
+            layer.dropped(dropped);
+            entropy.into_iter().for_each(|entropy| layer.entropy(entropy));
+            if let (Some(bias), Some(rate)) = (&self.expert_bias, self.config.bias_rate) {
+                layer.bias(bias.id.val(), rate);
+            }
+        });
+    }
+}
+
+/// Stands for a logit of minus infinity, of which differences are numbers.
+const LEAST: f64 = -1e30;
+/// Keeps a sum of scores from zero, as in Megatron-LM and DeepSeek-V3.
+const TINY: f64 = 1e-20;
+
+fn host<const D: usize>(x: &Tensor<D>) -> Vec<f64> {
+    x.clone().into_data().convert::<f64>().try_to_vec().expect("converted to f64")
+}
+
+/// Other values with the gradient of the exact ones.
+fn with_value(exact: Tensor<2>, values: Vec<f64>) -> Tensor<2> {
+    let values = TensorData::new(values, exact.dims());
+    let values = Tensor::from_data(values, (&exact.device(), DType::F64));
+    exact.clone() + (values - exact.detach())
+}
+
+/// The probabilities as transformers rounds them: softmax in fp32, and with a choice divided by the chosen experts' sum.
+fn rounded(logits: &[f64], experts: usize, choice: Option<&Choice>) -> Vec<f64> {
+    let mut probs = fp32_softmax::softmax(logits, experts);
+    for (token, probs) in probs.chunks_exact_mut(experts).enumerate() {
+        let sum: Option<f32> = choice.map(|choice| {
+            let mut chosen: Vec<f32> = choice.of(token).map(|expert| probs[expert]).collect();
+            // In the order of the choice, the greatest first.
+            chosen.sort_by(|a, b| b.total_cmp(a));
+            chosen.iter().sum()
+        });
+        if let Some(sum) = sum.filter(|sum| *sum > 0.0) {
+            probs.iter_mut().for_each(|prob| *prob /= sum);
+        }
+    }
+    probs.into_iter().map(f64::from).collect()
+}

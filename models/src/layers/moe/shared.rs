@@ -1,0 +1,55 @@
+//! An MLP beside the experts that all tokens use, cut over the tensor parallel ranks as any MLP.
+
+use backend_dist::ops::linear;
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+use burn::tensor::activation::sigmoid;
+
+use super::config::{MoeConfig, SharedExperts};
+use crate::layers::linear::LinearConfig;
+use crate::layers::mlp::{Activation, Mlp, MlpConfig};
+use crate::param::{BuildError, ParamBuilder};
+
+/// The shared experts of a layer, as one MLP.
+#[derive(Module, Debug)]
+pub(super) struct Shared {
+    mlp: Mlp,
+    /// `[1, hidden]`.
+    gate: Option<Param<Tensor<2>>>,
+}
+
+impl Shared {
+    /// Shared experts under the global name `name`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(
+        params: &mut ParamBuilder,
+        name: &str,
+        config: &MoeConfig,
+        shared: SharedExperts,
+    ) -> Result<Self, BuildError> {
+        let linear = |init| LinearConfig { bias: false, init };
+        let sizes = MlpConfig {
+            hidden: config.hidden,
+            intermediate: shared.intermediate,
+            activation: Activation::SwiGlu,
+            input: linear(config.input),
+            output: linear(config.output),
+        };
+        let gate = match shared.gate {
+            true => Some(params.on_sequence(&format!("{name}.gate.weight"), [1, config.hidden], config.input)?),
+            false => None,
+        };
+        Ok(Self { mlp: Mlp::new(params, name, &sizes)?, gate })
+    }
+
+    /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let y = self.mlp.of_normed(x.clone());
+        match &self.gate {
+            Some(gate) => y * sigmoid(linear(x, gate.val())),
+            None => y,
+        }
+    }
+}

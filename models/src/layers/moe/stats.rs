@@ -1,0 +1,216 @@
+//! What the mixture layers of a rank count while they route: how full the experts are, what was dropped, how sure the router
+//! is, auxiliary losses. By thread, as ranks are threads; the engine takes it once per step.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use burn::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// A loss that pushes a router towards balance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Auxiliary {
+    /// Of the shares of tokens and probabilities of the experts (<https://arxiv.org/abs/2101.03961>).
+    LoadBalancing,
+    /// Of the size of the router's logits (<https://arxiv.org/abs/2202.08906>).
+    Z,
+}
+
+/// Counts of one layer on one rank, over the forward passes since they were taken last.
+#[derive(Clone, Debug, Default)]
+pub struct Layer {
+    /// Copies of this rank's tokens that were sent to each expert, before any was dropped.
+    tokens: Vec<u64>,
+    rows: u64,
+    dropped: u64,
+    /// On the device.
+    entropy: Option<Tensor<1>>,
+    /// On the device, and how many of them.
+    auxiliary: BTreeMap<Auxiliary, (Tensor<1>, u64)>,
+    bias: Option<(u64, f64)>,
+}
+
+/// What a rank has counted in one layer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Counts {
+    /// The layer, counted over the whole model.
+    pub layer: usize,
+    /// Copies of this rank's tokens that were sent to each expert, before any was dropped.
+    pub tokens: Vec<u64>,
+    /// Tokens that this rank has routed.
+    pub rows: u64,
+    /// Copies that were dropped.
+    pub dropped: u64,
+    /// Sum over its tokens of the entropy of the router's softmax over all experts, in nats.
+    pub entropy: f64,
+    /// Sum over forward passes of the loss without its coefficient, and their number.
+    pub auxiliary: BTreeMap<Auxiliary, (f64, u64)>,
+    /// Parameter id of the bias that balances the experts, and its update rate (<https://arxiv.org/abs/2408.15664>).
+    pub bias: Option<(u64, f64)>,
+}
+
+impl Layer {
+    /// Adds `rows` of this rank's tokens, of which `tokens[e]` copies were sent to expert `e` of all experts.
+    pub fn routed(&mut self, tokens: &[usize], rows: usize) {
+        self.tokens.resize(tokens.len(), 0);
+        self.tokens.iter_mut().zip(tokens).for_each(|(sum, count)| *sum += *count as u64);
+        self.rows += rows as u64;
+    }
+
+    /// Adds copies that no expert had room for.
+    pub fn dropped(&mut self, copies: usize) {
+        self.dropped += copies as u64;
+    }
+
+    /// Adds the sum over this rank's tokens of the entropy of the router's softmax, without a graph.
+    pub fn entropy(&mut self, sum: Tensor<1>) {
+        self.entropy = Some(added(self.entropy.take(), sum));
+    }
+
+    /// Adds an auxiliary loss of one forward pass without its coefficient and without a graph.
+    pub fn auxiliary(&mut self, kind: Auxiliary, loss: Tensor<1>) {
+        let (sum, count) = self.auxiliary.remove(&kind).unzip();
+        self.auxiliary.insert(kind, (added(sum, loss), count.unwrap_or(0) + 1));
+    }
+
+    /// The engine changes the state `param` by `rate` per step, up for experts with less tokens than the mean and down for
+    /// those with more.
+    pub fn bias(&mut self, param: u64, rate: f64) {
+        self.bias = Some((param, rate));
+    }
+}
+
+fn added(sum: Option<Tensor<1>>, value: Tensor<1>) -> Tensor<1> {
+    let value = value.cast(DType::F32);
+    match sum {
+        Some(sum) => sum + value,
+        None => value,
+    }
+}
+
+#[derive(Default)]
+struct State {
+    layers: BTreeMap<usize, Layer>,
+    paused: bool,
+    taken: u64,
+}
+
+thread_local! {
+    static STATE: RefCell<State> = RefCell::default();
+}
+
+/// Lets `count` add to the counts of a layer, numbered over the whole model, unless counting is paused.
+pub fn record(layer: usize, count: impl FnOnce(&mut Layer)) {
+    STATE.with_borrow_mut(|state| {
+        if !state.paused {
+            count(state.layers.entry(layer).or_default());
+        }
+    });
+}
+
+/// Whether [`record`] counts, for what is costly to make.
+pub fn is_counting() -> bool {
+    STATE.with_borrow(|state| !state.paused)
+}
+
+/// Runs `f` without counting: evaluation, and forward passes that are done again.
+pub fn paused<T>(f: impl FnOnce() -> T) -> T {
+    with_pause(true, f)
+}
+
+/// Runs `f` and counts, also inside [`paused`]: what is computed only where gradients are recorded is computed once, and
+/// perhaps in a forward pass whose other parts are done again.
+pub fn counted<T>(f: impl FnOnce() -> T) -> T {
+    with_pause(false, f)
+}
+
+fn with_pause<T>(paused: bool, f: impl FnOnce() -> T) -> T {
+    struct Resume(bool);
+
+    impl Drop for Resume {
+        fn drop(&mut self) {
+            STATE.with_borrow_mut(|state| state.paused = self.0);
+        }
+    }
+    let _resume = Resume(STATE.with_borrow_mut(|state| std::mem::replace(&mut state.paused, paused)));
+    f()
+}
+
+/// How often [`take`] was called on this thread: another number in every step of training.
+pub fn step() -> u64 {
+    STATE.with_borrow(|state| state.taken)
+}
+
+/// The counts of this thread, by layer; counting starts anew. Waits for the device once.
+pub fn take() -> Vec<Counts> {
+    let layers = STATE.with_borrow_mut(|state| {
+        state.taken += 1;
+        std::mem::take(&mut state.layers)
+    });
+    let tensors = layers.values().flat_map(|layer| {
+        let auxiliary = layer.auxiliary.values().map(|(sum, _)| sum);
+        layer.entropy.iter().chain(auxiliary).cloned()
+    });
+    let tensors: Vec<Tensor<1>> = tensors.collect();
+    let values =
+        if tensors.is_empty() { Vec::new() } else { Tensor::cat(tensors, 0).into_data().iter::<f64>().collect() };
+    let mut values = values.into_iter();
+    let mut next = || values.next().expect("one value for each tensor");
+    let counts = |(index, layer): (usize, Layer)| Counts {
+        layer: index,
+        tokens: layer.tokens,
+        rows: layer.rows,
+        dropped: layer.dropped,
+        entropy: layer.entropy.map_or(0.0, |_| next()),
+        auxiliary: layer.auxiliary.into_iter().map(|(kind, (_, count))| (kind, (next(), count))).collect(),
+        bias: layer.bias,
+    };
+    layers.into_iter().map(counts).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+
+    fn value(value: f64) -> Tensor<1> {
+        Tensor::from_data([value], &Device::flex())
+    }
+
+    #[test]
+    fn passes_add_up_and_pauses_do_not_count() {
+        assert!(take().is_empty());
+        for pass in 1..3 {
+            record(3, |layer| {
+                layer.routed(&[pass, 0, 4], 2);
+                layer.entropy(value(0.5));
+                layer.auxiliary(Auxiliary::Z, value(4.0));
+                layer.auxiliary(Auxiliary::LoadBalancing, value(pass as f64));
+                layer.bias(7, 0.25);
+            });
+        }
+        paused(|| {
+            assert!(!is_counting());
+            paused(|| record(3, |layer| layer.dropped(9)));
+            record(1, |layer| layer.dropped(9));
+            counted(|| record(0, |layer| layer.dropped(2)));
+            assert!(!is_counting());
+        });
+        record(0, |layer| layer.dropped(1));
+        let first = Counts { dropped: 1, ..Counts::default() };
+        let second = Counts {
+            layer: 3,
+            tokens: vec![3, 0, 8],
+            rows: 4,
+            entropy: 1.0,
+            auxiliary: [(Auxiliary::LoadBalancing, (3.0, 2)), (Auxiliary::Z, (8.0, 2))].into(),
+            bias: Some((7, 0.25)),
+            ..Counts::default()
+        };
+        assert_eq!(take(), [first, second]);
+        let step = step();
+        assert!(take().is_empty() && is_counting());
+        assert_eq!(super::step(), step + 1);
+    }
+}

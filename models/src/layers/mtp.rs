@@ -1,0 +1,131 @@
+//! Multi-token prediction (DeepSeek-V3, <https://arxiv.org/abs/2412.19437>, section 2.2): what a module of it needs beside a
+//! transformer block, and how its losses join those of the model.
+
+use std::ops::Range;
+
+use backend_dist::collective::all_gather_int;
+use backend_dist::ops::conjugate::gather_from_sequence_parallel;
+use backend_dist::ops::context::{ContextParallel, zigzag};
+use backend_dist::shard::Init;
+use burn::module::Module;
+use burn::tensor::kind::Basic;
+use burn::tensor::{Int, Tensor};
+
+use super::norm::{Norm, NormKind};
+use super::replicated::ReplicatedLinear;
+use crate::param::{BuildError, ParamBuilder};
+
+/// From the hidden states of the module before and the embeddings of the tokens that it predicted, both normalised, to the
+/// input of the module's block.
+#[derive(Module, Debug)]
+pub struct MtpProjection {
+    enorm: Norm,
+    hnorm: Norm,
+    eh_proj: ReplicatedLinear,
+}
+
+impl MtpProjection {
+    /// A projection under the global name `name`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(
+        params: &mut ParamBuilder,
+        name: &str,
+        hidden: usize,
+        norm_eps: f64,
+        init: Init,
+    ) -> Result<Self, BuildError> {
+        let norm = |params: &mut ParamBuilder, part: &str| {
+            Norm::new(params, &format!("{name}.{part}"), hidden, NormKind::Rms, norm_eps)
+        };
+        let (enorm, hnorm) = (norm(params, "enorm")?, norm(params, "hnorm")?);
+        let outputs = [(&*format!("{name}.eh_proj"), hidden)];
+        Ok(Self { enorm, hnorm, eh_proj: ReplicatedLinear::new(params, 2 * hidden, &outputs, init)? })
+    }
+
+    /// `eh_proj [enorm(embedded) | hnorm(hidden)]`, all `[s, b, hidden]` or the rank's parts of the sequence. The
+    /// embedding comes first, as in the published weights (the report has it second).
+    pub fn forward(&self, embedded: Tensor<3>, hidden: Tensor<3>) -> Tensor<3> {
+        let both = vec![self.enorm.forward(embedded), self.hnorm.forward(hidden)];
+        self.eh_proj.apply(Tensor::cat(both, 2))
+    }
+}
+
+/// `tokens [b, s]`, each at `by` positions before its own; zeros where there is none. With a context each rank has its
+/// positions of the sequence before and after.
+pub fn ahead(tokens: Tensor<2, Int>, by: usize, context: Option<&ContextParallel>) -> Tensor<2, Int> {
+    if by == 0 {
+        return tokens;
+    }
+    let rows = tokens.dims()[1];
+    let tokens = match context {
+        Some(context) => in_order(all_gather_int(tokens, 1, &context.group), context),
+        None => tokens,
+    };
+    let seq = tokens.dims()[1];
+    let by = by.min(seq);
+    let zeros = tokens.clone().narrow(1, 0, by).zeros_like();
+    let shifted = if by == seq { zeros } else { Tensor::cat(vec![tokens.narrow(1, by, seq - by), zeros], 1) };
+    own(shifted, rows, context)
+}
+
+/// `losses [b, s]`, with a gradient that also goes to the losses of the modules, of which the first one's are at one
+/// position before that of the same token in `losses`, the second one's at two, and so on: what multiplies the loss of a
+/// token multiplies its losses in the modules too, times `weight`. That is Megatron-LM's rolled loss mask
+/// (`megatron/core/transformer/multi_token_prediction.py`). What looks beyond the end of a sequence gets no gradient.
+/// With a context each rank has the losses of its positions.
+pub fn with_mtp_losses(
+    losses: Tensor<2>,
+    modules: Vec<Tensor<2>>,
+    weight: f64,
+    context: Option<&ContextParallel>,
+) -> Tensor<2> {
+    let rows = losses.dims()[1];
+    modules.into_iter().enumerate().fold(losses, |losses, (index, module)| {
+        let module = match context {
+            // Every rank weights the losses of its own positions: the gradients of all are summed.
+            Some(context) => {
+                in_order(gather_from_sequence_parallel(module.transpose(), &context.group).transpose(), context)
+            }
+            None => module,
+        };
+        let (seq, by) = (module.dims()[1], index + 1);
+        if by >= seq {
+            return losses;
+        }
+        let before = module.clone().narrow(1, 0, by).zeros_like();
+        let aligned = Tensor::cat(vec![before, module.narrow(1, 0, seq - by)], 1).mul_scalar(weight);
+        let aligned = own(aligned, rows, context);
+        losses + (aligned.clone() - aligned.detach())
+    })
+}
+
+/// What the ranks of a context have of sequences, `[b, s]` in the order of the ranks, in the order of the positions.
+fn in_order<K: Basic>(gathered: Tensor<2, K>, context: &ContextParallel) -> Tensor<2, K> {
+    let size = context.group.size();
+    if size == 1 {
+        return gathered;
+    }
+    let rows = gathered.dims()[1] / size;
+    let mut chunks: Vec<(usize, Range<usize>)> = Vec::with_capacity(2 * size);
+    for rank in 0..size {
+        let [first, second] = zigzag(rank, size, rows);
+        let (start, middle) = (rank * rows, rank * rows + first.len());
+        chunks.extend([(first.start, start..middle), (second.start, middle..start + rows)]);
+    }
+    chunks.sort_unstable_by_key(|(position, _)| *position);
+    let piece = |(_, at): (usize, Range<usize>)| gathered.clone().narrow(1, at.start, at.len());
+    Tensor::cat(chunks.into_iter().map(piece).collect(), 1)
+}
+
+/// The rank's `rows` positions of whole sequences `[b, s]`.
+fn own<K: Basic>(whole: Tensor<2, K>, rows: usize, context: Option<&ContextParallel>) -> Tensor<2, K> {
+    match context {
+        Some(context) if context.group.size() > 1 => {
+            let piece = |at: Range<usize>| whole.clone().narrow(1, at.start, at.len());
+            Tensor::cat(context.positions(rows).map(piece).to_vec(), 1)
+        }
+        _ => whole,
+    }
+}

@@ -1,0 +1,66 @@
+//! A linear layer that is whole on every tensor parallel rank.
+
+use backend_dist::ops::fp8::Fp8Linear;
+use backend_dist::ops::{LinearOptions, Prologue, linear_with};
+use backend_dist::shard::{Init, Section};
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+
+use super::norm::Norm;
+use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::recompute;
+
+/// `[s, b, in] -> [s, b, out]` on every rank, or under sequence parallelism `[s/tp, b, in] -> [s/tp, b, out]`: then a
+/// rank's gradient of the weight is that of its positions, to be summed over the ranks. Several outputs may be fused.
+#[derive(Module, Debug)]
+pub struct ReplicatedLinear {
+    weight: Param<Tensor<2>>,
+    #[module(skip)]
+    parallel: TensorParallel,
+    #[module(skip)]
+    recompute_norm: bool,
+    #[module(skip)]
+    fp8: Option<Fp8Linear>,
+}
+
+impl ReplicatedLinear {
+    /// A layer without bias of `inputs` features with the given outputs, global names without `.weight` and features.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    ///
+    /// # Panics
+    /// Without outputs.
+    pub fn new(
+        params: &mut ParamBuilder,
+        inputs: usize,
+        outputs: &[(&str, usize)],
+        init: Init,
+    ) -> Result<Self, BuildError> {
+        let at = params.place();
+        let section = |(name, features): &(&str, usize)| {
+            (Section::replicated(format!("{name}.weight"), &[*features, inputs], at), init)
+        };
+        let weight = params.on_sequence_sections(outputs.iter().map(section).collect())?;
+        let recompute_norm = params.recompute().selects(recompute::Module::Norms);
+        let fp8 = params.fp8_linear(outputs[0].0);
+        Ok(Self { weight, parallel: params.parallel().clone(), recompute_norm, fp8 })
+    }
+
+    /// The layer's outputs for `norm(x)`, side by side.
+    pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
+        let (x, prologue) = norm.in_front_of_linear(x);
+        self.after(x, prologue, self.recompute_norm)
+    }
+
+    /// The layer's outputs for `x`, side by side.
+    pub fn apply(&self, x: Tensor<3>) -> Tensor<3> {
+        self.after(x, Prologue::None, false)
+    }
+
+    fn after(&self, x: Tensor<3>, prologue: Prologue, recompute: bool) -> Tensor<3> {
+        let (overlap, fp8) = (self.parallel.overlap, self.fp8.clone());
+        let options = LinearOptions { recompute, overlap, fp8, ..Default::default() };
+        linear_with(x, prologue, self.weight.val(), None, options)
+    }
+}

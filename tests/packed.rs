@@ -1,0 +1,199 @@
+//! Documents that share a row are trained as if each had a row of its own, in every layout.
+
+use backend_dist::launch::launch;
+use backend_dist::mesh::Mesh;
+use burn::tensor::{Device, FloatDType};
+use burn_megatron::engine::{DocumentConfig, RankEngine, TokenBatch};
+use burn_megatron::verify::{Candidate, Job};
+use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig, ParamBuilder};
+use tests::{SETTINGS, assert_equals_one_device, gpt, llama, train_on};
+
+/// Where documents start in each of the rows.
+const STARTS: [&[usize]; 4] = [&[0, 5, 12], &[0], &[0, 1, 2, 9], &[0, 8]];
+
+/// Rows of several documents.
+fn packed(vocab: usize) -> Job {
+    let mut job = SETTINGS.job(vocab);
+    job.engine.global_batch = STARTS.len();
+    for batch in &mut job.batches {
+        *batch = batch.slice(0..STARTS.len());
+        batch.documents = Some(STARTS.iter().map(|starts| starts.to_vec()).collect());
+    }
+    job
+}
+
+/// The same documents, each at the start of its own row; the rest of the row does not count.
+fn unpacked(vocab: usize) -> Job {
+    let mut job = packed(vocab);
+    job.engine.global_batch = STARTS.iter().map(|starts| starts.len()).sum();
+    job.batches.iter_mut().for_each(|batch| *batch = alone(batch));
+    job
+}
+
+fn alone(batch: &TokenBatch) -> TokenBatch {
+    let seq = batch.seq;
+    let (mut tokens, mut labels, mut mask) = (Vec::new(), Vec::new(), Vec::new());
+    for (row, starts) in STARTS.iter().enumerate() {
+        for (index, start) in starts.iter().enumerate() {
+            let end = starts.get(index + 1).copied().unwrap_or(seq);
+            let range = row * seq + start..row * seq + end;
+            let rest = seq - range.len();
+            tokens.extend_from_slice(&batch.tokens[range.clone()]);
+            labels.extend_from_slice(&batch.labels[range.clone()]);
+            mask.extend_from_slice(&batch.mask.as_ref().unwrap()[range]);
+            tokens.extend(std::iter::repeat_n(7, rest));
+            labels.extend(std::iter::repeat_n(7, rest));
+            mask.extend(std::iter::repeat_n(false, rest));
+        }
+    }
+    TokenBatch { rows: tokens.len() / seq, seq, tokens, labels, mask: Some(mask), documents: None }
+}
+
+fn packed_equals_unpacked<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
+    let one = train_on::<M>(config, "TP1", &unpacked(config.vocab_size()));
+    for layout in layouts {
+        assert_equals_one_device(&one, layout, &train_on::<M>(config, layout, &packed(config.vocab_size())));
+    }
+}
+
+#[test]
+fn a_packed_llama_learns_what_its_documents_teach() {
+    let layouts = [
+        "TP1",
+        "TP1 x4 selective",
+        "TP2 SP DP2",
+        "PP2 x4 zb-h1",
+        "CP2",
+        "CP4 uniform1",
+        "CP2 all_gather",
+        "CP2 a2a x2",
+        "CP4 a2a+p2p:2",
+        "TP2 SP CP2",
+        "CP2 PP2 DP2 ZeRO1 x2",
+    ];
+    packed_equals_unpacked::<Llama>(&llama(), &layouts);
+}
+
+#[test]
+fn a_window_and_norms_of_heads_stay_inside_documents() {
+    let mistral = LlamaConfig { variant: LlamaVariant::Mistral, sliding_window: Some(4), ..llama() };
+    packed_equals_unpacked::<Llama>(&mistral, &["TP1", "CP2", "CP2 a2a"]);
+    let qwen = LlamaConfig { variant: LlamaVariant::Qwen3, ..llama() };
+    packed_equals_unpacked::<Llama>(&qwen, &["TP2", "CP2 all_gather"]);
+}
+
+#[test]
+fn a_packed_gpt_learns_what_its_documents_teach() {
+    let config = GptConfig { hidden_dropout: 0.0, attention_dropout: 0.0, ..gpt() };
+    packed_equals_unpacked::<Gpt>(&config, &["TP1", "DP4 ZeRO3", "TP2 SP", "CP2", "TP2 SP CP2", "CP4 all_gather"]);
+}
+
+/// Each document is shared by as many ranks as its length asks for; ranks take different numbers of them.
+#[test]
+fn documents_that_are_dealt_out_by_length_teach_the_same() {
+    let layouts = [
+        "DP4 dynamic:4",
+        "DP2 CP2 ZeRO1 all_gather dynamic:8",
+        "CP4 a2a dynamic:5",
+        "TP2 SP DP2 selective dynamic:16",
+        "DP3 dynamic:6",
+        "DP8 dynamic:2 uniform1",
+    ];
+    let one = train_on::<Llama>(&llama(), "TP1", &unpacked(llama().vocab_size()));
+    for layout in layouts {
+        let mut job = packed(llama().vocab_size());
+        // Rows are dealt out whatever their number is.
+        job.engine.global_batch = 12;
+        for batch in &mut job.batches {
+            *batch = three_times(batch);
+        }
+        assert_equals_one_device(&one, layout, &train_on::<Llama>(&llama(), layout, &job));
+    }
+}
+
+/// Each row thrice: means, and so gradients, are those of the rows.
+fn three_times(batch: &TokenBatch) -> TokenBatch {
+    TokenBatch {
+        rows: 3 * batch.rows,
+        tokens: batch.tokens.repeat(3),
+        labels: batch.labels.repeat(3),
+        mask: batch.mask.as_ref().map(|mask| mask.repeat(3)),
+        documents: batch.documents.as_ref().map(|documents| documents.repeat(3)),
+        ..*batch
+    }
+}
+
+/// With dropout, a packed row is the same in every layout.
+#[test]
+fn a_packed_gpt_with_dropout_equals_one_device() {
+    let job = packed(gpt().vocab_size());
+    let one = train_on::<Gpt>(&gpt(), "TP1", &job);
+    for layout in ["TP2 SP", "CP2", "CP2 a2a DP2", "TP2 SP CP2 all_gather"] {
+        assert_equals_one_device(&one, layout, &train_on::<Gpt>(&gpt(), layout, &job));
+    }
+}
+
+/// Megatron's two options are independent: positions that go on change a GPT, attention that crosses borders changes all.
+#[test]
+fn borders_and_positions_are_two_options() {
+    let config = GptConfig { hidden_dropout: 0.0, attention_dropout: 0.0, ..gpt() };
+    let losses = |reset_attention_mask, reset_position_ids| {
+        let mut job = packed(config.vocab_size());
+        job.engine.documents = DocumentConfig { reset_attention_mask, reset_position_ids };
+        let [one, two] = ["TP1", "CP2"].map(|layout| train_on::<Gpt>(&config, layout, &job));
+        assert_equals_one_device(&one, "CP2", &two);
+        one[0].losses[0]
+    };
+    let all = [losses(true, true), losses(true, false), losses(false, true), losses(false, false)];
+    for (index, loss) in all.iter().enumerate() {
+        assert!(all[..index].iter().all(|other| (other - loss).abs() > 1e-9), "{all:?}");
+    }
+}
+
+#[test]
+fn evaluation_sees_the_same() {
+    let vocab = llama().vocab_size();
+    let evaluate = |layout: &str, batch: &TokenBatch| {
+        let candidate: Candidate = layout.parse().unwrap();
+        let mut engine = packed(vocab).engine;
+        (engine.micro_batch, engine.context) = (1, candidate.context.clone());
+        let mesh = Mesh::new(candidate.layout).unwrap();
+        let reports = launch(&mesh, &[Device::flex()], |rank| {
+            let build =
+                |part| Ok(Llama::build(&llama(), ParamBuilder::new(&rank, FloatDType::F64, 1).with_part(part))?);
+            let mut engine = RankEngine::new(&rank, &llama().dims(), build, engine.clone())?;
+            Ok(engine.eval_step(batch)?)
+        });
+        reports.unwrap()
+    };
+    let batch = &packed(vocab).batches[0];
+    let expected = evaluate("TP1", &alone(batch))[0];
+    for layout in ["TP1", "CP2", "CP4 all_gather", "CP2 PP2", "TP2 SP CP2 a2a"] {
+        for report in evaluate(layout, batch) {
+            assert_eq!(report.tokens, expected.tokens, "{layout}");
+            assert!((report.loss - expected.loss).abs() < 1e-12, "{layout}: {report:?} {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn lengths_that_ranks_cannot_share_are_refused() {
+    let build = |layout: &str| {
+        let candidate: Candidate = layout.parse().unwrap();
+        let engine = packed(101).engine;
+        let mesh = Mesh::new(candidate.layout).unwrap();
+        let result = launch(&mesh, &[Device::flex()], |rank| {
+            let build = |part| {
+                let params = ParamBuilder::new(&rank, FloatDType::F64, 1).with_part(part);
+                Ok(Llama::build(&llama(), params)?)
+            };
+            let mut engine = engine.clone();
+            (engine.micro_batch, engine.context) = (1, candidate.context.clone());
+            RankEngine::new(&rank, &llama().dims(), build, engine)?.train_step(&packed(101).batches[0])?;
+            Ok(())
+        });
+        result.unwrap_err().to_string()
+    };
+    assert!(build("CP3").contains("sequence length 16 is not a multiple of 6"), "{}", build("CP3"));
+    assert!(build("CP8 a2a").contains("nearest legal: heads over 4 ranks"), "{}", build("CP8 a2a"));
+}
