@@ -231,7 +231,7 @@ mod tests {
         let refuse = |layout: &str| dims.check(&layout.parse().unwrap(), 60).unwrap_err().to_string();
         assert_eq!(refuse("DP4 EP4"), "expert-parallel 4 does not divide the model's experts (6); nearest legal: 2");
         assert_eq!(
-            refuse("TP3 DP4 ETP3"),
+            refuse("TP4 DP3 ETP3"),
             "expert-tensor-parallel 3 does not divide the model's expert width (20); nearest legal: 2, 4"
         );
         assert!(refuse("TP12").contains("expert-tensor-parallel 12 does not divide"), "the same as tensor parallel");
@@ -265,7 +265,7 @@ mod tests {
              a rank has of it over its neighbours; nearest legal: 56, 64"
         );
         assert!(refuse("TP4 SP CP2", 60).contains("not a multiple of 8"));
-        assert!(refuse("EP2", 64).contains("expert-parallel 2"));
+        assert!(refuse("DP2 EP2", 64).contains("expert-parallel 2"));
     }
 
     #[test]

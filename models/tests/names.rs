@@ -260,7 +260,7 @@ fn an_architecture_that_is_not_here_is_refused() {
         message,
         "config.json: there is no model for `model_type` mamba; supported: llama (LlamaForCausalLM), \
          mistral (MistralForCausalLM), qwen3 (Qwen3ForCausalLM), mixtral (MixtralForCausalLM), \
-         qwen3_moe (Qwen3MoeForCausalLM), gpt2 (GPT2LMHeadModel)"
+         qwen3_moe (Qwen3MoeForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM)"
     );
     let message = refuse(LLAMA3, "architectures", json!(["LlamaForSequenceClassification"]));
     assert!(message.contains("`architectures` LlamaForSequenceClassification; supported: llama"), "{message}");

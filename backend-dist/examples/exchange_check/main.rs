@@ -2,10 +2,11 @@
 //! when a rank misbehaves; then what an exchange costs.
 //!
 //! `cargo run --release --example exchange_check --features cuda -- [GPUS]`; two GPUs or more, an even
-//! number. The values exchanged are small integers, so every sum is exact in every type and results must be equal; those of
+//! number; with `-- [GPUS] context` only attention over a context parallel group is checked and timed. The values exchanged are small integers, so every sum is exact in every type and results must be equal; those of
 //! linear layers are random, and results equal up to rounding.
 
 mod beside;
+mod context;
 mod failures;
 mod overlapped;
 mod results;
@@ -19,12 +20,22 @@ use burn::tensor::Device;
 fn main() {
     let gpus: usize = std::env::args().nth(1).map_or(2, |text| text.parse().expect("GPUS is a number"));
     assert!(gpus >= 2 && gpus.is_multiple_of(2), "two GPUs or more, an even number");
+    if std::env::args().nth(2).as_deref() == Some("context") {
+        let bad = context::check(gpus);
+        context::report(gpus);
+        return end(bad);
+    }
     let mut bad = results::check(gpus) + overlapped::check(gpus) + beside::check(gpus);
     bad += failures::check(gpus);
     // What a failed run has left behind must not disturb the next one.
-    bad += results::check(gpus);
+    bad += results::check(gpus) + context::check(gpus);
     speed::report(gpus);
     beside::report(gpus);
+    context::report(gpus);
+    end(bad);
+}
+
+fn end(bad: usize) {
     if bad > 0 {
         println!("{bad} checks failed");
         std::process::exit(1);

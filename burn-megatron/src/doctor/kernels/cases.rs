@@ -1,6 +1,7 @@
 //! The operations and the sizes they are checked in.
 
 use backend_dist::comm::Group;
+use backend_dist::ops::context::{Documents, attention_in_context};
 use backend_dist::ops::{
     AttentionDropout, AttentionOptions, DropKey, GeluKind, LinearOptions, PackedHeads, Prologue, add_bias, attention,
     attention_packed, dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu,
@@ -265,8 +266,30 @@ pub fn attention_forms(scale: &Scale) -> Vec<Case> {
     ];
     let mut found: Vec<Case> =
         forms.into_iter().map(|(name, options)| packed_attention(scale, name, options)).collect();
+    found.extend([
+        in_documents(scale, "attention_in_context, documents", causal),
+        in_documents(scale, "attention_in_context, documents and window", AttentionOptions { window, ..causal }),
+        in_documents(scale, "attention_in_context, documents and dropout", AttentionOptions { dropout, ..causal }),
+    ]);
     found.extend(SIZES.map(|(name, sizes)| of_sizes(scale, name, sizes)));
     found
+}
+
+/// Documents of a single position among others, in each sample in other places.
+fn in_documents(scale: &Scale, name: &'static str, options: AttentionOptions) -> Case {
+    let Scale { seq, batch, heads, head_dim, .. } = *scale;
+    let starts = |sample: usize| {
+        let mut starts = vec![0, 1 + sample, seq / 2, seq - 2];
+        starts.sort_unstable();
+        starts.dedup();
+        starts
+    };
+    let documents = Documents::new((0..batch).map(starts).collect());
+    let inputs = [("qkv", scale.tokens() * heads.total() * head_dim)];
+    case(name, packed_shape(scale), 3, &inputs, move |_, x| {
+        let input: Tensor<4> = x[0].clone().reshape([seq, batch, heads.total(), head_dim]);
+        flat(attention_in_context(input, heads, options, None, Some(&documents)))
+    })
 }
 
 /// Heads of other models: lengths of queries and keys, and of values.

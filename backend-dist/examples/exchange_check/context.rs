@@ -1,0 +1,192 @@
+//! Attention over a context parallel group of GPUs against one GPU that has the whole sequence: results and times.
+
+use crate::verdict;
+use backend_dist::collective::broadcast;
+use backend_dist::launch::{Rank, launch};
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::ops::context::{ContextParallel, CpCommType, Documents, attention_in_context};
+use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads};
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use std::time::Instant;
+
+const HEAD_DIM: usize = 128;
+
+/// Sizes and masks of an attention.
+#[derive(Clone)]
+struct Case {
+    name: &'static str,
+    positions: usize,
+    batch: usize,
+    heads: PackedHeads,
+    options: AttentionOptions,
+    documents: Option<Documents>,
+}
+
+impl Case {
+    fn attention(&self, qkv: Tensor<4>, context: Option<&ContextParallel>) -> Tensor<4> {
+        attention_in_context(qkv, self.heads, self.options, context, self.documents.as_ref())
+    }
+}
+
+/// The mechanisms that `gpus` ranks and these heads allow.
+fn ways(gpus: usize, heads: PackedHeads) -> Vec<CpCommType> {
+    let all = [CpCommType::P2p, CpCommType::AllGather, CpCommType::A2a, CpCommType::A2aP2p { inner: 2 }];
+    let is_new = |comm: &CpCommType| gpus > 2 || !matches!(comm, CpCommType::A2aP2p { .. });
+    all.into_iter().filter(is_new).filter(|comm| comm.check(gpus, heads.heads).is_ok()).collect()
+}
+
+fn cases(gpus: usize) -> Vec<Case> {
+    // Chunks of 320 rows: two and a half blocks of the kernels.
+    let positions = 2 * gpus * 320;
+    let options = AttentionOptions::causal(HEAD_DIM);
+    let heads = PackedHeads { heads: 2 * gpus, kv_heads: gpus };
+    let plain = Case { name: "causal", positions, batch: 2, heads, options, documents: None };
+    let window = AttentionOptions { window: Some(200), ..options };
+    let dropout = AttentionDropout { p: 0.1, seed: 3, first_sample: 1, first_head: 0, heads: 2 * gpus };
+    let dropout = AttentionOptions { dropout: Some(dropout), ..options };
+    let documents =
+        Documents::new(vec![vec![0, 100, 330, positions - 700], vec![0, 1, 500, positions / 2, positions - 1]]);
+    let single_kv = PackedHeads { heads: 2 * gpus, kv_heads: 1 };
+    vec![
+        plain.clone(),
+        Case { name: "one key head", heads: single_kv, ..plain.clone() },
+        Case { name: "not causal", options: AttentionOptions { causal: false, ..options }, ..plain.clone() },
+        Case { name: "window", options: window, ..plain.clone() },
+        Case { name: "documents", documents: Some(documents.clone()), ..plain.clone() },
+        Case { name: "documents, window", documents: Some(documents.clone()), options: window, ..plain.clone() },
+        Case { name: "documents, dropout", documents: Some(documents), options: dropout, ..plain },
+    ]
+}
+
+/// Number of wrong checks. Ranks that share one GPU exchange through the host.
+pub fn check(gpus: usize) -> usize {
+    let mut bad = 0;
+    for case in cases(gpus) {
+        for comm in ways(gpus, case.heads) {
+            for (dtype, bound) in [(DType::BF16, 2e-2), (DType::F32, 1e-5)] {
+                let errors = on_ranks(gpus, |rank| errors(rank, &case, comm, dtype));
+                let worst = |of: [f64; 2]| if of[0].is_nan() || of[1].is_nan() { f64::NAN } else { of[0].max(of[1]) };
+                let outcome = match errors {
+                    Err(why) => Err(why),
+                    Ok(all) => match all.into_iter().map(worst).find(|error| error.is_nan() || *error > bound) {
+                        Some(error) => Err(format!("output or gradient off by {error:.1e}, more than {bound:.0e}")),
+                        None => Ok(()),
+                    },
+                };
+                bad += verdict(&format!("{comm:?}, {}, {dtype:?}", case.name), outcome);
+            }
+        }
+    }
+    bad
+}
+
+fn on_ranks<T: Send>(gpus: usize, f: impl Fn(&Rank) -> T + Sync) -> Result<Vec<T>, String> {
+    let mesh = Mesh::new(ParallelLayout { cp: gpus, ..Default::default() }).expect("one axis is always legal");
+    let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
+    launch(&mesh, &devices, |rank| Ok(f(&rank))).map_err(|error| error.to_string())
+}
+
+/// The same random numbers on all ranks: `[q | k | v]`, and what the output is weighted with.
+fn inputs(rank: &Rank, case: &Case, dtype: DType) -> [Tensor<4>; 2] {
+    [case.heads.total(), case.heads.heads].map(|heads| {
+        let shape = [case.positions, case.batch, heads, HEAD_DIM];
+        let own = Tensor::<4>::random(shape, Distribution::Normal(0.0, 1.0), (&rank.device, DType::F32));
+        broadcast(own, 0, &rank.group(Axis::Cp)).cast(dtype)
+    })
+}
+
+/// A rank's rows.
+fn rows(x: Tensor<4>, context: &ContextParallel) -> Tensor<4> {
+    let local = x.dims()[0] / context.group.size();
+    let parts = context.positions(local).map(|range| x.clone().slice([range]));
+    Tensor::cat(parts.into(), 0)
+}
+
+/// Output and gradient.
+fn run(qkv: Tensor<4>, weights: Tensor<4>, f: impl Fn(Tensor<4>) -> Tensor<4>) -> [Tensor<4>; 2] {
+    let x = qkv.autodiff().require_grad();
+    let out = f(x.clone());
+    let grads = (out.clone() * weights.autodiff()).sum().backward();
+    [out.without_autodiff(), x.grad(&grads).expect("the input has a gradient").without_autodiff()]
+}
+
+/// Relative to the norm.
+fn distance(found: Tensor<4>, expected: Tensor<4>) -> f64 {
+    let [found, expected] = [found, expected].map(|x| x.cast(DType::F32));
+    let square = |x: Tensor<4>| (x.clone() * x).sum().into_scalar::<f32>();
+    f64::from(square(found - expected.clone()) / square(expected)).sqrt()
+}
+
+/// How far output and gradient of the group are from those of one rank in f32.
+fn errors(rank: &Rank, case: &Case, comm: CpCommType, dtype: DType) -> [f64; 2] {
+    let context = ContextParallel { group: rank.group(Axis::Cp), comm };
+    let [qkv, weights] = inputs(rank, case, dtype);
+    let [local, local_weights] = [&qkv, &weights].map(|x| rows(x.clone(), &context));
+    let found = run(local, local_weights, |x| case.attention(x, Some(&context)));
+    let expected = run(qkv.cast(DType::F32), weights.cast(DType::F32), |x| case.attention(x, None));
+    let mut pairs = found.into_iter().zip(expected);
+    std::array::from_fn(|_| {
+        let (found, expected) = pairs.next().expect("output and gradient");
+        distance(found, rows(expected, &context))
+    })
+}
+
+/// Prints what a layer's attention costs: the slowest rank's times, alone and as a group, and the group's errors against one
+/// rank in bf16.
+pub fn report(gpus: usize) {
+    let heads = PackedHeads { heads: 32, kv_heads: 8 };
+    let options = AttentionOptions::causal(HEAD_DIM);
+    let case = Case { name: "causal", positions: 32_768, batch: 1, heads, options, documents: None };
+    println!("attention of 32768 positions, 32 / 8 heads of 128, bf16, forward and forward with backward:");
+    let alone = slowest(gpus, |rank| {
+        let [qkv, weights] = inputs(rank, &case, DType::BF16);
+        times(rank, &qkv, &weights, &|x| case.attention(x, None))
+    });
+    println!("  one GPU: {:.2} ms, {:.2} ms", alone[0] * 1e3, alone[1] * 1e3);
+    for comm in ways(gpus, heads) {
+        let context = |rank: &Rank| ContextParallel { group: rank.group(Axis::Cp), comm };
+        let found = slowest(gpus, |rank| {
+            let context = context(rank);
+            let [qkv, weights] = inputs(rank, &case, DType::BF16).map(|x| rows(x, &context));
+            times(rank, &qkv, &weights, &|x| case.attention(x, Some(&context)))
+        });
+        let errors = slowest(gpus, |rank| {
+            let context = context(rank);
+            let [qkv, weights] = inputs(rank, &case, DType::BF16);
+            let [local, local_weights] = [&qkv, &weights].map(|x| rows(x.clone(), &context));
+            let found = run(local, local_weights, |x| case.attention(x, Some(&context)));
+            let expected = run(qkv, weights, |x| case.attention(x, None)).map(|x| rows(x, &context));
+            let [[a, b], [c, d]] = [found, expected];
+            [distance(a, c), distance(b, d)]
+        });
+        println!(
+            "  {comm:?} over {gpus}: {:.2} ms, {:.2} ms; output off by {:.1e}, gradient by {:.1e}",
+            found[0] * 1e3,
+            found[1] * 1e3,
+            errors[0],
+            errors[1]
+        );
+    }
+}
+
+fn slowest(gpus: usize, f: impl Fn(&Rank) -> [f64; 2] + Sync) -> [f64; 2] {
+    let all = on_ranks(gpus, f).expect("no rank fails");
+    std::array::from_fn(|i| all.iter().map(|of| of[i]).fold(0.0, f64::max))
+}
+
+/// Seconds of a forward pass, and of one with its backward pass.
+fn times(rank: &Rank, qkv: &Tensor<4>, weights: &Tensor<4>, f: &dyn Fn(Tensor<4>) -> Tensor<4>) -> [f64; 2] {
+    const TIMES: usize = 5;
+    let time = |once: &dyn Fn()| {
+        once();
+        rank.device.sync().expect("the GPU works");
+        rank.group(Axis::Cp).barrier();
+        let start = Instant::now();
+        (0..TIMES).for_each(|_| once());
+        rank.device.sync().expect("the GPU works");
+        start.elapsed().as_secs_f64() / TIMES as f64
+    };
+    let forward = time(&|| drop(f(qkv.clone())));
+    let both = time(&|| drop(run(qkv.clone(), weights.clone(), f)));
+    [forward, both]
+}
