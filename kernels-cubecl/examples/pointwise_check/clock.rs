@@ -59,6 +59,10 @@ impl<'a> Clock<'a> {
         let seconds = clock.median(&call);
         clock.copy = (8 * len) as f64 / seconds;
         clock.rows.push(Row { name: "copy of fp32".into(), bytes: 8 * len, seconds });
+        let one = |handle| Run { handle, float: FloatType::F32, start: 0, len: 4 };
+        let seconds =
+            clock.median(&|turn| flat::write(client, one(from.at(turn)), one(to.at(turn)), false).expect("legal"));
+        clock.rows.push(Row { name: "a launch (a copy of four numbers)".into(), bytes: 32, seconds });
         clock
     }
 

@@ -1,7 +1,7 @@
 //! Sequences that several ranks share, and documents inside them: attention as if one rank had all positions.
 //!
-//! [`plan`] says which queries meet which keys in which call of a kernel, [`kernels`] computes a call and merges results,
-//! [`ways`] brings the keys to the queries, and [`node`] makes one node of the graph of it.
+//! `plan` says which queries meet which keys in which call of a kernel, `kernels` computes a call and merges results, `ways`
+//! brings the keys to the queries, and `node` makes one node of the graph of it.
 
 mod api;
 mod heads;

@@ -64,9 +64,7 @@ impl ContextKernels for Cube {
         gradients
     }
 
-    /// In place where the result is half precision: nobody else holds the sum, see [`Partial`].
-    ///
-    /// [`Partial`]: crate::ops::context
+    /// In place where the part is half precision: nobody else holds the sum.
     fn merge(sum: Seen<Self>, part: Seen<Self>, piece: &Piece) -> Seen<Self> {
         if !merges_in_place(&sum, &part) {
             return merge_by_formula::<Self>(sum, part, piece);

@@ -2,13 +2,12 @@
 //! are read and written in place through their strides. The backward pass computes the scores again from q, k and the
 //! log-sum-exp.
 
-use std::ops::Range;
-
 use burn::backend::Shape;
 use burn::backend::flex::FlexTensor;
 
 use super::{
     gemm::{Matrix, Onto, product},
+    heads::{Heads, Input, Target},
     output::{Output, filled},
     parallel::{for_parts, parts},
     real::Real,
@@ -22,96 +21,6 @@ use crate::ops::{
 /// Queries whose scores are held at a time. Larger blocks make larger products, smaller ones waste less above the
 /// causal diagonal.
 const BLOCK: usize = 128;
-
-/// Where the heads of one tensor `[s, b, h, d]` lie in a buffer.
-#[derive(Clone, Copy)]
-struct Heads {
-    offset: usize,
-    /// Strides of sequence, batch, head and element.
-    strides: [isize; 4],
-}
-
-impl Heads {
-    fn of(x: &FlexTensor) -> Self {
-        let strides = x.layout().strides();
-        Self { offset: x.layout().start_offset(), strides: [strides[0], strides[1], strides[2], strides[3]] }
-    }
-
-    /// `heads` heads of size `d` from head `first` on, in a dense tensor of `all` heads and batch `b`.
-    fn within(first: usize, all: usize, b: usize, d: usize) -> Self {
-        Self { offset: first * d, strides: [(b * all * d) as isize, (all * d) as isize, d as isize, 1] }
-    }
-
-    /// Offset of position `s` of head `h` in sequence `b`.
-    fn at(&self, s: usize, b: usize, h: usize) -> usize {
-        let [by_s, by_b, by_h, _] = self.strides;
-        (self.offset as isize + s as isize * by_s + b as isize * by_b + h as isize * by_h) as usize
-    }
-
-    fn matrix<P>(&self, start: P) -> Matrix<P> {
-        Matrix { start, row: self.strides[0], column: self.strides[3] }
-    }
-}
-
-/// A tensor's heads for reading.
-struct Input<'a, E> {
-    data: &'a [E],
-    heads: Heads,
-}
-
-impl<'a, E: Real> Input<'a, E> {
-    fn of(x: &'a FlexTensor) -> Self {
-        Self { data: E::buffer(x), heads: Heads::of(x) }
-    }
-
-    fn matrix(&self, s: usize, b: usize, h: usize) -> Matrix<*const E> {
-        self.heads.matrix(self.from(s, b, h).as_ptr())
-    }
-
-    /// The buffer from position `s` of a head on.
-    fn from(&self, s: usize, b: usize, h: usize) -> &'a [E] {
-        &self.data[self.heads.at(s, b, h)..]
-    }
-}
-
-/// A tensor's heads for writing.
-struct Target<'a, E> {
-    data: &'a Output<'a, E>,
-    heads: Heads,
-}
-
-impl<E: Real> Target<'_, E> {
-    /// Zeroes consecutive positions of a head, `d` elements each.
-    ///
-    /// # Safety
-    ///
-    /// No other thread may touch this head.
-    unsafe fn clear(&self, positions: Range<usize>, [b, h]: [usize; 2], d: usize) {
-        for s in positions {
-            let at = self.heads.at(s, b, h);
-            // SAFETY: promised by the caller.
-            unsafe { self.data.slice(at..at + d) }.fill(E::ZERO);
-        }
-    }
-
-    fn matrix(&self, s: usize, b: usize, h: usize) -> Matrix<*mut E> {
-        self.heads.matrix(self.data.pointer(self.heads.at(s, b, h)))
-    }
-
-    /// Divides consecutive positions of a head each by its total; those whose total is zero saw nothing and are zero.
-    ///
-    /// # Safety
-    ///
-    /// No other thread may touch this head.
-    unsafe fn divide_rows(&self, [s, b, h]: [usize; 3], d: usize, totals: &[E]) {
-        for (i, &total) in totals.iter().enumerate() {
-            let factor = if total == E::ZERO { E::ZERO } else { E::ONE / total };
-            let at = self.heads.at(s + i, b, h);
-            // SAFETY: promised by the caller.
-            unsafe { self.data.slice(at..at + d) }.iter_mut().for_each(|x| *x *= factor);
-        }
-    }
-}
 
 /// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys, length of a query and key,
 /// length of a value.

@@ -25,6 +25,7 @@ mod dropout;
 mod embedding;
 mod fp8;
 mod gemm;
+mod heads;
 mod lanes;
 mod linear;
 mod moe;

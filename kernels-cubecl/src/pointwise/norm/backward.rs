@@ -37,7 +37,7 @@ pub fn norm_backward<E: Float>(
     #[comptime] adds: bool,
     #[comptime] plan: Plan,
 ) {
-    let mut shared = Shared::<[f32]>::new_slice(comptime![scratch(plan)]);
+    let mut shared = Shared::<[F32x4]>::new_slice(comptime![scratch(plan)]);
     let unit = UNIT_POS % comptime![plan.units];
     let stride = CUBE_COUNT_X * comptime![plan.side];
     let line = CUBE_POS_X * comptime![plan.side] + UNIT_POS / comptime![plan.units];

@@ -2,7 +2,7 @@
 use super::moments::{Sums, moments, scratch};
 use super::{Affine, NormShape, Plan, Weights, advance, hold_weights, inside, place, read_row};
 use crate::hopper::ptx::rsqrt;
-use crate::pointwise::{PointwiseError, Vec8, buffer};
+use crate::pointwise::{F32x4, PointwiseError, Vec8, buffer};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -25,7 +25,7 @@ pub fn norm_forward<E: Float>(
     #[comptime] adds: bool,
     #[comptime] plan: Plan,
 ) {
-    let mut shared = Shared::<[f32]>::new_slice(comptime![scratch(plan)]);
+    let mut shared = Shared::<[F32x4]>::new_slice(comptime![scratch(plan)]);
     let unit = UNIT_POS % comptime![plan.units];
     let stride = CUBE_COUNT_X * comptime![plan.side];
     let mut row = CUBE_POS_X * comptime![plan.side] + UNIT_POS / comptime![plan.units];

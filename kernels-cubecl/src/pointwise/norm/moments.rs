@@ -4,12 +4,12 @@
 //! Golub and LeVeque, Algorithms for computing the sample variance, 1983).
 use super::{Plan, Weights, inside, place};
 use crate::hopper::ptx::named_barrier_sync;
-use crate::pointwise::Vec8;
 use crate::pointwise::cube::plane_total;
+use crate::pointwise::{F32x4, Vec8};
 use cubecl::prelude::*;
 
-/// Numbers that a plane leaves for the others.
-const LEFT: usize = 5;
+/// Vectors that a plane leaves for the others: its sums, and in another one how many numbers it has.
+const LEFT: usize = 2;
 
 /// What is summed up of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,7 +33,7 @@ pub struct Moments {
     pub product: f32,
 }
 
-/// Shared numbers that [`moments`] uses.
+/// Shared vectors that [`moments`] uses.
 pub fn scratch(plan: Plan) -> usize {
     2 * LEFT * plan.side as usize * plan.shape().planes()
 }
@@ -46,7 +46,7 @@ pub fn moments<E: Float>(
     values: &Array<Vec8<E>>,
     slopes: &Array<Vec8<E>>,
     weights: &Weights<E>,
-    scratch: &mut Shared<[f32]>,
+    scratch: &mut Shared<[F32x4]>,
     turn: u32,
     unit: u32,
     width: u32,
@@ -120,14 +120,18 @@ pub fn moments<E: Float>(
         let at = (turn * comptime![plan.side] + line) as usize * comptime![LEFT * planes];
         if UNIT_POS % comptime![cube.plane] == 0 {
             let at = at + (unit / comptime![cube.plane]) as usize;
-            scratch[at] = squares;
-            scratch[at + planes] = product;
-            scratch[at + comptime![2 * planes]] = mean;
-            scratch[at + comptime![3 * planes]] = weighted;
-            scratch[at + comptime![4 * planes]] = count;
+            let mut left = F32x4::empty();
+            left.insert(0usize, squares);
+            left.insert(1usize, product);
+            left.insert(2usize, mean);
+            left.insert(3usize, weighted);
+            scratch[at] = left;
+            if comptime![!plan.whole] {
+                scratch[at + planes] = F32x4::new(count);
+            }
         }
         meet(line, plan);
-        join(scratch, at, inverse, sums, planes)
+        join(scratch, at, count, inverse, sums, plan)
     } else {
         Moments { mean, squares, weighted, product }
     }
@@ -148,40 +152,43 @@ fn meet(line: u32, #[comptime] plan: Plan) {
     }
 }
 
-/// Joins what the planes left from `at` on.
+/// Joins what the planes left from `at` on. Each has `count` numbers in a whole row.
 #[cube]
 fn join(
-    scratch: &mut Shared<[f32]>,
+    scratch: &mut Shared<[F32x4]>,
     at: usize,
+    count: f32,
     inverse: f32,
     #[comptime] sums: Sums,
-    #[comptime] planes: usize,
+    #[comptime] plan: Plan,
 ) -> Moments {
+    let planes = comptime![plan.shape().planes()];
+    let mut counts = Array::<f32>::new(planes);
     let mut mean = 0.0f32;
-    if comptime![sums.centred] {
-        #[unroll]
-        for i in 0..planes {
-            mean += scratch[at + comptime![2 * planes + i]] * scratch[at + comptime![4 * planes + i]];
+    #[unroll]
+    for i in 0..planes {
+        counts[i] = count;
+        if comptime![!plan.whole] {
+            counts[i] = scratch[at + comptime![planes + i]].extract(0usize);
         }
-        mean *= inverse;
+        if comptime![sums.centred] {
+            mean += scratch[at + i].extract(2usize) * counts[i];
+        }
     }
+    mean *= inverse;
     let mut squares = 0.0f32;
     let mut weighted = 0.0f32;
     let mut product = 0.0f32;
     #[unroll]
     for i in 0..planes {
-        squares += scratch[at + i];
-        if comptime![sums.slopes] {
-            product += scratch[at + comptime![planes + i]];
-        }
+        let left = scratch[at + i];
+        squares += left.extract(0usize);
+        product += left.extract(1usize);
         if comptime![sums.centred] {
-            let apart = scratch[at + comptime![2 * planes + i]] - mean;
-            squares += scratch[at + comptime![4 * planes + i]] * apart * apart;
-            if comptime![sums.slopes] {
-                let share = scratch[at + comptime![3 * planes + i]];
-                weighted += share;
-                product += apart * share;
-            }
+            let apart = left.extract(2usize) - mean;
+            squares += counts[i] * apart * apart;
+            weighted += left.extract(3usize);
+            product += apart * left.extract(3usize);
         }
     }
     Moments { mean, squares, weighted, product }

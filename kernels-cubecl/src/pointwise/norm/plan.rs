@@ -52,7 +52,8 @@ impl Plan {
         let units = units as u32;
         let side = if cube.plane == 1 { 1 } else { (UNITS[usize::from(backward)] / units).max(1) };
         let together = if backward { 512 } else { 1024 };
-        let cubes = processors * (together / (units * side)).max(1);
+        let each = if cube.plane == 1 { 1 } else { (together / (units * side)).max(1) };
+        let cubes = processors * each;
         Self { units, plane: cube.plane, vectors, side, ahead: usize::from(vectors <= 2), whole, cubes }
     }
 
