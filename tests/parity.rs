@@ -18,7 +18,7 @@ fn all_layouts(config: &impl ModelConfig) -> Vec<Candidate> {
     let fits = |layout: &ParallelLayout, context: &ContextConfig| {
         dims.check(layout, SETTINGS.seq).is_ok() && context.check(layout, &dims).is_ok()
     };
-    candidates(4, SETTINGS.global_batch, dims.layers, fits)
+    candidates(4, SETTINGS.global_batch, dims.layers, false, fits)
 }
 
 fn every_layout_equals_one_device<M: CausalLm>(config: &M::Config) {

@@ -45,6 +45,32 @@ fn tied() {
     repeats_in_every_layout("tied", 10);
 }
 
+/// Four experts, of which a token uses two, with an auxiliary loss: divided over ranks with and without the other kinds of
+/// parallelism, and cut like attention or less than it.
+#[test]
+fn experts() {
+    let oracle = load("moe");
+    for layout in [
+        "DP1",
+        "DP2 EP2",
+        "DP4 EP4",
+        "DP4 EP2 ZeRO3",
+        "PP2 DP2 EP2",
+        "TP2",
+        "TP2 SP",
+        "TP2 SP DP2 EP2 ZeRO1",
+        "TP2 EP2 ETP1",
+        "TP2 SP DP2 EP4 ETP1 ZeRO2",
+        "TP2 SP PP2 VPP2 EP2 ETP1",
+    ] {
+        let replay = replay(&oracle, &layout.parse().unwrap(), FloatDType::F64, &[Device::flex()]).unwrap();
+        assert_eq!(replay.steps.len(), 10);
+        assert!(replay.passes(), "{layout}:\n{replay}");
+    }
+    let list: Vec<String> = layouts(&oracle, 2).unwrap().iter().map(ToString::to_string).collect();
+    assert!(list.contains(&"EP2 DP2 ZeRO3".into()) && list.contains(&"TP2 SP".into()), "{list:?}");
+}
+
 #[test]
 fn single_precision_stays_near() {
     for (name, layout) in [("dense", "TP1"), ("dense", "TP2 SP"), ("tied", "TP2 SP DP2"), ("tied", "TP4")] {
@@ -83,6 +109,8 @@ fn what_does_not_run_is_refused() {
     assert!(refuse(&oracle, "TP3").contains("nearest legal"), "{}", refuse(&oracle, "TP3"));
     assert!(refuse(&oracle, "PP3").contains("nearest legal"), "{}", refuse(&oracle, "PP3"));
     assert!(refuse(&oracle, "CP3").contains("context-parallel"), "{}", refuse(&oracle, "CP3"));
-    oracle.model.experts = 4;
-    assert!(refuse(&oracle, "TP1").contains("4 experts"));
+    oracle.model.bias = true;
+    assert!(refuse(&oracle, "TP1").contains("biases"));
+    let moe = load("moe");
+    assert!(refuse(&moe, "DP8 EP8").contains("expert-parallel 8"), "{}", refuse(&moe, "DP8 EP8"));
 }

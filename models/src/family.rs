@@ -6,7 +6,7 @@ use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::config::ConfigError;
 use crate::layout::ModelDims;
 use crate::names::NameMap;
-use crate::{DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig};
+use crate::{DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, Mixtral, MixtralConfig};
 
 /// The sizes of a model of any family.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,6 +14,8 @@ use crate::{DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig};
 pub enum FamilyConfig {
     /// Llama, Mistral, Qwen3.
     Llama(LlamaConfig),
+    /// Mixtral, Qwen3-MoE.
+    Mixtral(MixtralConfig),
     /// GPT-2 and 3.
     Gpt(GptConfig),
     /// DeepSeek-V3, Moonlight.
@@ -35,6 +37,7 @@ impl FamilyConfig {
     pub fn visit<A: WithModel>(&self, action: A) -> A::Output {
         match self {
             Self::Llama(config) => action.with::<Llama>(config),
+            Self::Mixtral(config) => action.with::<Mixtral>(config),
             Self::Gpt(config) => action.with::<Gpt>(config),
             Self::DeepSeekV3(config) => action.with::<DeepSeekV3>(config),
         }
@@ -44,6 +47,7 @@ impl FamilyConfig {
     pub fn family(&self) -> &'static str {
         match self {
             Self::Llama(_) => "llama",
+            Self::Mixtral(_) => "mixtral",
             Self::Gpt(_) => "gpt",
             Self::DeepSeekV3(_) => "deepseek_v3",
         }
@@ -55,6 +59,7 @@ macro_rules! ask {
     ($config:expr, $inner:ident => $answer:expr) => {
         match $config {
             FamilyConfig::Llama($inner) => $answer,
+            FamilyConfig::Mixtral($inner) => $answer,
             FamilyConfig::Gpt($inner) => $answer,
             FamilyConfig::DeepSeekV3($inner) => $answer,
         }

@@ -171,23 +171,22 @@ impl ModelDims {
     /// Names what does not fit and the nearest legal values.
     pub fn check(&self, layout: &ParallelLayout, seq: usize) -> Result<(), ModelLayoutError> {
         self.check_tp(layout.tp)?;
-        self.check_experts(layout)?;
+        self.check_experts(layout.expert_tp(), layout.ep, layout.tp * layout.cp * layout.dp)?;
         if let Some(max) = self.max_positions.filter(|max| seq > *max) {
             return Err(ModelLayoutError::TooLong { seq, max });
         }
         check_sequence(layout, seq)
     }
 
-    /// Whether the experts can be divided as a layout says.
+    /// Whether each expert can be cut into `etp` parts, and the experts of a layer divided over `ep` ranks of `ranks`, those
+    /// of a pipeline stage.
     ///
     /// # Errors
     /// Names the size that does not fit and the nearest legal sizes.
-    pub fn check_experts(&self, layout: &ParallelLayout) -> Result<(), ModelLayoutError> {
-        let (ep, etp) = (layout.ep, layout.expert_tp());
+    pub fn check_experts(&self, etp: usize, ep: usize, ranks: usize) -> Result<(), ModelLayoutError> {
         let Some(ExpertDims { count, intermediate }) = self.experts else {
             return if ep == 1 { Ok(()) } else { Err(ModelLayoutError::NoExperts { ep }) };
         };
-        let ranks = layout.tp * layout.cp * layout.dp;
         let sizes = [
             ("expert-tensor-parallel", etp, "expert width", intermediate, ranks),
             ("expert-parallel", ep, "experts", count, ranks / etp),
@@ -232,7 +231,7 @@ mod tests {
         let refuse = |layout: &str| dims.check(&layout.parse().unwrap(), 60).unwrap_err().to_string();
         assert_eq!(refuse("DP4 EP4"), "expert-parallel 4 does not divide the model's experts (6); nearest legal: 2");
         assert_eq!(
-            refuse("TP3 DP4 ETP3"),
+            refuse("TP4 DP3 ETP3"),
             "expert-tensor-parallel 3 does not divide the model's expert width (20); nearest legal: 2, 4"
         );
         assert!(refuse("TP12").contains("expert-tensor-parallel 12 does not divide"), "the same as tensor parallel");
@@ -266,7 +265,7 @@ mod tests {
              a rank has of it over its neighbours; nearest legal: 56, 64"
         );
         assert!(refuse("TP4 SP CP2", 60).contains("not a multiple of 8"));
-        assert!(refuse("EP2", 64).contains("expert-parallel 2"));
+        assert!(refuse("DP2 EP2", 64).contains("expert-parallel 2"));
     }
 
     #[test]

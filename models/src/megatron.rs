@@ -5,11 +5,13 @@ use std::ops::Range;
 use crate::names::{Foreign, NameMap};
 
 /// What decides the names and shapes of a decoder's parameters in Megatron-LM.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct MegatronDecoder {
     pub vocab: usize,
     pub hidden: usize,
     pub intermediate: usize,
+    /// What most layers have in the place of the MLP, if any.
+    pub experts: Option<MegatronExperts>,
     pub layers: usize,
     pub heads: usize,
     pub kv_heads: usize,
@@ -32,6 +34,16 @@ pub(crate) struct MegatronDecoder {
     pub tied: bool,
 }
 
+/// What decides the names and shapes of a mixture's parameters. Experts are gated and have no biases.
+#[derive(Clone, Debug)]
+pub(crate) struct MegatronExperts {
+    pub count: usize,
+    /// Width of a routed expert.
+    pub width: usize,
+    /// Layers that have an MLP instead.
+    pub dense_layers: Vec<usize>,
+}
+
 impl MegatronDecoder {
     /// All of the decoder's parameters.
     pub fn names(&self) -> NameMap {
@@ -43,7 +55,14 @@ impl MegatronDecoder {
             map.same("embed_positions.weight", "embedding.position_embeddings.weight", &shape);
         }
         for layer in 0..self.layers {
-            self.layer(&mut map, &format!("layers.{layer}"), &format!("decoder.layers.{layer}"));
+            let (ours, theirs) = (format!("layers.{layer}"), format!("decoder.layers.{layer}"));
+            self.attention(&mut map, &ours, &theirs);
+            self.norm(&mut map, &format!("{ours}.post_attention_layernorm"), &format!("{theirs}.pre_mlp_layernorm"));
+            let (ours, theirs) = (format!("{ours}.mlp"), format!("{theirs}.mlp"));
+            match self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer)) {
+                Some(experts) => self.mixture(&mut map, &ours, &theirs, experts),
+                None => self.mlp(&mut map, &ours, &theirs, self.intermediate),
+            }
         }
         self.norm(&mut map, "norm", "decoder.final_layernorm");
         if !self.tied {
@@ -52,7 +71,7 @@ impl MegatronDecoder {
         map
     }
 
-    fn layer(&self, map: &mut NameMap, ours: &str, theirs: &str) {
+    fn attention(&self, map: &mut NameMap, ours: &str, theirs: &str) {
         self.norm(map, &format!("{ours}.input_layernorm"), &format!("{theirs}.input_layernorm"));
         let qkv = format!("{theirs}.self_attention.linear_qkv");
         for (part, rows) in ["q", "k", "v"].iter().zip(self.qkv_rows()) {
@@ -68,17 +87,29 @@ impl MegatronDecoder {
         let (o_proj, linear_proj) =
             (format!("{ours}.attention.o_proj"), format!("{theirs}.self_attention.linear_proj"));
         linear(map, &o_proj, &linear_proj, [self.hidden, inner], self.proj_bias);
+    }
 
-        self.norm(map, &format!("{ours}.post_attention_layernorm"), &format!("{theirs}.pre_mlp_layernorm"));
-        let (fc1, width) = (format!("{theirs}.mlp.linear_fc1"), self.intermediate);
+    /// `megatron/core/transformer/moe/{router,experts}.py`, with one module per expert.
+    fn mixture(&self, map: &mut NameMap, ours: &str, theirs: &str, experts: &MegatronExperts) {
+        let router = [experts.count, self.hidden];
+        map.same(format!("{ours}.router.weight"), format!("{theirs}.router.weight"), &router);
+        for expert in 0..experts.count {
+            let (ours, theirs) =
+                (format!("{ours}.experts.{expert}"), format!("{theirs}.experts.local_experts.{expert}"));
+            self.mlp(map, &ours, &theirs, experts.width);
+        }
+    }
+
+    fn mlp(&self, map: &mut NameMap, ours: &str, theirs: &str, width: usize) {
+        let fc1 = format!("{theirs}.linear_fc1");
         if self.gated {
-            let (gate, up) = (format!("{ours}.mlp.gate_proj"), format!("{ours}.mlp.up_proj"));
+            let (gate, up) = (format!("{ours}.gate_proj"), format!("{ours}.up_proj"));
             self.rows(map, &gate, &fc1, one(0..width), 2 * width, self.mlp_bias);
             self.rows(map, &up, &fc1, one(width..2 * width), 2 * width, self.mlp_bias);
         } else {
-            linear(map, &format!("{ours}.mlp.up_proj"), &fc1, [width, self.hidden], self.mlp_bias);
+            linear(map, &format!("{ours}.up_proj"), &fc1, [width, self.hidden], self.mlp_bias);
         }
-        let (down, fc2) = (format!("{ours}.mlp.down_proj"), format!("{theirs}.mlp.linear_fc2"));
+        let (down, fc2) = (format!("{ours}.down_proj"), format!("{theirs}.linear_fc2"));
         linear(map, &down, &fc2, [self.hidden, width], self.mlp_bias);
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use backend_dist::shard::HostTensor;
 use models::names::NameMap;
-use models::{FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, ModelConfig};
+use models::{FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -19,8 +19,11 @@ const LLAMA2: &str = hf!("llama2");
 const LLAMA3: &str = hf!("llama3");
 const MISTRAL: &str = hf!("mistral");
 const QWEN3: &str = hf!("qwen3");
+const MIXTRAL: &str = hf!("mixtral");
+const QWEN3_MOE: &str = hf!("qwen3_moe");
 const GPT2: &str = hf!("gpt2");
 const DENSE: &str = include_str!("golden/megatron/dense_shapes.json");
+const MOE: &str = include_str!("golden/megatron/moe_shapes.json");
 const TIED: &str = include_str!("golden/megatron/tied_shapes.json");
 
 type Tensors = BTreeMap<String, HostTensor>;
@@ -64,8 +67,15 @@ fn megatron_config(tied: bool) -> LlamaConfig {
 
 #[test]
 fn hugging_face_names() {
-    let folders = [("llama2", LLAMA2), ("llama3", LLAMA3), ("mistral", MISTRAL), ("qwen3", QWEN3), ("gpt2", GPT2)];
-    for (folder, config) in folders {
+    for (folder, config) in [
+        ("llama2", LLAMA2),
+        ("llama3", LLAMA3),
+        ("mistral", MISTRAL),
+        ("qwen3", QWEN3),
+        ("mixtral", MIXTRAL),
+        ("qwen3_moe", QWEN3_MOE),
+        ("gpt2", GPT2),
+    ] {
         let config = FamilyConfig::from_hf(&parse(config)).unwrap();
         assert_round_trip(&config.hf_names(), &hf_model(folder));
     }
@@ -86,6 +96,45 @@ fn megatron_names() {
     assert_eq!(our_row("q", 17), row(32 + 1));
     assert_eq!(our_row("k", 9), row(32 + 16 + 1));
     assert_eq!(our_row("v", 31), row(3 * 32 + 24 + 7));
+}
+
+#[test]
+fn megatron_names_of_a_mixture() {
+    let theirs = megatron_model(MOE);
+    let config = MixtralConfig { vocab_size: 128, num_hidden_layers: 4, ..MixtralConfig::tiny() };
+    let ours = assert_round_trip(&config.megatron_names(), &theirs);
+    let fc1 = &theirs["decoder.layers.2.mlp.experts.local_experts.3.linear_fc1.weight"].data;
+    assert_eq!(ours["layers.2.mlp.experts.3.gate_proj.weight"].data, fc1[..64 * 64]);
+    assert_eq!(ours["layers.2.mlp.experts.3.up_proj.weight"].data, fc1[64 * 64..]);
+    assert_eq!(ours["layers.1.mlp.router.weight"], theirs["decoder.layers.1.mlp.router.weight"]);
+}
+
+/// Layers without experts have an MLP of its own width, under the names of a dense model.
+#[test]
+fn names_of_layers_without_experts() {
+    let config = MixtralConfig {
+        variant: MixtralVariant::Qwen3Moe,
+        intermediate_size: 96,
+        moe_intermediate_size: Some(24),
+        decoder_sparse_step: 2,
+        num_hidden_layers: 4,
+        mlp_only_layers: vec![3],
+        ..MixtralConfig::tiny()
+    };
+    for (map, dense, mixture) in [
+        (config.hf_names(), "model.layers.3.mlp.up_proj.weight", "model.layers.1.mlp.experts.2.up_proj.weight"),
+        (
+            config.megatron_names(),
+            "decoder.layers.3.mlp.linear_fc1.weight",
+            "decoder.layers.1.mlp.experts.local_experts.2.linear_fc1.weight",
+        ),
+    ] {
+        let shapes: BTreeMap<String, Vec<usize>> = map.iter().map(|(_, f)| (f.name.clone(), f.shape.clone())).collect();
+        assert_eq!((shapes[dense][0] % 96, shapes[mixture][0] % 24), (0, 0));
+        let routers = map.iter().filter(|(ours, _)| ours.contains("router"));
+        assert_eq!(routers.map(|(ours, _)| ours).collect::<Vec<_>>(), ["layers.1.mlp.router.weight"]);
+        assert_round_trip(&map, &numbered(shapes));
+    }
 }
 
 /// All biases, learned positions and a plain MLP.
@@ -124,6 +173,12 @@ fn what_config_json_says() {
     assert_eq!((mistral.variant, mistral.sliding_window), (LlamaVariant::Mistral, Some(16)));
     let qwen3 = llama(QWEN3);
     assert_eq!((qwen3.variant, qwen3.head_dim, qwen3.sliding_window), (LlamaVariant::Qwen3, 8, None));
+    let mixtral = MixtralConfig::from_hf(&parse(MIXTRAL), MixtralVariant::Mixtral).unwrap();
+    assert_eq!((mixtral.num_experts, mixtral.num_experts_per_tok, mixtral.expert_size()), (8, 2, 48));
+    assert_eq!((mixtral.head_dim, mixtral.rope_theta), (4, 1_000_000.0));
+    let qwen3_moe = MixtralConfig::from_hf(&parse(QWEN3_MOE), MixtralVariant::Qwen3Moe).unwrap();
+    assert_eq!((qwen3_moe.num_experts, qwen3_moe.expert_size(), qwen3_moe.head_dim), (8, 24, 8));
+    assert!(qwen3_moe.norm_topk_prob && qwen3_moe.dense_layers().is_empty());
     let gpt = GptConfig::from_hf(&parse(GPT2)).unwrap();
     assert_eq!((gpt.intermediate_size, gpt.max_position_embeddings, gpt.tie_word_embeddings), (128, 128, true));
 }
@@ -132,7 +187,7 @@ fn what_config_json_says() {
 /// is read.
 #[test]
 fn config_json_round_trip() {
-    for text in [LLAMA2, LLAMA3, MISTRAL, QWEN3, GPT2] {
+    for text in [LLAMA2, LLAMA3, MISTRAL, QWEN3, MIXTRAL, QWEN3_MOE, GPT2] {
         let original = parse(text);
         let config = FamilyConfig::from_hf(&original).unwrap();
         assert_eq!(config.to_hf_like(&original).unwrap(), original);
@@ -174,6 +229,10 @@ fn what_the_models_lack_is_refused() {
     assert!(refuse(LLAMA3, "rope_scaling", json!({"rope_type": "default"})).contains("`rope_scaling` is given twice"));
     assert!(refuse(QWEN3, "use_sliding_window", json!(true)).contains("`use_sliding_window` is true"));
     assert!(refuse(QWEN3, "layer_types", json!(["sliding_attention"])).contains("nearest legal: 4 x full_attention"));
+    assert!(refuse(MIXTRAL, "sliding_window", json!(4096)).contains("`sliding_window` is 4096, which"));
+    assert!(refuse(MIXTRAL, "router_jitter_noise", json!(0.1)).contains("nearest legal: 0"));
+    assert!(refuse(QWEN3_MOE, "num_experts", json!(4)).contains("`num_experts` is given twice"));
+    assert!(refuse(QWEN3_MOE, "mlp_only_layers", json!([-1])).contains("`mlp_only_layers` is [-1], not a list"));
     assert!(refuse(LLAMA2, "pretraining_tp", json!(2)).contains("`pretraining_tp` is 2"));
     assert_eq!(refuse(LLAMA3, "vocab_size", json!(-1)), "config.json: `vocab_size` is -1, not a positive integer");
     assert_eq!(refuse(LLAMA3, "hidden_size", Value::Null), "config.json: `hidden_size` is missing");
@@ -185,6 +244,7 @@ fn a_key_that_nobody_knows_is_refused() {
     assert!(message.starts_with("config.json: `logit_softcap` is not a key that this model knows"), "{message}");
     assert!(message.contains("rms_norm_eps") && message.contains("use_cache"), "{message}");
     assert!(refuse(LLAMA3, "sliding_window", json!(16)).contains("`sliding_window` is not a key"));
+    assert!(refuse(MIXTRAL, "norm_topk_prob", json!(true)).contains("`norm_topk_prob` is not a key"));
     let rope = json!({"rope_type": "default", "rope_theta": 1e4, "beta_fast": 32});
     assert!(refuse(QWEN3, "rope_parameters", rope).contains("`beta_fast` is not a key"));
     // transformers gives a Mistral without this key a window of 4096.
@@ -199,7 +259,8 @@ fn an_architecture_that_is_not_here_is_refused() {
     assert_eq!(
         message,
         "config.json: there is no model for `model_type` mamba; supported: llama (LlamaForCausalLM), \
-         mistral (MistralForCausalLM), qwen3 (Qwen3ForCausalLM), gpt2 (GPT2LMHeadModel)"
+         mistral (MistralForCausalLM), qwen3 (Qwen3ForCausalLM), mixtral (MixtralForCausalLM), \
+         qwen3_moe (Qwen3MoeForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM)"
     );
     let message = refuse(LLAMA3, "architectures", json!(["LlamaForSequenceClassification"]));
     assert!(message.contains("`architectures` LlamaForSequenceClassification; supported: llama"), "{message}");
@@ -244,6 +305,26 @@ fn published_configurations_are_the_presets() {
         "sliding_window": null, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
         "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936}"#;
     assert_eq!(FamilyConfig::from_hf(&parse(qwen3)).unwrap(), preset(LlamaConfig::qwen3_0_6b()));
+    let preset =
+        |config: MixtralConfig| FamilyConfig::Mixtral(MixtralConfig { make_vocab_size_divisible_by: 1, ..config });
+    let mixtral = r#"{"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+        "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mixtral",
+        "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "num_local_experts": 8, "output_router_logits": false, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.02, "sliding_window": null, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "transformers_version": "4.36.0.dev0", "use_cache": true, "vocab_size": 32000}"#;
+    assert_eq!(FamilyConfig::from_hf(&parse(mixtral)).unwrap(), preset(MixtralConfig::mixtral_8x7b()));
+    let qwen3_moe = r#"{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
+        "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
+        "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false,
+        "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+        "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936}"#;
+    assert_eq!(FamilyConfig::from_hf(&parse(qwen3_moe)).unwrap(), preset(MixtralConfig::qwen3_30b_a3b()));
     let gpt2 = r#"{"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
         "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
         "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,

@@ -156,10 +156,15 @@ fn listed(text: &str) -> Result<(ParallelLayout, Vec<(String, String)>)> {
     let mut keys = vec![
         ("tensor-parallel", layout.tp.to_string()),
         ("sequence-parallel", layout.sp.to_string()),
+        ("context-parallel", layout.cp.to_string()),
+        ("expert-parallel", layout.ep.to_string()),
         ("pipeline-parallel", layout.pp.to_string()),
         ("virtual-pipeline", layout.vpp.to_string()),
         ("data-parallel", layout.dp.to_string()),
     ];
+    if let Some(etp) = layout.etp {
+        keys.push(("expert-tensor-parallel", etp.to_string()));
+    }
     if text.to_ascii_lowercase().contains("zero") {
         keys.push(("zero", layout.zero.to_string()));
     }
@@ -265,6 +270,10 @@ mod tests {
         assert_eq!(keys(" DP2 ZeRO1"), ("DP2 ZeRO1".into(), Some("1".into())));
         assert_eq!(keys("DP2 zero0"), ("DP2".into(), Some("0".into())));
         assert_eq!(keys("TP2 SP DP2"), ("TP2 SP DP2".into(), None));
+        let all = listed("CP2 DP2 EP2 ETP1").unwrap().1;
+        for (key, value) in [("context-parallel", "2"), ("expert-parallel", "2"), ("expert-tensor-parallel", "1")] {
+            assert!(all.contains(&(format!("parallel.{key}"), value.to_string())), "{key}");
+        }
         assert!(listed("TP2 XP3").is_err() && listed("EP2").is_err());
         assert_eq!(of_layout(Path::new("runs/a.json"), "TP2 SP"), Path::new("runs/a-tp2-sp.json"));
     }

@@ -4,7 +4,7 @@ use models::FamilyConfig;
 
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
-use crate::plan::{Decoder, Job, Moments};
+use crate::plan::{Decoder, Experts, Job, Moments};
 
 impl RunConfig {
     /// The run as [`plan`](crate::plan) sees it, on CPU ranks. Data and files play no part.
@@ -46,6 +46,7 @@ impl From<&FamilyConfig> for Decoder {
                 vocab_multiple: config.make_vocab_size_divisible_by,
                 hidden: config.hidden_size,
                 intermediate: config.intermediate_size,
+                experts: None,
                 layers: config.num_hidden_layers,
                 heads: config.num_attention_heads,
                 kv_heads: config.num_key_value_heads,
@@ -59,11 +60,44 @@ impl From<&FamilyConfig> for Decoder {
                 positions: None,
                 tied: config.tie_word_embeddings,
             },
+            FamilyConfig::Mixtral(config) => Self {
+                vocab: config.vocab_size,
+                vocab_multiple: config.make_vocab_size_divisible_by,
+                hidden: config.hidden_size,
+                intermediate: config.intermediate_size,
+                experts: Some(Experts {
+                    count: config.num_experts,
+                    top_k: config.num_experts_per_tok,
+                    intermediate: config.expert_size(),
+                    shared: 0,
+                    dense_layers: config.dense_layers(),
+                }),
+                layers: config.num_hidden_layers,
+                heads: config.num_attention_heads,
+                kv_heads: config.num_key_value_heads,
+                head_dim: config.head_dim,
+                window: None,
+                gated: true,
+                head_norms: config.has_head_norms(),
+                norm_bias: false,
+                attention_bias: config.attention_bias,
+                mlp_bias: false,
+                positions: None,
+                tied: config.tie_word_embeddings,
+            },
+            // Its latent attention counts as one with all keys and values; modules of multi-token prediction do not count.
             FamilyConfig::DeepSeekV3(config) => Self {
                 vocab: config.vocab_size,
                 vocab_multiple: config.make_vocab_size_divisible_by,
                 hidden: config.hidden_size,
                 intermediate: config.intermediate_size,
+                experts: Some(Experts {
+                    count: config.n_routed_experts,
+                    top_k: config.num_experts_per_tok,
+                    intermediate: config.moe_intermediate_size,
+                    shared: config.shared_intermediate_size(),
+                    dense_layers: (0..config.first_k_dense_replace).collect(),
+                }),
                 layers: config.num_hidden_layers,
                 heads: config.num_attention_heads,
                 kv_heads: config.num_attention_heads,
@@ -82,6 +116,7 @@ impl From<&FamilyConfig> for Decoder {
                 vocab_multiple: config.make_vocab_size_divisible_by,
                 hidden: config.hidden_size,
                 intermediate: config.intermediate_size,
+                experts: None,
                 layers: config.num_hidden_layers,
                 heads: config.num_attention_heads,
                 kv_heads: config.num_attention_heads,
@@ -104,7 +139,10 @@ mod tests {
     use backend_dist::launch::launch;
     use backend_dist::mesh::{Mesh, ParallelLayout};
     use burn::tensor::{Device, FloatDType};
-    use models::{CausalLm, GptConfig, LlamaConfig, LlamaVariant, ModelConfig, ParamBuilder, WithModel};
+    use models::{
+        CausalLm, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig, ParamBuilder,
+        WithModel,
+    };
 
     use super::*;
     use crate::plan::{Plan, gpus};
@@ -135,6 +173,13 @@ mod tests {
             FamilyConfig::Llama(LlamaConfig { variant: LlamaVariant::Qwen3, mlp_bias: true, ..llama }),
             FamilyConfig::Gpt(gpt.clone()),
             FamilyConfig::Gpt(GptConfig { tie_word_embeddings: false, bias: false, ..gpt }),
+            FamilyConfig::Mixtral(MixtralConfig::tiny()),
+            FamilyConfig::Mixtral(MixtralConfig {
+                variant: MixtralVariant::Qwen3Moe,
+                mlp_only_layers: vec![1],
+                moe_intermediate_size: Some(32),
+                ..MixtralConfig::tiny()
+            }),
         ];
         let hardware = gpus::Hardware::of(gpus::find("h100").unwrap(), 4);
         for model in models {

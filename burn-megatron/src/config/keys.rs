@@ -118,6 +118,11 @@ pub const KEYS: &[Key] = {
         key("context.hierarchical-sizes", Pair, "\"none\"", "a2a+p2p: ranks of a block that exchange heads, and blocks in a ring: [4, 2]")
             .or(&["hierarchical-context-parallel-sizes"])
             .optional(),
+        key("context.dynamic", Flag, "false", "Each document of a step is shared by as many replicas as its length asks for, not by context-parallel")
+            .or(&["hybrid-context-parallel"]),
+        key("context.max-tokens-per-rank", Count, "\"none\"", "If so, tokens of a document that a rank may have")
+            .or(&["max-seqlen-per-dp-cp-rank"])
+            .optional(),
         key("pipeline.schedule", Choice(&["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]), "\"none\"", "Order of the passes; none: by the sizes no pipeline, 1f1b, or interleaved with several chunks").optional(),
         key("pipeline.group-size", Count, "\"none\"", "Interleaved: micro-batches that a chunk takes in a row; none: as many as stages")
             .or(&["microbatch-group-size", "microbatch-group-size-per-virtual-pipeline-stage"])

@@ -159,7 +159,7 @@ fn wrong_values_are_named_with_key_and_legal_values() {
 fn a_model_is_a_folder_a_preset_or_a_family() {
     assert_eq!(
         refusal("[model]\npreset = \"gpt3\"\n", &[]),
-        "model.preset = gpt3 is not one of tiny, llama3-1b, llama3-8b, mistral-7b, qwen3-0.6b, gpt-tiny, gpt2; did you mean `gpt2`?"
+        "model.preset = gpt3 is not one of tiny, llama3-1b, llama3-8b, mistral-7b, qwen3-0.6b, mixtral-tiny, mixtral-8x7b, mixtral-8x7b-half, qwen3-30b-a3b, gpt-tiny, gpt2, deepseek-tiny, deepseek-v3, moonlight-16b; did you mean `gpt2`?"
     );
     assert_eq!(
         refusal("[model]\npreset = \"gpt2\"\nhf = \"x\"\n", &[]).lines().next(),
@@ -243,7 +243,7 @@ fn contradictions_are_found_together() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(contradiction("").contains("data.prefixes or data.text is needed"));
-    assert!(contradiction("[parallel]\nep = 2\ndp = 2\n").contains("expert-parallel 2 does not run yet"));
+    assert!(contradiction("[parallel]\nep = 2\ndp = 2\n").contains("expert-parallel 2: the model has no experts"));
     let ends = contradiction("[data]\nprefixes = [\"a\"]\nreset-attention-mask = true\nreset-position-ids = true\n");
     assert!(
         ends.contains("data.reset-attention-mask needs") && ends.contains("data.reset-position-ids needs"),
@@ -270,6 +270,11 @@ fn context_parallelism_is_written_as_in_megatron() {
     );
     let said = contradiction("[parallel]\ncp = 2\n[context]\ncomm-type = [\"p2p\", \"a2a\", \"p2p\"]\n");
     assert!(said.contains("context: cp-comm-type has 3 entries"), "{said}");
+    let dynamic = "[parallel]\ndp = 4\n[context]\nhybrid-context-parallel = true\n";
+    let said = contradiction(dynamic);
+    assert!(said.contains("needs max-seqlen-per-dp-cp-rank") && said.contains("data.reset-position-ids"), "{said}");
+    let limit = good(dynamic, &[("context.max-seqlen-per-dp-cp-rank", "32")]).context;
+    assert_eq!((limit.dynamic, limit.max_tokens_per_rank), (true, Some(32)));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::ReduceOp;
 use backend_dist::launch::{Rank, launch};
-use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
 use backend_dist::shard::{HostTensor, Registry};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Int, Tensor, TensorData};
@@ -90,7 +90,9 @@ impl WithModel for Run<'_> {
         let Self { input, settings, .. } = self;
         let (layout, vocab) = (&settings.layout, config.vocab_size());
         check_ids(input, vocab)?;
-        for (key, value, legal) in [("pipeline-parallel", layout.pp, 1), ("zero", layout.zero.into(), 0)] {
+        let training =
+            [("context-parallel", layout.cp, 1), ("pipeline-parallel", layout.pp, 1), ("zero", layout.zero.into(), 0)];
+        for (key, value, legal) in training {
             if value > legal {
                 return Err(ForwardError::TrainingOnly { key, value, legal });
             }
@@ -124,9 +126,14 @@ impl WithModel for Run<'_> {
         let coords = |rank: usize| mesh.coords(rank);
         let firsts = parts.iter().enumerate().filter(|(rank, _)| coords(*rank).tp == 0);
         let logits: Vec<f64> = firsts.flat_map(|(_, part)| part.logits.iter().copied()).collect();
-        let replica = parts.iter().enumerate().filter(|(rank, _)| coords(*rank).dp == 0);
+        let is_first = |rank: usize, local: &LocalTensor| match local.unit.grid() {
+            GridKind::Dense => coords(rank).dp == 0,
+            GridKind::Expert => coords(rank).edp == 0,
+        };
+        let locals = parts.iter().enumerate().flat_map(|(rank, part)| part.gradients.iter().map(move |of| (rank, of)));
+        let once = locals.filter(|(rank, local)| is_first(*rank, local)).map(|(_, local)| local);
         let gradients = match settings.gradients {
-            true => self.family.hf_names().export(&assemble(replica.flat_map(|(_, part)| &part.gradients))?)?,
+            true => self.family.hf_names().export(&assemble(once)?)?,
             false => BTreeMap::new(),
         };
         let mean = if settings.exact { exact } else { fp32 };
@@ -201,11 +208,12 @@ impl ModuleVisitor for Collect<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let spec = self.registry.get(param.id.val()).expect("every parameter is registered");
         let gradient = param.val().grad(self.gradients).expect("every parameter takes part in the loss");
-        let gradient = all_reduce(gradient.reshape([spec.local_len()]), ReduceOp::Sum, &self.rank.group(Axis::Dp));
+        let (grid, gradient) = (spec.unit.grid(), gradient.reshape([spec.local_len()]));
+        let gradient = all_reduce(gradient, ReduceOp::Sum, &self.rank.group(grid.replicas()));
         let mut local = values(gradient.clone());
         for sum in spec.gradient_sums() {
             let part = gradient.clone().narrow(0, sum.elements.start, sum.elements.len());
-            let sum_of_ranks = all_reduce(part, ReduceOp::Sum, &self.rank.subgroup(Axis::Tp, sum.ranks));
+            let sum_of_ranks = all_reduce(part, ReduceOp::Sum, &self.rank.subgroup(grid.tensor_parallel(), sum.ranks));
             local[sum.elements].copy_from_slice(&values(sum_of_ranks));
         }
         let sections = spec.sections_of(&local);

@@ -48,6 +48,7 @@ impl HfFolder {
         let generation = GenerationConfig::read(&folder, &raw)?;
         let companions = Companions::read(&folder)?;
         let tensors = Tensors::open(&folder)?;
+        let config = config.hf_present(|name| tensors.get(name).is_some());
         let places = places(&folder, &config, &tensors)?;
         unexpected(&config, &tensors, &places)?;
         Ok(Self { folder, config, generation, companions, tensors, places })

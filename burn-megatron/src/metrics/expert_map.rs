@@ -150,7 +150,7 @@ mod tests {
         let wide = ExpertLoad { tokens: vec![1; 256], ..ExpertLoad::default() };
         let svg = expert_map(&[wide], "", "");
         assert_eq!(svg.matches("<rect").count(), 256 + 5);
-        assert!(!svg.contains("class=\"cell\"") && svg.contains(">50<") && !svg.contains(">51<"), "{svg}");
+        assert!(!svg.contains("class=\"cell\"") && svg.contains(">40<") && !svg.contains(">41<"), "{svg}");
         assert!(expert_map(&[], "", "").ends_with("</svg>\n"));
     }
 }

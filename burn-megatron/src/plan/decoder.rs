@@ -4,6 +4,21 @@ use backend_dist::mesh::ParallelLayout;
 
 use crate::flops::FlopShape;
 
+/// Experts in the place of MLPs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts that a token uses.
+    pub top_k: usize,
+    /// Width of one. They are gated and have no biases.
+    pub intermediate: usize,
+    /// Width of the MLP beside them that all tokens use; 0 without one.
+    pub shared: usize,
+    /// Layers that have an MLP instead.
+    pub dense_layers: Vec<usize>,
+}
+
 /// The sizes that memory, traffic and time follow from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoder {
@@ -15,6 +30,8 @@ pub struct Decoder {
     pub hidden: usize,
     /// Width of the MLP.
     pub intermediate: usize,
+    /// What layers have in its place, in a mixture of experts.
+    pub experts: Option<Experts>,
     /// Transformer layers.
     pub layers: usize,
     /// Query heads.
@@ -62,25 +79,72 @@ pub struct Share {
     pub vocab: u64,
     /// Keys that a query sees, on average over the sequence.
     pub visible: f64,
+    /// What it has of the experts; nothing in a dense model.
+    pub experts: ExpertShare,
+}
+
+/// What one rank has of a layer's experts, if each is used alike: numbers of elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ExpertShare {
+    /// Tokens that it sends to their experts.
+    pub tokens: u64,
+    /// Copies of them, one for each expert that a token uses.
+    pub copies: u64,
+    /// Copies that its experts compute.
+    pub rows: u64,
+    /// Its experts, or parts of experts.
+    pub count: u64,
+    /// Features of its part of one.
+    pub intermediate: u64,
+    /// Features of its part of the shared ones.
+    pub shared: u64,
+}
+
+/// Layers that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerKind {
+    /// The first of them.
+    pub example: usize,
+    /// How many there are.
+    pub count: usize,
+    /// They have experts.
+    pub moe: bool,
 }
 
 impl Decoder {
     /// What the count of FLOPs needs to know.
     pub fn flop_shape(&self, seq: usize) -> FlopShape {
+        let (kinds, experts) = (self.layer_kinds(), self.experts.as_ref());
+        let layers = |moe: bool| kinds.iter().filter(|kind| kind.moe == moe).map(|kind| kind.count).sum();
         FlopShape {
-            dense_layers: self.layers,
-            moe_layers: 0,
+            dense_layers: layers(false),
+            moe_layers: layers(true),
             hidden: self.hidden,
             query_width: self.heads * self.head_dim,
             kv_width: self.kv_heads * self.head_dim,
             ffn: self.intermediate,
-            expert_ffn: 0,
-            top_k: 0,
-            shared_ffn: 0,
+            expert_ffn: experts.map_or(0, |experts| experts.intermediate),
+            top_k: experts.map_or(0, |experts| experts.top_k),
+            shared_ffn: experts.map_or(0, |experts| experts.shared),
             gated: self.gated,
             padded_vocab: self.vocab.next_multiple_of(self.vocab_multiple.max(1)),
             seq,
         }
+    }
+
+    /// The experts of a layer, counted over the whole model, if it has any.
+    pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
+    }
+
+    /// The kinds of layers that there are.
+    pub fn layer_kinds(&self) -> Vec<LayerKind> {
+        let kind = |moe: bool| {
+            let mut all = (0..self.layers).filter(|layer| self.experts_of(*layer).is_some() == moe);
+            let example = all.next()?;
+            Some(LayerKind { example, count: 1 + all.count(), moe })
+        };
+        [false, true].into_iter().filter_map(kind).collect()
     }
 
     /// The share of one tensor parallel rank in a micro-batch of `rows` rows of `seq` tokens.
@@ -88,6 +152,18 @@ impl Decoder {
         let tp = layout.tp;
         let tokens = (rows * seq).div_ceil(layout.cp);
         let seen = self.window.unwrap_or(seq).min(seq) as f64;
+        let experts = self.experts.as_ref().map_or(ExpertShare::default(), |experts| {
+            let (own, etp) = (tokens.div_ceil(tp) as u64, layout.expert_tp());
+            let copies = own * experts.top_k as u64;
+            ExpertShare {
+                tokens: own,
+                copies,
+                rows: copies * etp as u64,
+                count: (experts.count / layout.ep) as u64,
+                intermediate: (experts.intermediate / etp) as u64,
+                shared: (experts.shared / tp) as u64,
+            }
+        });
         Share {
             tokens: tokens as u64,
             stream_tokens: tokens.div_ceil(if layout.sequence_parallel() { tp } else { 1 }) as u64,
@@ -98,6 +174,7 @@ impl Decoder {
             intermediate: (self.intermediate / tp) as u64,
             vocab: (self.vocab.next_multiple_of(self.vocab_multiple.max(1) * tp) / tp) as u64,
             visible: seen - seen * seen / (2 * seq) as f64,
+            experts,
         }
     }
 }

@@ -6,6 +6,7 @@ mod unit;
 mod walk;
 
 use super::Job;
+use super::operations::Over;
 use super::state::{Bucket, States};
 use crate::schedule::Schedule;
 use stage::StageMemory;
@@ -55,23 +56,28 @@ const COMMUNICATOR: u64 = 3 << 27;
 /// The workspace of cuBLASLt (backend-dist/src/cuda/lt_plan.rs).
 const CUBLAS_LT: u64 = 64 << 20;
 
-/// What driver and libraries take of each GPU: one communicator for each kind of group, two for each neighbour in a
-/// pipeline.
+/// What driver and libraries take of each GPU: one communicator for each kind of group (experts have two of their own), two
+/// for each neighbour in a pipeline.
 fn libraries(job: &Job) -> u64 {
     let neighbours = if job.layout.pp > 2 { 2 } else { job.layout.pp as u64 - 1 };
-    let communicators = u64::from(job.layout.tp > 1) + u64::from(job.replicas() > 1) + 2 * neighbours;
+    let experts = job
+        .decoder
+        .experts
+        .as_ref()
+        .map_or(0, |_| u64::from(job.ranks(Over::Experts).0 > 1) + u64::from(job.expert_replicas() > 1));
+    let communicators = u64::from(job.layout.tp > 1) + u64::from(job.replicas() > 1) + experts + 2 * neighbours;
     if job.gpu { CONTEXT + CUBLAS_LT + communicators * COMMUNICATOR } else { 0 }
 }
 
 /// What an update adds to what is there: the shard and the gathered weights of a bucket, or narrow copies of wide ones.
 fn update(bucket: &Bucket, job: &Job) -> u64 {
-    let whole = bucket.elements.next_multiple_of(job.replicas()) * job.element;
-    match job.zero() {
+    let whole = bucket.bytes(job.element);
+    match bucket.zero(job) {
         // One kernel writes narrow and wide weights; they are gathered where they lie.
         _ if job.gpu => 0,
         0 if job.element == job.wide() => 0,
         0 => whole,
-        1 | 2 => whole + whole / job.replicas(),
+        1 | 2 => whole + whole / bucket.replicas,
         _ => 0,
     }
 }

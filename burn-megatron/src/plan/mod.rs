@@ -19,7 +19,7 @@ use std::ops::Range;
 use backend_dist::mesh::ParallelLayout;
 use models::recompute::Recompute;
 
-pub use decoder::{Decoder, Share};
+pub use decoder::{Decoder, ExpertShare, Experts, LayerKind, Share};
 pub use memory::{RankMemory, memory};
 pub use report::{Report, bytes, describe};
 pub use search::{Candidate, Found, Wish, search};
@@ -30,7 +30,8 @@ pub use traffic::{Traffic, traffic};
 use crate::schedule::stages::{Stage, StageLayout};
 use crate::schedule::{Costs, Schedule, ScheduleError, ScheduleSpec};
 use gpus::Hardware;
-use operations::Unit;
+use operations::{Over, Unit};
+use state::Bucket;
 
 /// A run, as far as planning must know it.
 #[derive(Clone, Debug)]
@@ -69,9 +70,20 @@ impl Job {
         (self.layout.dp * self.layout.cp) as u64
     }
 
-    /// The ZeRO stage; with nobody to share with there is none.
-    pub fn zero(&self) -> u8 {
-        if self.replicas() == 1 { 0 } else { self.layout.zero }
+    /// Ranks that hold the same experts.
+    pub fn expert_replicas(&self) -> u64 {
+        let ParallelLayout { tp, cp, dp, ep, .. } = self.layout;
+        (tp * cp * dp / (ep * self.layout.expert_tp())) as u64
+    }
+
+    /// The ranks of an exchange, and how far one is from the next.
+    pub fn ranks(&self, over: Over) -> (usize, usize) {
+        let layout = &self.layout;
+        match over {
+            Over::Tensor => (layout.tp, 1),
+            Over::Context => (layout.cp, layout.tp),
+            Over::Experts => (layout.ep * layout.expert_tp(), 1),
+        }
     }
 
     /// Bytes of a main gradient, a master weight and a moment.
@@ -95,22 +107,31 @@ impl Job {
     }
 
     fn units(&self, stage: &Stage) -> Vec<Unit> {
-        let (share, again) = (self.share(), self.zero() == 3 && !self.gpu);
+        let (share, again) = (self.share(), self.layout.zero == 3 && self.replicas() > 1 && !self.gpu);
         operations::units(self, &share, stage, again)
     }
 }
 
+/// Every unit of the model once, with its buckets and how often it is there.
+fn samples(job: &Job) -> Vec<(Unit, Vec<Bucket>, usize)> {
+    let (share, mut all) = (job.share(), Vec::new());
+    for (index, kind) in job.decoder.layer_kinds().into_iter().enumerate() {
+        let first = index == 0;
+        let stage = Stage { embedding: first, layers: kind.example..kind.example + 1, mtp_layers: 0..0, loss: first };
+        let units = job.units(&stage);
+        let buckets = state::buckets(job, &share, &stage, &units);
+        let times = |unit: &Unit| if unit.layers.is_empty() { 1 } else { kind.count };
+        all.extend(units.into_iter().zip(buckets).map(|(unit, buckets)| (times(&unit), unit, buckets)));
+    }
+    all.into_iter().map(|(times, unit, buckets)| (unit, buckets, times)).collect()
+}
+
 /// Bytes of weights, gradients and optimizer on an average rank: what a rank needs at least.
 fn state_bytes(job: &Job) -> u64 {
-    let share = job.share();
-    let whole = Stage { embedding: true, layers: 0..1, mtp_layers: 0..0, loss: true };
-    let units = job.units(&whole);
-    let mut bytes = 0;
-    for (unit, buckets) in units.iter().zip(state::buckets(job, &share, &whole, &units)) {
-        let times = if unit.layers > 0 { job.decoder.layers as u64 } else { 1 };
-        bytes += times * buckets.iter().map(|bucket| States::of(bucket, job).total()).sum::<u64>();
-    }
-    bytes / job.layout.pp as u64
+    let unit = |(_, buckets, times): (Unit, Vec<Bucket>, usize)| {
+        times as u64 * buckets.iter().map(|bucket| States::of(bucket, job).total()).sum::<u64>()
+    };
+    samples(job).into_iter().map(unit).sum::<u64>() / job.layout.pp as u64
 }
 
 /// A step of a run: what it needs, rank by rank.

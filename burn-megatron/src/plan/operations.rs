@@ -1,6 +1,8 @@
 //! What a rank computes for one micro-batch, operation by operation. This is the only table of what each operation keeps
 //! for its backward pass (backend-dist/src/ops/autodiff.rs), sends, and costs; memory, traffic and time are sums over it.
 
+mod mixture;
+
 use std::ops::Range;
 
 use backend_dist::mesh::ParallelLayout;
@@ -36,10 +38,21 @@ pub struct Exchange {
     pub backward: Option<Collective>,
     /// Bytes of the whole tensor, the larger side of a gather or scatter.
     pub bytes: u64,
-    /// It is done over the context parallel ranks, not the tensor parallel ones.
-    pub context: bool,
+    /// Who takes part.
+    pub over: Over,
     /// The forward exchange is repeated in the backward pass.
     pub again: bool,
+}
+
+/// The ranks of an exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// Tensor parallel ranks.
+    Tensor,
+    /// Those that have other parts of the sequence.
+    Context,
+    /// Those that together hold all experts of a layer.
+    Experts,
 }
 
 /// An operation.
@@ -53,6 +66,10 @@ pub struct Op {
     pub keeps: Vec<Activation>,
     /// Elements of its weight and bias.
     pub weight: u64,
+    /// How many of them are in matrices.
+    pub matrix: u64,
+    /// The weight is one of experts, which have replicas of their own.
+    pub expert: bool,
     /// A matrix product whose weight gradient a zero-bubble schedule can put off.
     pub linear: bool,
     /// Of a matrix product in FP8.
@@ -85,8 +102,8 @@ pub struct Unit {
     pub recomputed: bool,
     /// It is the head: final norm, logits, loss.
     pub head: bool,
-    /// Layers in it.
-    pub layers: usize,
+    /// The operations of each of its layers.
+    pub layers: Vec<Range<usize>>,
     /// Modules whose outputs are not kept but computed again.
     pub dropped: Vec<Module>,
 }
@@ -147,18 +164,24 @@ impl Maker<'_> {
         if let Some(positions) = self.decoder.positions {
             chain.op(self.stream(), |op| op.weight = positions as u64 * hidden);
         }
-        chain.unit(false, false, 0)
+        chain.unit(false, false, Vec::new())
     }
 
     /// Some of a stage's layers.
     fn layers(&self, stage: &Stage, part: Range<usize>, recomputed: bool) -> Unit {
         let mut chain = Chain::new(self, self.stream(), true);
-        for layer in part.clone() {
-            chain.fp8 = self.fp8.contains(&(stage.layers.start + layer));
+        let mut layers = Vec::new();
+        for layer in part.map(|layer| stage.layers.start + layer) {
+            let first = chain.ops.len();
+            chain.fp8 = self.fp8.contains(&layer);
             self.attention(&mut chain);
-            self.mlp(&mut chain);
+            match self.decoder.experts_of(layer) {
+                Some(experts) => self.mixture(&mut chain, experts),
+                None => self.mlp(&mut chain),
+            }
+            layers.push(first..chain.ops.len());
         }
-        chain.unit(recomputed, false, part.len())
+        chain.unit(recomputed, false, layers)
     }
 
     fn attention(&self, chain: &mut Chain) {
@@ -186,7 +209,7 @@ impl Maker<'_> {
             forward: Some(Collective::AllGather),
             backward: Some(Collective::ReduceScatter),
             bytes: keys_and_values * self.layout.cp as u64,
-            context: true,
+            over: Over::Context,
             again: true,
         });
         let again = self.recompute.selects(Module::CoreAttention);
@@ -203,9 +226,14 @@ impl Maker<'_> {
     }
 
     fn mlp(&self, chain: &mut Chain) {
-        let (decoder, share) = (self.decoder, self.share);
-        let width = share.intermediate;
         chain.norm(Some(Module::Norms));
+        self.plain_mlp(chain, self.share.intermediate);
+        chain.add();
+    }
+
+    /// An MLP of which the rank has `width` features.
+    fn plain_mlp(&self, chain: &mut Chain, width: u64) {
+        let (decoder, share) = (self.decoder, self.share);
         let input = chain.enter_again();
         chain.linear(if decoder.gated { 2 * width } else { width }, share.hidden, decoder.mlp_bias, input);
         let input = chain.at;
@@ -216,7 +244,6 @@ impl Maker<'_> {
         });
         chain.linear(share.hidden, width, decoder.mlp_bias, chain.at);
         chain.leave();
-        chain.add();
     }
 
     fn head(&self) -> Unit {
@@ -233,14 +260,14 @@ impl Maker<'_> {
             forward: Some(Collective::AllReduce),
             backward: None,
             bytes: 3 * share.tokens * wide,
-            context: false,
+            over: Over::Tensor,
             again: false,
         });
         chain.op(share.tokens * wide, |op| {
             op.keeps = vec![logits, statistics, labels];
             op.exchange = exchange;
         });
-        chain.unit(false, true, 0)
+        chain.unit(false, true, Vec::new())
     }
 
     /// Bytes of the residual stream.
@@ -282,6 +309,8 @@ impl<'a> Chain<'a> {
             output,
             keeps: Vec::new(),
             weight: 0,
+            matrix: 0,
+            expert: false,
             linear: false,
             fp8: None,
             flops: [0.0; 3],
@@ -333,7 +362,7 @@ impl<'a> Chain<'a> {
             true => (Some(Collective::AllGather), Some(Collective::ReduceScatter)),
             false => (None, Some(Collective::AllReduce)),
         };
-        let exchange = Some(Exchange { forward, backward, bytes, context: false, again: false });
+        let exchange = Some(Exchange { forward, backward, bytes, over: Over::Tensor, again: false });
         if sequence {
             self.op(bytes, |op| op.exchange = exchange);
         } else {
@@ -365,6 +394,7 @@ impl<'a> Chain<'a> {
         self.op(tokens * outputs * element, |op| {
             op.keeps = keeps;
             op.weight = outputs * inputs + if bias { outputs } else { 0 };
+            op.matrix = outputs * inputs;
             op.linear = true;
             op.fp8 = fp8;
             op.flops = [product; 3];
@@ -380,7 +410,7 @@ impl<'a> Chain<'a> {
             true => (Collective::ReduceScatter, Some(Collective::AllGather)),
             false => (Collective::AllReduce, None),
         };
-        let exchange = Some(Exchange { forward: Some(forward), backward, bytes, context: false, again: false });
+        let exchange = Some(Exchange { forward: Some(forward), backward, bytes, over: Over::Tensor, again: false });
         self.op(self.maker.stream(), |op| op.exchange = exchange);
     }
 
@@ -390,7 +420,7 @@ impl<'a> Chain<'a> {
         self.at.stream = true;
     }
 
-    fn unit(self, recomputed: bool, head: bool, layers: usize) -> Unit {
+    fn unit(self, recomputed: bool, head: bool, layers: Vec<Range<usize>>) -> Unit {
         let recompute = self.maker.recompute;
         let all = [Module::CoreAttention, Module::MlpActivation, Module::Norms];
         let dropped = all.into_iter().filter(|module| recompute.selects(*module)).collect();

@@ -76,12 +76,13 @@ impl RankMemory {
 
 impl StepTime {
     /// Where the time goes, by name.
-    pub fn parts(&self) -> [(&'static str, f64); 8] {
+    pub fn parts(&self) -> [(&'static str, f64); 9] {
         [
             ("arithmetic", self.compute),
             ("recomputation", self.recompute),
             ("memory bandwidth", self.memory),
             ("TP exchanges", self.tensor),
+            ("EP exchanges", self.experts),
             ("bubble", self.bubble),
             ("DP exchanges", self.data),
             ("optimizer", self.optimizer),
@@ -171,7 +172,9 @@ impl Report<'_> {
         let traffic = &self.plan.traffic;
         let busiest = traffic.iter().max_by_key(|sent| sent.total()).copied().unwrap_or_default();
         let axes = [("tp", busiest.tp), ("pp", busiest.pp), ("dp", busiest.dp), ("cp", busiest.cp)];
-        let axes: Vec<String> = axes.into_iter().map(|(axis, sent)| format!("{axis} {}", bytes(sent))).collect();
+        let experts = self.plan.job.decoder.experts.as_ref().map(|_| ("ep", busiest.ep));
+        let axes: Vec<String> =
+            axes.into_iter().chain(experts).map(|(axis, sent)| format!("{axis} {}", bytes(sent))).collect();
         writeln!(
             f,
             "sent         {} per rank and step{}",

@@ -8,7 +8,7 @@ use models::recompute::{Granularity, Module, Recompute};
 use super::gpus::Hardware;
 use super::memory::{RankMemory, memory};
 use super::time::{StepTime, rough_time, step_time};
-use super::{Job, state_bytes};
+use super::{Decoder, Job, state_bytes};
 use crate::schedule::stages::{Split, StageLayout};
 use crate::schedule::{Schedule, ScheduleKind, ScheduleSpec};
 
@@ -125,15 +125,29 @@ fn candidates(wish: &Wish) -> Vec<Job> {
             }
             for sp in [false, true].into_iter().filter(|sp| !sp || tp > 1) {
                 for vpp in [1, 2, 4, 8].into_iter().filter(|vpp| *vpp == 1 || pp > 1 && pp * vpp <= decoder.layers) {
-                    let layout = ParallelLayout { tp, pp, dp, sp, vpp, ..ParallelLayout::default() };
-                    if (wish.legal)(&layout) {
-                        variants(wish, layout, rows / dp, &mut found);
+                    for (ep, etp) in expert_sizes(decoder, tp, dp) {
+                        let layout = ParallelLayout { tp, pp, dp, sp, vpp, ep, etp, ..ParallelLayout::default() };
+                        if (wish.legal)(&layout) {
+                            variants(wish, layout, rows / dp, &mut found);
+                        }
                     }
                 }
             }
         }
     }
     found
+}
+
+/// Ways to divide experts over the ranks of a stage: whole ones, or cut as the rest of the layer is.
+fn expert_sizes(decoder: &Decoder, tp: usize, dp: usize) -> Vec<(usize, Option<usize>)> {
+    let Some(experts) = &decoder.experts else { return vec![(1, None)] };
+    let sizes = |etp: usize| {
+        let ranks = tp * dp / etp;
+        (1..=ranks).filter(move |ep| ranks.is_multiple_of(*ep) && experts.count.is_multiple_of(*ep))
+    };
+    let cut = sizes(tp).map(|ep| (ep, None));
+    let whole = sizes(1).filter(|_| tp > 1).map(|ep| (ep, Some(1)));
+    cut.chain(whole).collect()
 }
 
 /// A layout with every micro-batch, schedule, ZeRO stage and recomputation.
@@ -190,7 +204,12 @@ fn distance(job: &Job, asked: &Job) -> u64 {
     let doublings = |a: usize, b: usize| (a as f64 / b as f64).log2().abs();
     let (layout, wanted) = (&job.layout, &asked.layout);
     let flag = |differs: bool, weight: f64| if differs { weight } else { 0.0 };
+    let experts = |layout: &ParallelLayout| (layout.ep, layout.expert_tp());
+    let ((ep, etp), (wanted_ep, wanted_etp)) = (experts(layout), experts(wanted));
     let sizes = doublings(layout.tp, wanted.tp) + doublings(layout.pp, wanted.pp) + doublings(layout.dp, wanted.dp);
+    let sizes = sizes
+        + 0.5 * doublings(ep, wanted_ep)
+        + if job.decoder.experts.is_some() { 0.5 * doublings(etp, wanted_etp) } else { 0.0 };
     let rest = 0.5 * doublings(job.micro_batch, asked.micro_batch)
         + 0.5 * doublings(layout.vpp, wanted.vpp)
         + 0.4 * f64::from(layout.zero.abs_diff(wanted.zero))

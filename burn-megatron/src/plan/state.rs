@@ -3,7 +3,7 @@
 
 use super::Job;
 use super::decoder::Share;
-use super::operations::Unit;
+use super::operations::{Op, Unit};
 use crate::schedule::stages::Stage;
 
 /// How many values per parameter an optimizer keeps.
@@ -33,6 +33,20 @@ pub struct Bucket {
     pub elements: u64,
     /// How many of them are in matrices of layers.
     pub matrices: u64,
+    /// Ranks that hold the same ones.
+    pub replicas: u64,
+}
+
+impl Bucket {
+    /// The ZeRO stage; with nobody to share with there is none.
+    pub fn zero(&self, job: &Job) -> u8 {
+        if self.replicas == 1 { 0 } else { job.layout.zero }
+    }
+
+    /// Bytes of all its values, with padding.
+    pub fn bytes(&self, element: u64) -> u64 {
+        self.elements.next_multiple_of(self.replicas) * element
+    }
 }
 
 /// Bytes that are there all the time.
@@ -58,7 +72,7 @@ impl States {
 
     /// What a bucket takes, without quantised weights.
     pub fn of(bucket: &Bucket, job: &Job) -> Self {
-        let (zero, replicas) = (job.zero(), job.replicas());
+        let (zero, replicas) = (bucket.zero(job), bucket.replicas);
         let whole = bucket.elements.next_multiple_of(replicas);
         let shard = whole / replicas;
         let from = |stage: u8, element: u64| element * if zero >= stage { shard } else { whole };
@@ -90,24 +104,30 @@ impl std::ops::AddAssign for States {
     }
 }
 
-/// The buckets of each unit of a stage: one per layer, one each for embedding and head; a tied embedding is one of its
-/// own, of which a stage that has only the head holds a copy.
+/// The buckets of each unit of a stage: one per layer and one for its experts, one each for embedding and head; a tied
+/// embedding is one of its own, of which a stage that has only the head holds a copy.
 pub fn buckets(job: &Job, share: &Share, stage: &Stage, units: &[Unit]) -> Vec<Vec<Bucket>> {
     let decoder = &job.decoder;
     let table = share.vocab * share.hidden;
-    let up = if decoder.gated { 2 } else { 1 };
-    let matrices = share.hidden * ((share.queries + 2 * share.keys) + share.queries + (up + 1) * share.intermediate);
-    let of = |elements: u64| Bucket { elements, matrices: 0 };
+    let of = |elements: u64| Bucket { elements, matrices: 0, replicas: job.replicas() };
+    let layer = |ops: &[Op]| -> Vec<Bucket> {
+        let bucket = |expert: bool, replicas: u64| {
+            let mine = || ops.iter().filter(move |op| op.expert == expert);
+            let (elements, matrices) = (mine().map(|op| op.weight).sum(), mine().map(|op| op.matrix).sum());
+            Bucket { elements, matrices, replicas }
+        };
+        let buckets = [bucket(false, job.replicas()), bucket(true, job.expert_replicas())];
+        buckets.into_iter().filter(|bucket| bucket.elements > 0).collect()
+    };
     let unit = |unit: &Unit| -> Vec<Bucket> {
         let weight: u64 = unit.ops.iter().map(|op| op.weight).sum();
-        match (unit.layers, unit.head, decoder.tied) {
-            (0, false, false) => vec![of(weight)],
-            (0, false, true) if weight > table => vec![of(table), of(weight - table)],
-            (0, false, true) => vec![of(table)],
-            (0, true, false) => vec![of(weight)],
-            (0, true, true) if stage.embedding => vec![of(weight - table)],
-            (0, true, true) => vec![of(weight - table), of(table)],
-            (layers, ..) => vec![Bucket { elements: weight / layers as u64, matrices }; layers],
+        match (unit.layers.is_empty(), unit.head, decoder.tied) {
+            (false, ..) => unit.layers.iter().flat_map(|ops| layer(&unit.ops[ops.clone()])).collect(),
+            (_, false, true) if weight > table => vec![of(table), of(weight - table)],
+            (_, false, true) => vec![of(table)],
+            (_, _, false) => vec![of(weight)],
+            (_, true, true) if stage.embedding => vec![of(weight - table)],
+            (_, true, true) => vec![of(weight - table), of(table)],
         }
     };
     units.iter().map(unit).collect()

@@ -15,6 +15,7 @@ fn llama3_8b() -> Decoder {
         vocab_multiple: 128,
         hidden: 4096,
         intermediate: 14_336,
+        experts: None,
         layers: 32,
         heads: 32,
         kv_heads: 8,
@@ -28,6 +29,12 @@ fn llama3_8b() -> Decoder {
         positions: None,
         tied: false,
     }
+}
+
+/// Mixtral 8x7B.
+fn mixtral() -> Decoder {
+    let experts = Experts { count: 8, top_k: 2, intermediate: 14_336, shared: 0, dense_layers: Vec::new() };
+    Decoder { vocab: 32_000, experts: Some(experts), ..llama3_8b() }
 }
 
 /// A GPT with 4 hidden² in the MLP, as the papers have it.
@@ -263,7 +270,8 @@ fn replicas_and_stages_exchange_what_they_must() {
 
 #[test]
 fn arithmetic_is_megatrons_count() {
-    for decoder in [llama3_8b(), gpt()] {
+    let mixed = Experts { dense_layers: vec![0, 1, 5], shared: 2048, ..mixtral().experts.unwrap() };
+    for decoder in [llama3_8b(), gpt(), mixtral(), Decoder { experts: Some(mixed), ..mixtral() }] {
         let job = single(decoder);
         let units: Vec<_> = job.stages.stages().iter().flat_map(|stage| job.units(stage)).collect();
         let forward: f64 = units.iter().flat_map(|unit| &unit.ops).map(|op| op.flops[0]).sum();
@@ -271,6 +279,53 @@ fn arithmetic_is_megatrons_count() {
         let counted = 3.0 * forward / (2.0 * 1024.0);
         assert!((counted / per_token - 1.0).abs() < 1e-9, "{counted} {per_token}");
     }
+}
+
+/// The model card's 46,702,792,704 parameters, of which 45,097,156,608 are in experts, and Megatron's test vector.
+#[test]
+fn experts_are_cut_over_their_own_ranks() {
+    const EXPERTS: u64 = 32 * 8 * 3 * 4096 * 14_336;
+    let rest = 46_702_792_704 - EXPERTS;
+    let on = |layout: &str| memory_of(&job(mixtral(), layout, ScheduleKind::NoPipeline, 1).on_gpus())[0].states;
+    for (layout, experts) in [("TP1", EXPERTS), ("DP8 EP8", EXPERTS / 8), ("DP8 EP2", EXPERTS / 2)] {
+        assert_eq!(on(layout).weights, 2 * (rest + experts), "{layout}");
+    }
+    // Four ranks hold the same experts, eight the same rest.
+    let states = on("DP8 EP2 ZeRO1");
+    assert_eq!((states.master, states.moments), (4 * (rest / 8 + EXPERTS / 8), 8 * (rest / 8 + EXPERTS / 8)));
+    // Nobody else holds these.
+    assert_eq!(on("DP8 EP8 ZeRO1").master, 4 * (rest / 8 + EXPERTS / 8));
+    let whole = on("TP2 DP4 EP8 ETP1").weights - on("TP2 DP4 EP4").weights;
+    assert_eq!(whole, 0, "eight whole experts or four halves");
+    let per_token = mixtral().flop_shape(4096).per_token(AttentionCount::Causal);
+    assert!((per_token / 1e9 - 79.71).abs() < 5e-3);
+}
+
+/// Two copies of every token go to the experts' ranks and come back, in each direction of a pass.
+#[test]
+fn copies_of_tokens_are_sent_to_experts() {
+    let copies = 2 * 2 * 1024 * 2 * 4096;
+    let ep = |layout: &str| traffic_of(&job(mixtral(), layout, ScheduleKind::NoPipeline, 3))[0].ep;
+    assert_eq!((ep("TP1"), ep("DP4 EP4")), (0, 3 * 32 * 4 * copies * 3 / 4));
+    // Of half of the tokens each, to both ranks of an expert.
+    assert_eq!(ep("TP2 SP DP2 EP2"), ep("DP4 EP4"));
+    assert_eq!(ep("TP2 SP DP2 EP4 ETP1"), ep("DP4 EP4") / 2);
+    // Experts compute what they are sent: as many rows on every rank, whatever the layout.
+    let units = |layout: &str| {
+        let job = job(mixtral(), layout, ScheduleKind::NoPipeline, 1);
+        job.units(&job.stages.stages()[0])[1].ops.iter().map(|op| op.flops[0]).sum::<f64>()
+    };
+    assert_eq!(units("DP4 EP4"), units("DP4"));
+    assert_eq!(units("TP2 SP DP2 EP2"), units("TP2 SP DP2 EP4 ETP1"));
+}
+
+#[test]
+fn layouts_of_a_mixture_are_found() {
+    let asked = Job { seq: 4096, micro_batch: 1, ..job(mixtral(), "DP8 EP8 ZeRO1", ScheduleKind::NoPipeline, 2) };
+    let found = wish(&asked.on_gpus(), 8, 130);
+    assert!(found.best.iter().any(|candidate| candidate.job.layout.ep > 1));
+    let dense = wish(&Job { seq: 8192, ..job(llama3_8b(), "DP8", ScheduleKind::NoPipeline, 2) }, 8, 80);
+    assert!(dense.best.iter().all(|candidate| candidate.job.layout.ep == 1));
 }
 
 #[test]

@@ -1,12 +1,11 @@
 //! How long a step takes: a roofline per operation, the simulator for the pipeline, bytes over bandwidth for exchanges.
 
-use super::Job;
 use super::gpus::{Hardware, LATENCY};
-use super::operations::{Exchange, Op, Unit};
+use super::operations::{Exchange, Op, Over, Unit};
 use super::state::buckets;
 use super::traffic::{Collective, Replication};
+use super::{Job, samples};
 use crate::flops::AttentionCount;
-use crate::schedule::stages::Stage;
 use crate::schedule::{Action, Costs, Fault, Link, Pass, Schedule, ScheduleKind, Ticks, simulate};
 
 /// Seconds of a step, and where they go on the slowest pipeline rank.
@@ -22,6 +21,8 @@ pub struct StepTime {
     pub memory: f64,
     /// Exchanges with tensor and context parallel ranks.
     pub tensor: f64,
+    /// Tokens on their way to experts and back.
+    pub experts: f64,
     /// Waiting for other stages.
     pub bubble: f64,
     /// Exchanges with replicas that no pass hides.
@@ -43,11 +44,12 @@ struct PassTime {
     recompute: f64,
     memory: f64,
     exchange: f64,
+    experts: f64,
 }
 
 impl PassTime {
     fn total(&self) -> f64 {
-        self.compute + self.recompute + self.memory + self.exchange
+        self.compute + self.recompute + self.memory + self.exchange + self.experts
     }
 
     fn add(&mut self, other: PassTime) {
@@ -55,6 +57,11 @@ impl PassTime {
         self.recompute += other.recompute;
         self.memory += other.memory;
         self.exchange += other.exchange;
+        self.experts += other.experts;
+    }
+
+    fn send(&mut self, over: Over, seconds: f64) {
+        *(if over == Over::Experts { &mut self.experts } else { &mut self.exchange }) += seconds;
     }
 }
 
@@ -74,8 +81,7 @@ struct Clock<'a> {
 impl Clock<'_> {
     fn exchange(&self, exchange: &Exchange, collective: Option<Collective>) -> f64 {
         let Some(collective) = collective else { return 0.0 };
-        let layout = &self.job.layout;
-        let (ranks, stride) = if exchange.context { (layout.cp, layout.tp) } else { (layout.tp, 1) };
+        let (ranks, stride) = self.job.ranks(exchange.over);
         collective.sent(exchange.bytes, ranks) as f64 / self.hardware.between(ranks, stride) + LATENCY
     }
 
@@ -108,9 +114,10 @@ impl Clock<'_> {
             let local = |time: PassTime| if exchange.is_some() && !op.attention { PassTime::default() } else { time };
             let forward = local(self.roofline(op, op.flops[0], moved, false));
             passes[0].add(forward);
-            passes[0].exchange += sent;
+            let over = exchange.map_or(Over::Tensor, |exchange| exchange.over);
+            passes[0].send(over, sent);
             passes[1].add(local(self.roofline(op, op.flops[1], moved, false)));
-            passes[1].exchange += returned;
+            passes[1].send(over, returned);
             if op.flops[2] > 0.0 {
                 passes[2].add(self.roofline(op, op.flops[2], moved, false));
             }
@@ -118,10 +125,10 @@ impl Clock<'_> {
                 passes[1].add(local(self.roofline(op, op.flops[0], moved, true)));
             }
             if unit.recomputed {
-                passes[1].exchange += sent;
+                passes[1].send(over, sent);
             }
             if let Some(exchange) = exchange.filter(|exchange| exchange.again) {
-                passes[if exchange.context { 1 } else { 2 }].exchange += sent;
+                passes[if over == Over::Context { 1 } else { 2 }].send(exchange.over, sent);
             }
         }
         passes
@@ -139,7 +146,7 @@ impl Clock<'_> {
             let (mut copies, mut moved) = (Replication::default(), 0);
             for bucket in buckets(self.job, &share, stage, &units).iter().flatten() {
                 copies += Replication::of(bucket, self.job);
-                let shard = if self.job.zero() >= 1 { self.job.replicas() } else { 1 };
+                let shard = if bucket.zero(self.job) >= 1 { bucket.replicas } else { 1 };
                 // Gradient read, weight, master and moments read and written.
                 let values = 3 + 2 * self.job.moments.others + if self.job.element < 4 { 2 } else { 0 };
                 moved += bucket.elements / shard * values * self.job.wide();
@@ -200,14 +207,11 @@ impl Clock<'_> {
 /// bubble of the papers, what is exchanged with replicas.
 pub fn rough_time(job: &Job, hardware: &Hardware) -> f64 {
     let clock = Clock { job, hardware };
-    let average = Stage { embedding: true, layers: 0..1, mtp_layers: 0..0, loss: true };
-    let share = job.share();
-    let units = job.units(&average);
-    let (pp, layers) = (job.layout.pp as f64, job.decoder.layers as f64);
+    let pp = job.layout.pp as f64;
     let (mut pass, mut copies) = (0.0, Replication::default());
-    for (unit, buckets) in units.iter().zip(buckets(job, &share, &average, &units)) {
-        let times = if unit.layers > 0 { layers / pp } else { 1.0 / pp };
-        pass += times * clock.unit(unit).iter().map(PassTime::total).sum::<f64>();
+    for (unit, buckets, times) in samples(job) {
+        let times = times as f64 / pp;
+        pass += times * clock.unit(&unit).iter().map(PassTime::total).sum::<f64>();
         for bucket in buckets {
             let mut of = Replication::of(&bucket, job);
             let scaled = |bytes: u64| (bytes as f64 * times) as u64;
@@ -272,6 +276,7 @@ pub fn step_time(job: &Job, schedule: &Schedule, hardware: &Hardware) -> Result<
             time.recompute += pass.recompute;
             time.memory += pass.memory;
             time.tensor += pass.exchange;
+            time.experts += pass.experts;
             time.data += if index < 2 { exposed[at][index] } else { 0.0 };
         }
     }

@@ -1,7 +1,7 @@
 //! Bytes that a rank sends in a step, per axis of the layout.
 
 use super::Job;
-use super::operations::Unit;
+use super::operations::{Over, Unit};
 use super::state::{Bucket, buckets};
 use crate::schedule::{Action, Schedule};
 
@@ -14,6 +14,8 @@ pub enum Collective {
     AllGather,
     /// Every member gets its part of the sum.
     ReduceScatter,
+    /// Every member sends another part to each.
+    AllToAll,
 }
 
 impl Collective {
@@ -24,7 +26,7 @@ impl Collective {
         let part = bytes * (ranks - 1) / ranks;
         match self {
             Collective::AllReduce => 2 * part,
-            Collective::AllGather | Collective::ReduceScatter => part,
+            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => part,
         }
     }
 }
@@ -40,23 +42,29 @@ pub struct Traffic {
     pub dp: u64,
     /// To the ranks that have other parts of the sequence.
     pub cp: u64,
+    /// To the ranks that have other experts.
+    pub ep: u64,
 }
 
 impl Traffic {
     /// All axes.
     pub fn total(&self) -> u64 {
-        self.tp + self.pp + self.dp + self.cp
+        self.tp + self.pp + self.dp + self.cp + self.ep
     }
 }
 
-/// Bytes that a stage's rank sends for one micro-batch: forward, backward; to tensor and to context parallel ranks.
-pub fn of_micro_batch(job: &Job, units: &[Unit]) -> [[u64; 2]; 2] {
-    let mut sent = [[0; 2]; 2];
+/// Bytes that a stage's rank sends for one micro-batch: forward, backward; to tensor, context and expert parallel ranks.
+pub fn of_micro_batch(job: &Job, units: &[Unit]) -> [[u64; 3]; 2] {
+    let mut sent = [[0; 3]; 2];
     for unit in units {
         for exchange in unit.ops.iter().filter_map(|op| op.exchange) {
-            let ranks = if exchange.context { job.layout.cp } else { job.layout.tp };
+            let (ranks, _) = job.ranks(exchange.over);
             let bytes = |collective: Option<Collective>| collective.map_or(0, |c| c.sent(exchange.bytes, ranks));
-            let axis = usize::from(exchange.context);
+            let axis = match exchange.over {
+                Over::Tensor => 0,
+                Over::Context => 1,
+                Over::Experts => 2,
+            };
             let again = u64::from(exchange.again) + u64::from(unit.recomputed);
             sent[0][axis] += bytes(exchange.forward);
             sent[1][axis] += bytes(exchange.backward) + again * bytes(exchange.forward);
@@ -82,14 +90,13 @@ pub struct Replication {
 impl Replication {
     /// Of one bucket.
     pub fn of(bucket: &Bucket, job: &Job) -> Self {
-        let ranks = job.replicas() as usize;
+        let ranks = bucket.replicas as usize;
         if ranks == 1 {
             return Self::default();
         }
-        let whole = bucket.elements.next_multiple_of(job.replicas());
-        let gather = Collective::AllGather.sent(whole * job.element, ranks);
-        let scatter = Collective::ReduceScatter.sent(whole * job.wide(), ranks);
-        match job.zero() {
+        let gather = Collective::AllGather.sent(bucket.bytes(job.element), ranks);
+        let scatter = Collective::ReduceScatter.sent(bucket.bytes(job.wide()), ranks);
+        match bucket.zero(job) {
             0 => Self { gradients: 2 * scatter, ..Self::default() },
             1 => Self { gradients: scatter, weights: gather, ..Self::default() },
             2 => Self { backward: scatter, weights: gather, ..Self::default() },
@@ -122,6 +129,7 @@ pub fn traffic(job: &Job, schedule: &Schedule) -> Vec<Traffic> {
             let [forward, backward] = of_micro_batch(job, &units);
             sent.tp += micro_batches * (forward[0] + backward[0]);
             sent.cp += micro_batches * (forward[1] + backward[1]);
+            sent.ep += micro_batches * (forward[2] + backward[2]);
             let mut copies = Replication::default();
             buckets(job, &share, stage, &units).iter().flatten().for_each(|b| copies += Replication::of(b, job));
             sent.dp += micro_batches * (copies.forward + copies.backward) + copies.gradients + copies.weights;

@@ -6,13 +6,13 @@ use crate::schedule::PipelineConfig;
 use backend_dist::mesh::ParallelLayout;
 use models::ModelConfig;
 
-/// Every mix of tensor, sequence, pipeline and data parallelism and ZeRO on exactly `ranks` ranks that the recorded model
+/// Every mix of tensor, sequence, expert, pipeline and data parallelism and ZeRO on exactly `ranks` ranks that the recorded model
 /// and its batch allow.
 ///
 /// # Errors
 /// If the recorded run has something that does not run yet.
 pub fn layouts(oracle: &Oracle, ranks: usize) -> Result<Vec<ParallelLayout>, RecipeError> {
-    let (dims, engine) = (recipe::llama(&oracle.model)?.dims(), recipe::engine(&oracle.training)?);
+    let (dims, engine) = (recipe::model(&oracle.model)?.dims(), recipe::engine(&oracle.training)?);
     let fits = |layout: &ParallelLayout| {
         let Ok(plan) = engine.plan(layout.dp) else { return false };
         dims.check(layout, oracle.model.seq_length).is_ok()
@@ -28,7 +28,11 @@ pub fn layouts(oracle: &Oracle, ranks: usize) -> Result<Vec<ParallelLayout>, Rec
                     continue;
                 }
                 let stages = if dp > 1 { 0..=3 } else { 0..=0 };
-                list.extend(stages.map(|zero| ParallelLayout { tp, sp, pp, vpp, dp, zero, ..Default::default() }));
+                let sizes = divisors(if dims.experts.is_some() { tp * dp } else { 1 });
+                for ep in sizes.filter(|ep| (tp * dp).is_multiple_of(tp * ep)) {
+                    let layout = |zero| ParallelLayout { tp, sp, ep, pp, vpp, dp, zero, ..Default::default() };
+                    list.extend(stages.clone().map(layout));
+                }
             }
         }
     }

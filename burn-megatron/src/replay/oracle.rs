@@ -27,6 +27,13 @@ pub struct OracleModel {
     pub tie_embeddings: bool,
     #[serde(default)]
     pub experts: usize,
+    /// Experts that a token uses.
+    #[serde(default)]
+    pub moe_topk: usize,
+    #[serde(default)]
+    pub moe_aux_loss_coeff: f64,
+    #[serde(default)]
+    pub moe_ffn_hidden_size: usize,
 }
 
 /// Batch sizes and optimizer, as `metrics.json` writes them.

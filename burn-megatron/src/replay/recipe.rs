@@ -4,7 +4,7 @@ use super::oracle::{OracleModel, OracleTraining};
 use crate::engine::EngineConfig;
 use crate::lr::LrConfig;
 use crate::optim::AdamWConfig;
-use models::llama::LlamaConfig;
+use models::{FamilyConfig, LlamaConfig, MixtralConfig};
 
 /// A recorded run that this version cannot repeat.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,12 +64,36 @@ pub(super) fn engine(training: &OracleTraining) -> Result<EngineConfig, RecipeEr
     })
 }
 
-/// Our Llama of the recorded sizes.
-pub(super) fn llama(model: &OracleModel) -> Result<LlamaConfig, RecipeError> {
-    let unsupported = |what: String| Err(RecipeError::Unsupported { what });
-    if model.experts > 0 {
-        return unsupported(format!("{} experts per layer", model.experts));
+/// Our model of the recorded sizes: a Llama, or with experts a Mixtral.
+///
+/// Megatron means gradients over micro-batches; with auxiliary losses that is what is repeated, and without masks the mean
+/// over tokens is the same.
+pub(super) fn model(model: &OracleModel) -> Result<FamilyConfig, RecipeError> {
+    let llama = llama(model)?;
+    if model.experts == 0 {
+        return Ok(FamilyConfig::Llama(llama));
     }
+    Ok(FamilyConfig::Mixtral(MixtralConfig {
+        vocab_size: llama.vocab_size,
+        hidden_size: llama.hidden_size,
+        intermediate_size: model.moe_ffn_hidden_size,
+        num_hidden_layers: llama.num_hidden_layers,
+        num_attention_heads: llama.num_attention_heads,
+        num_key_value_heads: llama.num_key_value_heads,
+        head_dim: llama.head_dim,
+        num_experts: model.experts,
+        num_experts_per_tok: model.moe_topk,
+        router_aux_loss_coef: model.moe_aux_loss_coeff,
+        rope_theta: llama.rope_theta,
+        rms_norm_eps: llama.rms_norm_eps,
+        tie_word_embeddings: llama.tie_word_embeddings,
+        ..MixtralConfig::tiny()
+    }))
+}
+
+/// Its layers without experts.
+fn llama(model: &OracleModel) -> Result<LlamaConfig, RecipeError> {
+    let unsupported = |what: String| Err(RecipeError::Unsupported { what });
     if model.bias {
         return unsupported("biases".into());
     }

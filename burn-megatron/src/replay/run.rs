@@ -8,9 +8,9 @@ use crate::verify::{Candidate, Job, LocalTensor, RankTrace, TraceError, assemble
 use backend_dist::mesh::{Mesh, ParallelLayout};
 use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType};
-use models::layout::ModelLayoutError;
+use models::layout::{ModelDims, ModelLayoutError};
 use models::names::NameError;
-use models::{CausalLm, Llama, ModelConfig, ParamBuilder};
+use models::{CausalLm, ModelConfig, ParamBuilder, WithModel};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -172,7 +172,7 @@ pub fn replay(
     dtype: FloatDType,
     devices: &[Device],
 ) -> Result<Replay, ReplayError> {
-    let model = recipe::llama(&oracle.model)?;
+    let model = recipe::model(&oracle.model)?;
     let dims = model.dims();
     dims.check(layout, oracle.model.seq_length)?;
     let engine = recipe::engine(&oracle.training)?;
@@ -182,9 +182,8 @@ pub fn replay(
 
     let candidate = Candidate { layout: layout.clone(), accumulation, ..Default::default() };
     let job = Job { engine, batches: oracle.batches.clone() };
-    let ranks = trace(&candidate, &job, devices, &dims, |rank, part| {
-        Ok(Llama::build(&model, ParamBuilder::new(rank, dtype, 0).with_part(part).with_source(&initial))?)
-    })?;
+    let ranks =
+        model.visit(Run { candidate: &candidate, job: &job, devices, dims: &dims, dtype, initial: &initial })?;
     let ours = &ranks[0];
     let step = |(index, theirs): (usize, &OracleStep)| ReplayStep {
         step: theirs.step,
@@ -197,6 +196,27 @@ pub fn replay(
     let once: Vec<LocalTensor> = ranks.iter().enumerate().flat_map(copies).collect();
     let weights = assemble(&once).map_err(TraceError::from)?;
     Ok(Replay { steps, weights: weight_difference(&weights, &last), tolerances: Tolerances::of(dtype) })
+}
+
+/// The recorded run with a model of whatever family.
+struct Run<'a> {
+    candidate: &'a Candidate,
+    job: &'a Job,
+    devices: &'a [Device],
+    dims: &'a ModelDims,
+    dtype: FloatDType,
+    initial: &'a BTreeMap<String, HostTensor>,
+}
+
+impl WithModel for Run<'_> {
+    type Output = Result<Vec<RankTrace>, TraceError>;
+
+    fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Self::Output {
+        let Self { candidate, job, devices, dims, dtype, initial } = self;
+        trace(candidate, job, devices, dims, |rank, part| {
+            Ok(M::build(config, ParamBuilder::new(rank, dtype, 0).with_part(part).with_source(initial))?)
+        })
+    }
 }
 
 fn weight_difference(ours: &BTreeMap<String, HostTensor>, theirs: &BTreeMap<String, HostTensor>) -> WeightDifference {

@@ -11,11 +11,13 @@ use models::recompute::{Method, Recompute};
 /// Every combination of tensor, sequence, context, pipeline and data parallelism on up to `ranks` ranks that `allowed`
 /// accepts, with every schedule, every ZeRO stage and several numbers of micro-batches per step that divide
 /// `global_batch`. The ways to recompute take turns, and so do the ways across context parallel ranks that `allowed` accepts,
-/// so that each meets everything else somewhere. `layers` are divided as evenly as possible. The reference, one device and one micro-batch, is not among them.
+/// so that each meets everything else somewhere. So do, where there are `experts`, all their layouts over the same ranks.
+/// `layers` are divided as evenly as possible. The reference, one device and one micro-batch, is not among them.
 pub fn candidates(
     ranks: usize,
     global_batch: usize,
     layers: usize,
+    experts: bool,
     allowed: impl Fn(&ParallelLayout, &ContextConfig) -> bool,
 ) -> Vec<Candidate> {
     let recompute = [
@@ -29,9 +31,12 @@ pub fn candidates(
     for layout in sizes(ranks) {
         let mut ways = contexts(layout.cp);
         ways.retain(|context| allowed(&layout, context));
-        if ways.is_empty() {
+        let mut folds = folds(&layout, experts);
+        folds.retain(|layout| ways.iter().any(|context| allowed(layout, context)));
+        if ways.is_empty() || folds.is_empty() {
             continue;
         }
+        let mut fold = folds.iter().cycle();
         for pipeline in pipelines(&layout, layers) {
             for accumulation in [1, 2, 4, 8] {
                 let reference = layout.world_size() * accumulation == 1;
@@ -42,8 +47,10 @@ pub fn candidates(
                 if !fits || reference {
                     continue;
                 }
-                for zero in if layout.dp * layout.cp > 1 { 0..=3 } else { 0..=0 } {
-                    let layout = ParallelLayout { zero, ..layout.clone() };
+                let copies =
+                    folds.iter().any(|fold| layout.dp * layout.cp > 1 || fold.ep * fold.expert_tp() < layout.tp);
+                for zero in if copies { 0..=3 } else { 0..=0 } {
+                    let layout = ParallelLayout { zero, ..fold.next().expect("there is one").clone() };
                     let recompute = recompute[list.len() % recompute.len()].clone();
                     let context = ways[list.len() % ways.len()].clone();
                     list.push(Candidate { layout, context, accumulation, pipeline: pipeline.clone(), recompute });
@@ -71,6 +78,16 @@ fn sizes(ranks: usize) -> Vec<ParallelLayout> {
         }
     }
     list
+}
+
+/// Every way to lay experts over the ranks of a stage: as attention is, and with sizes of their own.
+fn folds(layout: &ParallelLayout, experts: bool) -> Vec<ParallelLayout> {
+    let ranks = layout.tp * layout.cp * layout.dp;
+    let divisors = |count: usize| (1..=count).filter(move |part| count.is_multiple_of(*part));
+    let sizes = divisors(ranks).flat_map(|etp| divisors(ranks / etp).map(move |ep| (etp, ep)));
+    let fold =
+        |(etp, ep): (usize, usize)| ParallelLayout { ep, etp: (etp != layout.tp).then_some(etp), ..layout.clone() };
+    sizes.filter(|sizes| experts || *sizes == (layout.tp, 1)).map(fold).collect()
 }
 
 /// Every way to compute attention over `cp` ranks, with blocks of two where there are blocks.
@@ -108,7 +125,7 @@ mod tests {
     #[test]
     fn every_combination_that_fits() {
         let names = |ranks, layers| -> Vec<String> {
-            candidates(ranks, 8, layers, |layout, _| layout.tp != 3).iter().map(ToString::to_string).collect()
+            candidates(ranks, 8, layers, false, |layout, _| layout.tp != 3).iter().map(ToString::to_string).collect()
         };
         let two = names(2, 3);
         for name in ["TP1 x2", "DP2 selective", "TP2 SP x2", "DP2 ZeRO3 x2", "CP2 ZeRO2"] {
@@ -125,5 +142,24 @@ mod tests {
         assert!(ways(" all_gather") > 20 && ways(" a2a ") > 10 && ways("a2a+p2p:2") > 1, "{four:?}");
         assert!(has(&["TP2 SP CP2"]) && has(&["CP2 PP2", "zb-h1"]) && has(&["CP2 DP2 ZeRO3"]));
         assert!(!four.contains(&"TP1".to_string()));
+        assert!(!four.iter().any(|name| name.contains("EP") || name.contains("ETP")));
+    }
+
+    #[test]
+    fn experts_have_every_layout_of_their_own() {
+        let list = candidates(4, 8, 4, true, |layout, _| layout.expert_tp() < 4);
+        for layout in
+            ["DP2 EP2", "TP2 EP2 ETP1", "TP2 ETP1", "DP4 EP4", "DP4 EP2 ETP2", "TP2 DP2 EP2", "TP2 SP DP2 EP4 ETP1"]
+        {
+            let layout: ParallelLayout = layout.parse().unwrap();
+            let same = |c: &&Candidate| ParallelLayout { zero: 0, ..c.layout.clone() } == layout;
+            assert!(list.iter().filter(same).count() > 0, "{layout}");
+        }
+        let stages = list.iter().filter(|c| c.layout.ep == 2 && c.layout.dp == 2 && c.layout.pp == 2);
+        let mut stages: Vec<u8> = stages.map(|candidate| candidate.layout.zero).collect();
+        stages.sort_unstable();
+        stages.dedup();
+        assert!(stages.len() > 2, "{stages:?}");
+        assert!(list.iter().any(|c| c.layout.dp == 1 && c.layout.expert_tp() == 1 && c.layout.zero == 3));
     }
 }

@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
-pub const MODELS: [&str; 5] = ["llama2", "llama3", "mistral", "qwen3", "gpt2"];
+pub const MODELS: [&str; 7] = ["llama2", "llama3", "mistral", "qwen3", "mixtral", "qwen3_moe", "gpt2"];
 
 pub fn golden(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf").join(model)

@@ -40,7 +40,9 @@ fn last(output: &Output, input: &Input) -> Vec<f64> {
 fn in_double_precision() {
     for model in MODELS {
         let (input, oracle) = input(model);
-        for layout in ["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP", "TP2 SP DP2"] {
+        let experts = ["DP2 EP2", "TP2 EP2 ETP1", "TP2 SP DP2 EP2", "TP2 SP DP2 EP4 ETP1"];
+        let experts = experts.iter().filter(|_| ["mixtral", "qwen3_moe"].contains(&model));
+        for layout in ["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP", "TP2 SP DP2"].iter().chain(experts) {
             let output =
                 run(model, &input, &Settings { gradients: true, ..settings(layout, FloatDType::F64) }).unwrap();
             let logits = difference(&last(&output, &input), &oracle["logits_last8"].values());

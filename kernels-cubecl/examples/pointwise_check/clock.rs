@@ -30,23 +30,28 @@ struct Row {
 
 pub struct Clock<'a> {
     pub client: &'a Client,
-    filter: String,
+    filters: Vec<String>,
     copy: f64,
     rows: Vec<Row>,
     /// 2^20 random numbers each.
     patterns: [(FloatType, Handle); 2],
 }
 
+/// Whether one of the filters is part of the name, or there is none.
+pub fn wanted(name: &str, filters: &[String]) -> bool {
+    filters.is_empty() || filters.iter().any(|filter| name.contains(filter))
+}
+
 impl<'a> Clock<'a> {
     /// Measures a copy first.
-    pub fn new(client: &'a Client, filter: String) -> Self {
+    pub fn new(client: &'a Client, filters: Vec<String>) -> Self {
         let values = random(1 << 20, 9);
         let narrow: Vec<u8> = values.iter().flat_map(|v| bf16::from_f64(*v).to_le_bytes()).collect();
         // No negative second moments.
         let wide: Vec<u8> = values.iter().flat_map(|v| (v.abs() as f32).to_le_bytes()).collect();
         let patterns = [(FloatType::Bf16, narrow), (FloatType::F32, wide)];
         let patterns = patterns.map(|(float, bytes)| (float, client.create_from_slice(&bytes)));
-        let mut clock = Self { client, filter, copy: 0.0, rows: vec![], patterns };
+        let mut clock = Self { client, filters, copy: 0.0, rows: vec![], patterns };
         let len = 1 << 28;
         let (from, to) = (clock.tensor(FloatType::F32, len), clock.tensor(FloatType::F32, len));
         let run = |handle| Run { handle, float: FloatType::F32, start: 0, len };
@@ -54,6 +59,10 @@ impl<'a> Clock<'a> {
         let seconds = clock.median(&call);
         clock.copy = (8 * len) as f64 / seconds;
         clock.rows.push(Row { name: "copy of fp32".into(), bytes: 8 * len, seconds });
+        let one = |handle| Run { handle, float: FloatType::F32, start: 0, len: 4 };
+        let seconds =
+            clock.median(&|turn| flat::write(client, one(from.at(turn)), one(to.at(turn)), false).expect("legal"));
+        clock.rows.push(Row { name: "a launch (a copy of four numbers)".into(), bytes: 32, seconds });
         clock
     }
 
@@ -100,7 +109,12 @@ impl<'a> Clock<'a> {
 
     /// Whether a kernel of one of these names is asked for.
     pub fn wants(&self, names: &[&str]) -> bool {
-        names.iter().any(|name| name.contains(&self.filter))
+        names.iter().any(|name| wanted(name, &self.filters))
+    }
+
+    /// Whether there is a filter that is this word.
+    pub fn asks_for(&self, word: &str) -> bool {
+        self.filters.iter().any(|filter| filter == word)
     }
 
     /// Times a kernel that moves `bytes`, if it is asked for.

@@ -1,18 +1,21 @@
 //! Checks the memory-bound kernels against fp64 and gives their share of the bandwidth that a copy has on this card.
 //!
-//! `cargo run --release --example pointwise_check --features cuda [-- PART_OF_A_NAME]`. Sizes of the second part are those
-//! of Llama 3 8B with 8192 tokens. Ends with the table; fails if a result is further from fp64 than it may be.
+//! `cargo run --release --example pointwise_check --features cuda [-- PART_OF_A_NAME..]`. Sizes of the second part are those
+//! of Llama 3 8B with 8192 tokens, of some kernels also with 16,384. Given the word `plans` it also times norms and column
+//! sums that are cut into cubes in other ways. Ends with the table; fails if a result is further from fp64 than it may be.
 #[path = "../../tests/pointwise/checks/mod.rs"]
 mod checks;
 mod clock;
+mod plans;
 mod timings;
 
-use checks::{activation, norm, optimizer, rows, tokens};
+use checks::{activation, experts, norm, optimizer, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
+use kernels_cubecl::pointwise::experts::RowSums;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
@@ -24,17 +27,34 @@ type Check = fn(&Client) -> usize;
 fn all_checks() -> Vec<(&'static str, Check)> {
     vec![
         ("swiglu", |c| activation::swiglu::<bf16>(c, 33, 1032) + activation::swiglu::<f32>(c, 5, 4104)),
+        ("weighted swiglu", |c| {
+            experts::swiglu::<bf16>(c, 33, 1032)
+                + experts::swiglu::<bf16>(c, 5, 14_336)
+                + experts::swiglu::<f16>(c, 7, 24)
+        }),
+        ("sums of rows", |c| {
+            let shape = |columns, terms| RowSums { rows: 700, columns, out: 900, terms };
+            experts::sum_rows::<bf16>(c, shape(4096, 1))
+                + experts::sum_rows::<bf16>(c, shape(1000, 8))
+                + experts::sum_rows::<f32>(c, shape(1, 2))
+        }),
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
         ("dropout", |c| activation::dropout::<bf16>(c, 37, 2056)),
         ("rms norm", |c| {
             norm::rms_norm::<bf16>(c, 700, 4096)
                 + norm::rms_norm::<bf16>(c, 33, 1000)
                 + norm::rms_norm::<f16>(c, 5, 8192)
+                + norm::rms_norm::<bf16>(c, 303, 16_384)
+                + norm::rms_norm::<bf16>(c, 70_001, 128)
+                + norm::rms_norm_with_sum::<bf16>(c, 701, 4096)
         }),
         ("layer norm", |c| {
             norm::layer_norm::<bf16>(c, 700, 1024)
                 + norm::layer_norm::<bf16>(c, 33, 5000)
                 + norm::layer_norm::<bf16>(c, 5, 8192)
+                + norm::layer_norm::<bf16>(c, 1501, 768)
+                + norm::layer_norm_with_sum::<bf16>(c, 701, 4096)
+                + norm::plans::<bf16>(c, 1501, 4096)
         }),
         ("rope", |c| {
             let shape = RopeShape { rows: 37, batch: 3, heads: 10, all_heads: 12, head_dim: 128 };
@@ -48,11 +68,17 @@ fn all_checks() -> Vec<(&'static str, Check)> {
         ("embedding", |c| {
             let shape = TableShape { rows: 100, hidden: 2064, first_row: 50, ids: 2000 };
             let small = TableShape { rows: 9, hidden: 64, first_row: 0, ids: 3 };
+            let many = TableShape { rows: 3000, hidden: 64, first_row: 50, ids: 9001 };
             tokens::embedding::<bf16>(c, shape)
                 + tokens::embedding::<bf16>(c, small)
+                + tokens::embedding::<bf16>(c, many)
                 + tokens::embedding::<f32>(c, shape)
         }),
-        ("column sum", |c| rows::column_sum::<bf16>(c, 3001, 1032) + rows::column_sum::<bf16>(c, 39, 24)),
+        ("column sum", |c| {
+            rows::column_sum::<bf16>(c, 3001, 1032)
+                + rows::column_sum::<bf16>(c, 39, 24)
+                + rows::column_sum::<bf16>(c, 1501, 4096)
+        }),
         ("accumulate", |c| rows::accumulate::<bf16>(c, 100_000, 0) + rows::accumulate::<bf16>(c, 3001, 3)),
         ("runs", |c| rows::runs(c) + rows::copies(c)),
         ("squares", rows::squares),
@@ -72,16 +98,20 @@ fn all_checks() -> Vec<(&'static str, Check)> {
 }
 
 fn main() {
-    let filter = std::env::args().nth(1).unwrap_or_default();
+    let filters: Vec<String> = std::env::args().skip(1).collect();
     let client = &cubecl::cuda::CudaRuntime::client(&Default::default());
-    let wanted = all_checks().into_iter().filter(|(name, _)| name.contains(&filter));
+    let wanted = all_checks().into_iter().filter(|(name, _)| clock::wanted(name, &filters));
     let failures: usize = wanted.map(|(_, check)| check(client)).sum();
-    let mut clock = clock::Clock::new(client, filter);
+    let mut clock = clock::Clock::new(client, filters);
     timings::optimizers(&mut clock);
     timings::activations(&mut clock);
     timings::norms(&mut clock);
     timings::tokens(&mut clock);
     timings::runs(&mut clock);
+    if clock.asks_for("plans") {
+        plans::norms(&mut clock);
+        plans::column_sums(&mut clock);
+    }
     clock.print();
     assert_eq!(failures, 0, "{failures} results are further from the reference than they may be");
 }

@@ -11,7 +11,7 @@ use kernels_cubecl::pointwise::dropout::{self, Drop};
 use kernels_cubecl::pointwise::embedding::{self, TableShape};
 use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, FloatType, Run};
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
-use kernels_cubecl::pointwise::norm::{self, Affine, NormShape};
+use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
 use kernels_cubecl::pointwise::{gelu, muon, swiglu};
 use std::collections::BTreeSet;
@@ -110,32 +110,55 @@ pub fn activations(clock: &mut Clock) {
 }
 
 pub fn norms(clock: &mut Clock) {
-    let names = ["rms norm", "rms norm gradient", "layer norm", "layer norm gradient", "column sum", "rope"];
+    let names = ["rms norm gradient with sum", "layer norm gradient with sum", "column sum", "rope"];
     if !clock.wants(&names) {
         return;
     }
     let client = clock.client;
-    let half = |len| clock.tensor(FloatType::Bf16, len);
-    let len = TOKENS * HIDDEN;
-    let (x, y, slope, w) = (half(len), half(len), half(len), half(HIDDEN));
-    let (shape, sums) = (NormShape { rows: TOKENS, columns: HIDDEN }, client.empty(8 * HIDDEN));
-    for (affine, names) in
-        [(Affine::Rms(w.at(0)), [names[0], names[1]]), (Affine::Layer(w.at(0), w.at(1)), [names[2], names[3]])]
-    {
-        clock.time(names[0], 4 * len, |i| {
-            norm::forward::<bf16>(client, x.at(i), affine, y.at(i), 1e-5, shape).expect("legal")
-        });
-        clock.time(names[1], 6 * len, |i| {
-            let targets = (y.at(i), &sums);
-            norm::backward::<bf16>(client, x.at(i), affine, slope.at(i), targets, 1e-5, shape).expect("legal")
+    for tokens in [TOKENS, 2 * TOKENS] {
+        let len = tokens * HIDDEN;
+        let half = |len| clock.tensor(FloatType::Bf16, len);
+        let (x, y, slope, other, sum, w) = (half(len), half(len), half(len), half(len), half(len), half(HIDDEN));
+        let (shape, sums) = (NormShape { rows: tokens, columns: HIDDEN }, client.empty(8 * HIDDEN));
+        for (affine, name) in [(Affine::Rms(w.at(0)), "rms norm"), (Affine::Layer(w.at(0), w.at(1)), "layer norm")] {
+            let name = |what: &str| format!("{name}{what}, {tokens} rows");
+            clock.time(&name(""), 4 * len, |i| {
+                norm::forward::<bf16>(client, x.at(i), None, affine, y.at(i), 1e-5, shape).expect("legal")
+            });
+            clock.time(&name(" with sum"), 8 * len, |i| {
+                let adds = Some((other.at(i), sum.at(i)));
+                norm::forward::<bf16>(client, x.at(i), adds, affine, y.at(i), 1e-5, shape).expect("legal")
+            });
+            for (what, adds) in [(" gradient", false), (" gradient with sum", true)] {
+                clock.time(&name(what), if adds { 8 } else { 6 } * len, |i| {
+                    let adds = adds.then_some(other.at(i));
+                    let targets = Gradients { x: y.at(i), affine: &sums };
+                    norm::backward::<bf16>(client, x.at(i), affine, slope.at(i), adds, targets, 1e-5, shape)
+                        .expect("legal")
+                });
+            }
+        }
+        clock.time(&format!("column sum, {tokens} rows"), 2 * len, |i| {
+            column_sum::<bf16>(client, x.at(i), &sums, tokens, HIDDEN).expect("legal")
         });
     }
-    clock.time(names[4], 2 * len, |i| column_sum::<bf16>(client, x.at(i), &sums, TOKENS, HIDDEN).expect("legal"));
+    let (rows, columns) = (TOKENS * 40, 128);
+    let short = NormShape { rows, columns };
+    let half = |len| clock.tensor(FloatType::Bf16, len);
+    let (x, y, slope, w) = (half(rows * columns), half(rows * columns), half(rows * columns), half(columns));
+    let (affine, sums) = (Affine::Rms(w.at(0)), client.empty(8 * columns));
+    clock.time("rms norm of heads of 128", 4 * rows * columns, |i| {
+        norm::forward::<bf16>(client, x.at(i), None, affine, y.at(i), 1e-5, short).expect("legal")
+    });
+    clock.time("rms norm gradient of heads of 128", 6 * rows * columns, |i| {
+        let targets = Gradients { x: y.at(i), affine: &sums };
+        norm::backward::<bf16>(client, x.at(i), affine, slope.at(i), None, targets, 1e-5, short).expect("legal")
+    });
     let shape = RopeShape { rows: TOKENS, batch: 1, heads: 40, all_heads: 48, head_dim: 128 };
     let len = TOKENS * 48 * 128;
     let half = |len| clock.tensor(FloatType::Bf16, len);
     let (x, out, angles) = (half(len), half(len), half(TOKENS * 64));
-    clock.time(names[5], 4 * len, |i| {
+    clock.time("rope", 4 * len, |i| {
         let angles = (angles.at(0), angles.at(1));
         rope::apply::<bf16>(client, x.at(i), angles, out.at(i), shape, false).expect("legal")
     });
@@ -184,6 +207,9 @@ pub fn tokens(clock: &mut Clock) {
         (clock.tensor(FloatType::Bf16, TOKENS * HIDDEN), clock.tensor(FloatType::F32, VOCABULARY * HIDDEN));
     clock.time(names[4], 4 * TOKENS * HIDDEN, |i| {
         embedding::forward(client, table.at(i), &labels, out.at(i), shape, 2).expect("legal")
+    });
+    clock.time("embedding gradient, its sort", 4 * TOKENS, |_| {
+        embedding::sort::sort(client, &labels, TOKENS).expect("legal");
     });
     for (name, ids) in [(names[5], &even), (names[6], &zipf)] {
         // A row of the sum is read and written.

@@ -67,6 +67,17 @@ fn divide_one(ctx: &mut Context, rw: &mut DialectConversionRewriter, x: Value) -
     quotient.get_result(ctx)
 }
 
+/// The square root's reciprocal.
+fn divide_by_root(ctx: &mut Context, rw: &mut DialectConversionRewriter, x: Value) -> Value {
+    let ty = FP32Type::get(ctx).into();
+    let root = call_intrinsic(ctx, rw, "llvm.sqrt.f32", ty, vec![x]);
+    divide_one(ctx, rw, root)
+}
+
+unary!(
+    /// The reciprocal of the square root of an `f32`.
+    RsqrtOp, "hopper.rsqrt", "rsqrt.approx.ftz.f32", divide_by_root
+);
 unary!(
     /// The base-2 exponential of an `f32`.
     Exp2Op, "hopper.exp2", "ex2.approx.ftz.f32", power
@@ -88,6 +99,16 @@ pub fn reciprocal(x: f32) -> f32 {
     intrinsic!(|scope| {
         let x = x.read_value(scope);
         let op = ReciprocalOp::new(scope.ctx_mut(), x);
+        scope.register_with_result(&op).into()
+    })
+}
+
+/// `1 / √x` in one instruction (2 ulp).
+#[cube]
+pub fn rsqrt(x: f32) -> f32 {
+    intrinsic!(|scope| {
+        let x = x.read_value(scope);
+        let op = RsqrtOp::new(scope.ctx_mut(), x);
         scope.register_with_result(&op).into()
     })
 }

@@ -1,58 +1,141 @@
 //! Sums over all rows of a matrix in fp32: the gradient of a bias.
-use super::parts::{PARTS, sum_parts};
+use super::parts::sum_parts;
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Units that keep any card of today busy.
-const BUSY: usize = 1 << 17;
 /// Most elements, for 32-bit positions.
 const MOST: usize = 8 * i32::MAX as usize;
+/// Loads of a unit that are on their way at a time.
+const AHEAD: u32 = 8;
+/// Least rows of a slice for each unit that takes one in turns with others.
+const ROWS_EACH: usize = 4;
 
-/// A unit for every vector of a row and every slice: the `slices`th rows from the slice's number on. Its sums are the
-/// vector's part of the slice's row of `parts`.
-#[cube(launch_unchecked)]
-pub fn sum_slices<E: Float>(x: &[Vec8<E>], parts: &mut [f32], rows: u32, width: u32, slices: u32) {
-    let unit = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
-    if unit < slices * width {
-        let (slice, column) = (unit / width, unit % width);
-        let mut sum = Array::<f32>::new(8usize);
-        #[unroll]
-        for i in 0..8usize {
-            sum[i] = 0.0;
-        }
-        let mut row = slice;
-        // Four loads are on their way at a time.
-        while row + 3 * slices < rows {
-            let a = x[(row * width + column) as usize];
-            let b = x[((row + slices) * width + column) as usize];
-            let c = x[((row + 2 * slices) * width + column) as usize];
-            let d = x[((row + 3 * slices) * width + column) as usize];
-            #[unroll]
-            for i in 0..8usize {
-                let two = f32::cast_from(a.extract(i)) + f32::cast_from(b.extract(i));
-                sum[i] = sum[i] + (two + (f32::cast_from(c.extract(i)) + f32::cast_from(d.extract(i))));
-            }
-            row += 4 * slices;
-        }
-        while row < rows {
-            let a = x[(row * width + column) as usize];
-            #[unroll]
-            for i in 0..8usize {
-                sum[i] = sum[i] + f32::cast_from(a.extract(i));
-            }
-            row += slices;
-        }
-        #[unroll]
-        for i in 0..8usize {
-            parts[unit as usize * 8 + i] = sum[i];
-        }
+/// How the matrix is cut into cubes. [`Slicing::of`] has the best one known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Slicing {
+    /// Units of a cube.
+    pub units: u32,
+    /// Units side by side, of eight columns each.
+    pub side: u32,
+    /// Cubes that share the rows of a column. The sums of a single one need no second pass.
+    pub slices: u32,
+}
+
+impl Slicing {
+    /// The slicing on this client's device.
+    pub fn of(client: &Client, rows: usize, columns: usize) -> Self {
+        let processors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(2);
+        Self::on(CubeShape::of(client), processors as usize, rows, columns / 8)
+    }
+
+    fn on(cube: CubeShape, processors: usize, rows: usize, width: usize) -> Self {
+        let (units, side) = if cube.plane == 1 { (cube.units, 1) } else { (2 * cube.units, 4) };
+        let across = width.div_ceil(side as usize);
+        // As many cubes as three of four multiprocessors keep the memory busy.
+        let wanted = if 4 * across >= 3 * processors { 1 } else { (2 * processors).div_ceil(across) };
+        let most = rows.div_ceil(ROWS_EACH * (units / side) as usize);
+        Self { units, side, slices: wanted.min(most) as u32 }
+    }
+
+    /// Units on top of each other.
+    fn lanes(self) -> u32 {
+        self.units / self.side
+    }
+
+    /// Columns of a cube.
+    fn columns(self) -> u32 {
+        8 * self.side
+    }
+
+    /// Runs that a column's lanes are first summed up in.
+    fn runs(self) -> u32 {
+        (self.units / self.columns()).max(1)
+    }
+
+    /// Shared numbers between the first of a unit's sums and the next, so that they lie in different banks.
+    fn pitch(self) -> u32 {
+        self.units + self.side
+    }
+
+    fn scratch(self) -> usize {
+        (8 * self.pitch() + self.runs() * self.columns()) as usize
     }
 }
 
-/// Slices of `rows` rows of `width` vectors: enough units, but at least four rows for each, and few enough shares to sum.
-fn slices(rows: usize, width: usize) -> usize {
-    BUSY.div_ceil(width).min(rows.div_ceil(4)).min(PARTS)
+/// Cube `(columns, slice)`. Every unit takes every so manyth row; the cube's sums are the slice's row of `parts`.
+#[cube(launch_unchecked)]
+pub fn sum_slices<E: Float>(x: &[Vec8<E>], parts: &mut [f32], rows: u32, width: u32, #[comptime] how: Slicing) {
+    let mut scratch = Shared::<[f32]>::new_slice(comptime![how.scratch()]);
+    let (side, lanes) = comptime![(how.side, how.lanes())];
+    let column = CUBE_POS_X * side + UNIT_POS % side;
+    let stride = CUBE_COUNT_Y * lanes;
+    let mut sum = Array::<f32>::new(8usize);
+    #[unroll]
+    for i in 0..8usize {
+        sum[i] = 0.0;
+    }
+    if column < width {
+        let mut row = CUBE_POS_Y * lanes + UNIT_POS / side;
+        while row + comptime![AHEAD - 1] * stride < rows {
+            let mut ahead = Array::<Vec8<E>>::new(comptime![AHEAD as usize]);
+            #[unroll]
+            for k in 0..comptime![AHEAD as usize] {
+                ahead[k] = x[((row + comptime![k as u32] * stride) * width + column) as usize];
+            }
+            #[unroll]
+            for k in 0..comptime![AHEAD as usize] {
+                #[unroll]
+                for i in 0..8usize {
+                    sum[i] = sum[i] + f32::cast_from(ahead[k].extract(i));
+                }
+            }
+            row += comptime![AHEAD] * stride;
+        }
+        while row < rows {
+            let value = x[(row * width + column) as usize];
+            #[unroll]
+            for i in 0..8usize {
+                sum[i] = sum[i] + f32::cast_from(value.extract(i));
+            }
+            row += stride;
+        }
+    }
+    let pitch = comptime![how.pitch()];
+    #[unroll]
+    for i in 0..8usize {
+        scratch[(comptime![i as u32 * pitch] + UNIT_POS) as usize] = sum[i];
+    }
+    sync_cube();
+    // A column is a place in the vector and a unit side by side.
+    let (columns, runs) = comptime![(how.columns(), how.runs())];
+    let behind = comptime![8 * pitch];
+    let mut task = UNIT_POS;
+    while task < comptime![columns * runs] {
+        let (own, run) = (task % columns, task / columns);
+        let at = own / side * pitch + own % side;
+        let mut total = 0.0f32;
+        #[unroll]
+        for k in 0..comptime![lanes / runs] {
+            total += scratch[(at + (run * comptime![lanes / runs] + comptime![k]) * side) as usize];
+        }
+        scratch[(behind + task) as usize] = total;
+        task += comptime![how.units];
+    }
+    sync_cube();
+    let mut own = UNIT_POS;
+    while own < columns {
+        let column = CUBE_POS_X * side + own % side;
+        if column < width {
+            let mut total = 0.0f32;
+            #[unroll]
+            for k in 0..runs {
+                total += scratch[(behind + own + comptime![k * columns]) as usize];
+            }
+            parts[((CUBE_POS_Y * width + column) * 8 + own / side) as usize] = total;
+        }
+        own += comptime![how.units];
+    }
 }
 
 /// Whether there is a kernel for this many rows and columns.
@@ -71,29 +154,42 @@ pub fn column_sum<E: Float>(
     rows: usize,
     columns: usize,
 ) -> Result<(), PointwiseError> {
+    column_sum_sliced::<E>(client, x, total, rows, columns, Slicing::of(client, rows, columns))
+}
+
+/// [`column_sum`] by another slicing.
+///
+/// # Errors
+/// As [`column_sum`].
+pub fn column_sum_sliced<E: Float>(
+    client: &Client,
+    x: &Handle,
+    total: &Handle,
+    rows: usize,
+    columns: usize,
+    how: Slicing,
+) -> Result<(), PointwiseError> {
     check("rows", rows, 1, MOST)?;
     check("columns", columns, 8, MOST / rows)?;
-    let (cube, width) = (CubeShape::of(client), columns / 8);
-    let slices = slices(rows, width);
-    let units = slices * width;
-    let parts = client.empty(4 * slices * columns);
-    let (x, written) =
+    let (width, slices) = (columns / 8, how.slices as usize);
+    let parts = if slices == 1 { total.clone() } else { client.empty(4 * slices * columns) };
+    let (from, written) =
         (buffer("x", x, rows * width, 8 * size_of::<E>())?, buffer("parts", &parts, slices * columns, 4)?);
     buffer("total", total, columns, 4)?;
-    // SAFETY: units past the last slice do nothing, and the others stay within their rows.
+    // SAFETY: units past the last column or row add nothing, and the buffers hold all of both.
     unsafe {
         sum_slices::launch_unchecked::<E>(
             client,
-            cube.line(units),
-            cube.dim(),
-            x,
+            CubeCount::Static((width as u32).div_ceil(how.side), how.slices, 1),
+            CubeDim::new_1d(how.units),
+            from,
             written,
             rows as u32,
             width as u32,
-            slices as u32,
+            how,
         )
     };
-    sum_parts(client, &parts, total, slices, columns)
+    if slices == 1 { Ok(()) } else { sum_parts(client, &parts, total, slices, columns) }
 }
 
 #[cfg(test)]
@@ -102,11 +198,11 @@ mod tests {
 
     #[test]
     fn slices_fill_a_card_and_are_never_empty() {
-        // Rows and vectors of a row: a layer of GPT-3 on one rank, narrow, one row, wide.
-        for (rows, width) in [(8192, 1536), (16384, 16), (1, 8), (7, 1 << 20)] {
-            let found = slices(rows, width);
-            assert!((1..=rows).contains(&found), "{found} slices of {rows} rows");
-            assert!(found * width >= BUSY || found * 4 >= rows || found == PARTS);
+        // Rows and vectors of a row: a layer of GPT-3 on one rank, Llama 3 8B, narrow, one row, wide.
+        for (rows, width, slices) in [(8192, 1536, 1), (8192, 512, 1), (16384, 16, 32), (1, 8, 1), (7, 1 << 20, 1)] {
+            let found = Slicing::on(CubeShape::GPU, 132, rows, width);
+            assert_eq!(found.slices, slices, "{rows} × {width}");
+            assert!(found.slices as usize <= rows && found.lanes().is_multiple_of(found.runs()));
         }
     }
 

@@ -48,11 +48,6 @@ impl CubeShape {
     pub(super) fn rows(self, rows: usize, items: usize) -> CubeCount {
         CubeCount::Static(rows as u32, (items as u32).div_ceil(self.units), 1)
     }
-
-    /// Vectors that each unit takes of a row of `width`.
-    pub(super) fn share(self, width: usize) -> usize {
-        width.div_ceil(self.units as usize)
-    }
 }
 
 /// The sums of `a` and of `b` over all units of the cube, the same in all of them. Calls in a row alternate `turn`
@@ -86,7 +81,7 @@ pub(super) fn cube_sums(
 
 /// The sum over the plane, in all its units.
 #[cube]
-fn plane_total(value: f32, #[comptime] cube: CubeShape) -> f32 {
+pub(super) fn plane_total(value: f32, #[comptime] cube: CubeShape) -> f32 {
     if comptime![cube.plane > 1] { plane_sum(value) } else { value }
 }
 

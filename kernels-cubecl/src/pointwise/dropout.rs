@@ -14,13 +14,40 @@ pub(crate) fn mix(x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// Cube `(row, vectors)`. `keys` are two for each row; a column's number counts from `first_column`.
+/// `mix(mix(x) ^ key)` for `folded = key ^ (key >> 16)`, which is what the last shift of the first and the first of the second
+/// come to together.
+#[cube]
+fn mix_twice(x: u32, folded: u32) -> u32 {
+    let x = (x ^ (x >> 16)) * 0x7feb_352du32;
+    let x = (x ^ (x >> 15)) * 0x846c_a68bu32;
+    let x = (x ^ folded) * 0x7feb_352du32;
+    let x = (x ^ (x >> 15)) * 0x846c_a68bu32;
+    x ^ (x >> 16)
+}
+
+/// A vector of column `column`, of a row with these two keys.
+#[cube]
+fn drop_vector<E: Float>(value: Vec8<E>, first_place: u32, a: u32, b: u32, limit: u32, scale: f32) -> Vec8<E> {
+    let first = first_place * 0x9e37_79b9u32 + a;
+    let folded = b ^ (b >> 16);
+    let mut result = Vec8::<E>::empty();
+    #[unroll]
+    for i in 0..8usize {
+        let draw = mix_twice(first + comptime![(i as u32).wrapping_mul(0x9e37_79b9)], folded);
+        let kept = f32::cast_from(value.extract(i)) * scale;
+        result.insert(i, E::cast_from(select(draw >= limit, kept, 0.0)));
+    }
+    result
+}
+
+/// Cube `(two rows, vectors)`. `keys` are two for each row; a column's number counts from `first_column`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn drop_out<E: Float>(
     x: &[Vec8<E>],
     keys: &[u32],
     out: &mut [Vec8<E>],
+    rows: u32,
     width: u32,
     first_column: u32,
     limit: u32,
@@ -28,19 +55,17 @@ pub fn drop_out<E: Float>(
 ) {
     let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     if column < width {
-        let key = (CUBE_POS_X * 2) as usize;
+        let row = CUBE_POS_X * 2;
+        // The last of an odd number of rows is made twice, with the same result.
+        let next = min(row + 1, rows - 1);
+        let (at, at_next) = ((row * width + column) as usize, (next * width + column) as usize);
+        let (value, value_next) = (x[at], x[at_next]);
+        let (key, key_next) = ((row * 2) as usize, (next * 2) as usize);
         let (a, b) = (keys[key], keys[key + 1]);
-        let at = (CUBE_POS_X * width + column) as usize;
-        let value = x[at];
-        let mut result = Vec8::<E>::empty();
-        #[unroll]
-        for i in 0..8usize {
-            let place = first_column + column * 8 + comptime![i as u32];
-            let draw = mix(mix(place * 0x9e37_79b9u32 + a) ^ b);
-            let kept = f32::cast_from(value.extract(i)) * scale;
-            result.insert(i, E::cast_from(select(draw >= limit, kept, 0.0)));
-        }
-        out[at] = result;
+        let (a_next, b_next) = (keys[key_next], keys[key_next + 1]);
+        let first_place = first_column + column * 8;
+        out[at] = drop_vector(value, first_place, a, b, limit, scale);
+        out[at_next] = drop_vector(value_next, first_place, a_next, b_next, limit, scale);
     }
 }
 
@@ -84,11 +109,12 @@ pub fn apply<E: Float>(
     unsafe {
         drop_out::launch_unchecked::<E>(
             client,
-            cube.rows(rows, width),
+            cube.rows(rows.div_ceil(2), width),
             cube.dim(),
             x,
             keys,
             out,
+            rows as u32,
             width as u32,
             how.first_column,
             how.limit,

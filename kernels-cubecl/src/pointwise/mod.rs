@@ -8,6 +8,7 @@ pub mod cross_entropy;
 mod cube;
 pub mod dropout;
 pub mod embedding;
+pub mod experts;
 pub mod flat;
 pub mod gelu;
 pub mod momentum;

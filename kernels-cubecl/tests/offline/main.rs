@@ -56,7 +56,11 @@ fn hopper() -> Arc<DeviceProperties> {
 }
 
 fn settings() -> KernelSettings {
-    KernelSettings::new(*CubeDim::new_1d(256), ExecutionMode::Unchecked, AddressType::U32)
+    settings_of(256)
+}
+
+fn settings_of(units: u32) -> KernelSettings {
+    KernelSettings::new(*CubeDim::new_1d(units), ExecutionMode::Unchecked, AddressType::U32)
 }
 
 fn buffer() -> BufferCompilationArg {

@@ -1,11 +1,11 @@
 //! The memory-bound kernels: 16 bytes an access, and nothing of a unit's outside its registers.
-use super::{buffer, compile, hopper, settings};
+use super::{buffer, compile, hopper, settings, settings_of};
 use cubecl_runtime::kernel::CubeKernel;
 use half::{bf16, f16};
-use kernels_cubecl::pointwise::embedding::{self, gradient};
+use kernels_cubecl::pointwise::embedding::{self, gradient, sort};
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, column_sum, cross_entropy, dropout, flat, gelu, momentum, muon, norm, rope, swiglu,
+    CubeShape, adamw, column_sum, cross_entropy, dropout, experts, flat, gelu, momentum, muon, norm, rope, swiglu,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -90,9 +90,11 @@ fn cross_entropy_compiles() {
 fn the_embedding_compiles() {
     let b = buffer;
     let (s, d) = (settings(), hopper());
-    check("gather", embedding::gather::Gather::new(s, d, Default::default(), b(), b(), b(), (), (), ()));
+    check("gather", embedding::gather::Gather::new(s, d, Default::default(), b(), b(), b(), (), (), (), ()));
     let (s, d) = (settings(), hopper());
-    check("sort", gradient::sort_tokens::SortTokens::new(s, d, Default::default(), b(), b(), b(), b(), (), GPU));
+    compile("sorted tiles", sort::sort_tiles::SortTiles::new(s, d, Default::default(), b(), b(), b(), (), GPU));
+    let (s, d) = (settings(), hopper());
+    compile("merged tiles", sort::merge_tiles::MergeTiles::new(s, d, Default::default(), b(), b(), b(), b(), (), GPU));
     macro_rules! sums {
         ($float:ty, $sum:ty, $add:literal) => {{
             let (s, d) = (settings(), hopper());
@@ -146,6 +148,31 @@ fn swiglu_compiles() {
 }
 
 #[test]
+fn experts_compile() {
+    let b = buffer;
+    let (s, d) = (settings(), hopper());
+    let kernel = experts::add_rows::AddRows::<bf16>::new(s, d, Default::default(), b(), b(), b(), (), (), (), 8);
+    check("sums of rows", kernel);
+    let (s, d) = (settings(), hopper());
+    let kernel = experts::weighted_forward::WeightedForward::<bf16>::new(s, d, Default::default(), b(), b(), b(), ());
+    check("weighted swiglu", kernel);
+    let (s, d) = (settings(), hopper());
+    let kernel = experts::weighted_backward::WeightedBackward::<bf16>::new(
+        s,
+        d,
+        Default::default(),
+        b(),
+        b(),
+        b(),
+        b(),
+        b(),
+        (),
+        GPU,
+    );
+    check("weighted swiglu gradient", kernel);
+}
+
+#[test]
 fn gelu_compiles() {
     let b = buffer;
     for tanh in [false, true] {
@@ -161,10 +188,28 @@ fn gelu_compiles() {
 
 #[test]
 fn norms_compile() {
+    use norm::Plan;
     let b = buffer;
-    for (vectors, centred) in [(1, false), (8, false), (1, true), (4, true)] {
-        let (s, d) = (settings(), hopper());
-        let kernel = norm::norm_forward::NormForward::<f16>::new(
+    let wide = Plan { units: 256, plane: 32, vectors: 2, side: 2, ahead: 1, whole: true, cubes: 132 };
+    let longest = Plan { units: 512, vectors: 4, side: 1, ahead: 0, ..wide };
+    let odd = Plan { whole: false, ..wide };
+    let short = Plan { units: 32, vectors: 1, side: 16, ..wide };
+    let further = Plan { ahead: 2, ..wide };
+    for (name, plan, centred, adds) in [
+        ("", wide, false, false),
+        ("", wide, true, false),
+        ("", wide, false, true),
+        ("", wide, true, true),
+        ("longest", longest, false, true),
+        ("odd", odd, true, true),
+        ("short", short, false, false),
+        ("further", further, false, false),
+        ("further", further, true, false),
+    ] {
+        let small = Plan { side: plan.side.div_ceil(2), ..plan };
+        let kind = format!("{name}{}{}", if centred { " centred" } else { "" }, if adds { " with sum" } else { "" });
+        let (s, d) = (settings_of(small.units * small.side), hopper());
+        let kernel = norm::forward::norm_forward::NormForward::<f16>::new(
             s,
             d,
             Default::default(),
@@ -172,15 +217,19 @@ fn norms_compile() {
             b(),
             b(),
             b(),
+            b(),
+            b(),
             (),
             (),
-            vectors,
+            (),
+            (),
             centred,
-            GPU,
+            adds,
+            small,
         );
-        check("norm", kernel);
-        let (s, d) = (settings(), hopper());
-        let kernel = norm::norm_backward::NormBackward::<bf16>::new(
+        check(&format!("norm {kind}"), kernel);
+        let (s, d) = (settings_of(plan.units * plan.side), hopper());
+        let kernel = norm::backward::norm_backward::NormBackward::<bf16>::new(
             s,
             d,
             Default::default(),
@@ -189,14 +238,16 @@ fn norms_compile() {
             b(),
             b(),
             b(),
+            b(),
             (),
             (),
             (),
-            vectors,
+            (),
             centred,
-            GPU,
+            adds,
+            plan,
         );
-        check("norm gradient", kernel);
+        check(&format!("norm gradient {kind}"), kernel);
     }
 }
 
@@ -204,7 +255,10 @@ fn norms_compile() {
 fn dropout_compiles() {
     let b = buffer;
     let (s, d) = (settings(), hopper());
-    check("dropout", dropout::drop_out::DropOut::<bf16>::new(s, d, Default::default(), b(), b(), b(), (), (), (), ()));
+    check(
+        "dropout",
+        dropout::drop_out::DropOut::<bf16>::new(s, d, Default::default(), b(), b(), b(), (), (), (), (), ()),
+    );
 }
 
 #[test]
@@ -265,10 +319,11 @@ fn flat_writes_and_squares_compile() {
 #[test]
 fn column_sums_compile() {
     let b = buffer;
-    let (s, d) = (settings(), hopper());
+    let (s, d) = (settings_of(512), hopper());
+    let how = column_sum::Slicing { units: 512, side: 4, slices: 1 };
     check(
         "column sums",
-        column_sum::sum_slices::SumSlices::<bf16>::new(s, d, Default::default(), b(), b(), (), (), ()),
+        column_sum::sum_slices::SumSlices::<bf16>::new(s, d, Default::default(), b(), b(), (), (), how),
     );
 }
 

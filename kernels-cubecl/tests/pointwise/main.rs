@@ -5,12 +5,13 @@
 #[path = "checks/mod.rs"]
 mod checks;
 
-use checks::{activation, norm, optimizer, rows, tokens};
+use checks::{activation, experts, norm, optimizer, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
+use kernels_cubecl::pointwise::experts::RowSums;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
@@ -35,6 +36,19 @@ fn swiglu() {
 }
 
 #[test]
+fn weighted_swiglu() {
+    both!(experts::swiglu, 5, 8);
+    both!(experts::swiglu, 3, 1032);
+}
+
+#[test]
+fn sums_of_rows() {
+    both!(experts::sum_rows, RowSums { rows: 9, columns: 40, out: 13, terms: 1 });
+    both!(experts::sum_rows, RowSums { rows: 9, columns: 12, out: 5, terms: 3 });
+    both!(experts::sum_rows, RowSums { rows: 20, columns: 1, out: 33, terms: 2 });
+}
+
+#[test]
 fn gelu() {
     for tanh in [false, true] {
         both!(activation::gelu, 1000, tanh);
@@ -51,12 +65,19 @@ fn dropout() {
 fn rms_norm() {
     both!(norm::rms_norm, 7, 8);
     both!(norm::rms_norm, 33, 72);
+    both!(norm::rms_norm_with_sum, 5, 24);
 }
 
 #[test]
 fn layer_norm() {
     both!(norm::layer_norm, 7, 8);
     both!(norm::layer_norm, 33, 72);
+    both!(norm::layer_norm_with_sum, 5, 24);
+}
+
+#[test]
+fn norms_in_other_cubes() {
+    both!(norm::plans, 7, 24);
 }
 
 #[test]
@@ -82,6 +103,7 @@ fn embedding() {
 #[test]
 fn column_sum() {
     both!(rows::column_sum, 39, 24);
+    both!(rows::column_sum, 137, 16);
     both!(rows::column_sum, 1, 8);
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::layers::{Angles, Ffn, LatentAttention, LayerCache, MlaConfig, Mlp, Norm, NormKind};
+use crate::layers::{Angles, FeedForward, Ffn, LatentAttention, LayerCache, MlaConfig, Norm, NormKind};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -24,7 +24,7 @@ pub struct LatentBlock {
     input_layernorm: Norm,
     attention: LatentAttention,
     post_attention_layernorm: Norm,
-    mlp: Mlp,
+    mlp: FeedForward,
 }
 
 impl LatentBlock {
@@ -36,10 +36,7 @@ impl LatentBlock {
             input_layernorm: norm(params, "input_layernorm")?,
             attention: LatentAttention::new(params, &format!("{name}.attention"), &config.attention)?,
             post_attention_layernorm: norm(params, "post_attention_layernorm")?,
-            mlp: match &config.mlp {
-                Ffn::Dense(c) => Mlp::new(params, &format!("{name}.mlp"), c)?,
-                Ffn::Moe(_) => panic!("moe"),
-            },
+            mlp: FeedForward::new(params, &format!("{name}.mlp"), &config.mlp)?,
         })
     }
 
@@ -56,10 +53,10 @@ impl LatentBlock {
     fn around(
         &self,
         x: Tensor<3>,
-        _batch: &MicroBatch,
+        batch: &MicroBatch,
         attention: impl FnOnce(Tensor<3>, &Norm) -> Tensor<3>,
     ) -> Tensor<3> {
         let x = x.clone() + attention(x, &self.input_layernorm);
-        x.clone() + self.mlp.forward(x, &self.post_attention_layernorm)
+        x.clone() + self.mlp.forward(x, &self.post_attention_layernorm, batch)
     }
 }

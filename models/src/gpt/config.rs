@@ -161,6 +161,7 @@ impl ModelConfig for GptConfig {
             vocab: self.vocab_size,
             hidden: self.hidden_size,
             intermediate: self.intermediate_size,
+            experts: None,
             layers: self.num_hidden_layers,
             heads: self.num_attention_heads,
             kv_heads: self.num_attention_heads,

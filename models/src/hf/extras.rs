@@ -8,7 +8,7 @@ impl FamilyConfig {
     /// files have `wte.weight` for `transformer.wte.weight`.
     pub fn hf_optional_prefix(&self) -> Option<&'static str> {
         match self {
-            Self::Llama(_) | Self::DeepSeekV3(_) => None,
+            Self::Llama(_) | Self::Mixtral(_) | Self::DeepSeekV3(_) => None,
             Self::Gpt(_) => Some("transformer."),
         }
     }
@@ -17,7 +17,7 @@ impl FamilyConfig {
     /// causal masks, which old versions of transformers wrote. `name` is without the optional prefix.
     pub fn hf_is_derived(&self, name: &str) -> bool {
         let (start, ends): (&str, &[&str]) = match self {
-            Self::Llama(_) => ("model.", &["rotary_emb.inv_freq"]),
+            Self::Llama(_) | Self::Mixtral(_) => ("model.", &["rotary_emb.inv_freq"]),
             Self::Gpt(_) => ("h.", &[".attn.bias", ".attn.masked_bias"]),
             // Copies of the model's embedding and output layer in the modules of multi-token prediction.
             Self::DeepSeekV3(_) => ("model.layers.", &[".embed_tokens.weight", ".shared_head.head.weight"]),
@@ -28,13 +28,13 @@ impl FamilyConfig {
     /// A copy of another tensor that some checkpoints hold: the output layer that shares the embedding, and the
     /// embedding.
     pub fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {
-        match self {
-            Self::Llama(config) => {
-                config.tie_word_embeddings.then_some(["lm_head.weight", "model.embed_tokens.weight"])
-            }
-            Self::Gpt(config) => config.tie_word_embeddings.then_some(["lm_head.weight", "transformer.wte.weight"]),
-            Self::DeepSeekV3(_) => None,
-        }
+        let (tied, embedding) = match self {
+            Self::Llama(config) => (config.tie_word_embeddings, "model.embed_tokens.weight"),
+            Self::Mixtral(config) => (config.tie_word_embeddings, "model.embed_tokens.weight"),
+            Self::Gpt(config) => (config.tie_word_embeddings, "transformer.wte.weight"),
+            Self::DeepSeekV3(_) => return None,
+        };
+        tied.then_some(["lm_head.weight", embedding])
     }
 
     /// The model that a checkpoint has weights of, by the names of its tensors: transformers writes no modules of multi-token

@@ -11,7 +11,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::family::FamilyConfig;
-use crate::{DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant};
+use crate::{DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant};
 
 /// Why a `config.json` cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -66,10 +66,12 @@ pub enum HfError {
 }
 
 /// Hugging Face's `model_type` and `architectures` of the models that we have.
-const ARCHITECTURES: [(&str, &str); 5] = [
+const ARCHITECTURES: [(&str, &str); 7] = [
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
+    ("mixtral", "MixtralForCausalLM"),
+    ("qwen3_moe", "Qwen3MoeForCausalLM"),
     ("gpt2", "GPT2LMHeadModel"),
     ("deepseek_v3", "DeepseekV3ForCausalLM"),
 ];
@@ -136,6 +138,8 @@ impl FamilyConfig {
             "llama" => LlamaConfig::from_hf(config, LlamaVariant::Llama).map(Self::Llama),
             "mistral" => LlamaConfig::from_hf(config, LlamaVariant::Mistral).map(Self::Llama),
             "qwen3" => LlamaConfig::from_hf(config, LlamaVariant::Qwen3).map(Self::Llama),
+            "mixtral" => MixtralConfig::from_hf(config, MixtralVariant::Mixtral).map(Self::Mixtral),
+            "qwen3_moe" => MixtralConfig::from_hf(config, MixtralVariant::Qwen3Moe).map(Self::Mixtral),
             "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),
             "deepseek_v3" => DeepSeekV3Config::from_hf(config).map(Self::DeepSeekV3),
             other => Err(HfError::Architecture { key: "model_type", value: other.into() }),
@@ -149,6 +153,7 @@ impl FamilyConfig {
     pub fn to_hf(&self) -> Result<Value, HfError> {
         match self {
             Self::Llama(config) => Ok(config.to_hf()),
+            Self::Mixtral(config) => Ok(config.to_hf()),
             Self::Gpt(config) => config.to_hf(),
             Self::DeepSeekV3(config) => Ok(config.to_hf()),
         }

@@ -110,6 +110,13 @@ impl<'a> ConfigReader<'a> {
         self.typed(key, "a list of strings", read)
     }
 
+    /// A list of integers from zero, if present.
+    pub fn indices(&self, key: &str) -> Result<Option<Vec<usize>>, HfError> {
+        let index = |value: &Value| value.as_u64().and_then(|index| usize::try_from(index).ok());
+        let read = |value: &Value| value.as_array()?.iter().map(index).collect();
+        self.typed(key, "a list of integers from 0", read)
+    }
+
     /// A string, if present.
     pub fn text(&self, key: &str) -> Result<Option<&'a str>, HfError> {
         self.typed(key, "a string", Value::as_str)

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use backend_dist::ops::context::attention_over_context;
 use backend_dist::ops::{AttentionOptions, Prologue, attention};
 use backend_dist::shard::Init;
 use burn::module::Module;
@@ -49,8 +50,8 @@ pub struct MlaConfig {
     pub output: Init,
 }
 
-/// Latent attention. A query head is `[rotated | not rotated]`, and so is a key head: [`MlaRows`](super::MlaRows) tells
-/// where other systems have these rows.
+/// Latent attention. A query head is `[rotated | not rotated]`, and so is a key head: the name maps tell where
+/// other systems have these rows.
 #[derive(Module, Debug)]
 pub struct LatentAttention {
     /// To `[queries' latent | keys' and values' latent | shared rotated key]`.
@@ -130,10 +131,12 @@ impl LatentAttention {
     /// Attention of `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same. `angles`
     /// rotate queries and the shared key.
     pub fn forward(&self, x: Tensor<3>, norm: &Norm, angles: &Angles, batch: &MicroBatch) -> Tensor<3> {
-        assert!(batch.context.is_none() && batch.documents.is_none(), "latent attention sees whole sequences");
-        let [q, kv, shared] = self.projected(x, norm);
-        let [q, k, v] = self.heads([q, kv, shared], angles);
-        self.finish(attention(q, k, v, self.options))
+        let [q, k, v] = self.heads(self.projected(x, norm), angles);
+        let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
+        self.finish(match context.is_none() && documents.is_none() {
+            true => attention(q, k, v, self.options),
+            false => attention_over_context(q, k, v, self.options, context, documents),
+        })
     }
 
     /// The same for positions that follow those in the cache, which keeps whole heads; `angles` are theirs. Positions

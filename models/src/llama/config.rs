@@ -3,11 +3,12 @@
 use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
+use super::model::Frame;
 use super::variant::LlamaVariant;
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, even, positive, share};
 use crate::layers::{
-    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Llama3Scaling, MlpConfig, NormKind, RopeConfig,
+    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Llama3Scaling, MlpConfig, NormKind, RopeConfig, Vocab,
 };
 use crate::layout::ModelDims;
 use crate::megatron::MegatronDecoder;
@@ -170,12 +171,28 @@ impl LlamaConfig {
     }
 
     /// Distribution of embeddings and of projections inside a block.
-    pub(super) fn init(&self) -> Init {
+    fn init(&self) -> Init {
         Init::Normal { std: self.initializer_range }
     }
 
-    pub(super) fn rope(&self) -> RopeConfig {
-        RopeConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling.map(Into::into) }
+    pub(super) fn frame(&self) -> Frame {
+        Frame {
+            vocab: Vocab {
+                size: self.vocab_size,
+                hidden: self.hidden_size,
+                divisor: self.make_vocab_size_divisible_by,
+            },
+            layers: self.num_hidden_layers,
+            tied: self.tie_word_embeddings,
+            init: self.init(),
+            rope: RopeConfig {
+                head_dim: self.head_dim,
+                theta: self.rope_theta,
+                scaling: self.rope_scaling.map(Into::into),
+            },
+            norm_eps: self.rms_norm_eps,
+            dropout: self.hidden_dropout,
+        }
     }
 
     pub(super) fn block(&self) -> BlockConfig {
@@ -249,6 +266,7 @@ impl ModelConfig for LlamaConfig {
             vocab: self.vocab_size,
             hidden: self.hidden_size,
             intermediate: self.intermediate_size,
+            experts: None,
             layers: self.num_hidden_layers,
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads,

@@ -7,5 +7,6 @@ mod model;
 mod variant;
 
 pub use config::LlamaConfig;
+pub(crate) use model::Frame;
 pub use model::Llama;
 pub use variant::LlamaVariant;

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use backend_dist::shard::{Registry, Unit};
+use backend_dist::shard::{Init, Registry, Unit};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
 use super::config::LlamaConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::layers::{
-    Dropout, KvCache, Norm, NormKind, OutputLayer, RotaryEmbedding, TransformerBlock, Vocab, VocabParallelEmbedding,
+    BlockConfig, Dropout, KvCache, Norm, NormKind, OutputLayer, RopeConfig, RotaryEmbedding, TransformerBlock, Vocab,
+    VocabParallelEmbedding,
 };
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
@@ -42,45 +43,11 @@ struct Head {
 impl CausalLm for Llama {
     type Config = LlamaConfig;
 
-    fn build(config: &LlamaConfig, mut params: ParamBuilder) -> Result<Self, BuildError> {
+    fn build(config: &LlamaConfig, params: ParamBuilder) -> Result<Self, BuildError> {
         config.check()?;
         config.dims().check_tp(params.place().size)?;
-        let params = &mut params;
-        let (init, part) = (config.init(), params.part_of(config.num_hidden_layers));
-        let vocab =
-            Vocab { size: config.vocab_size, hidden: config.hidden_size, divisor: config.make_vocab_size_divisible_by };
-        params.begin(if config.tie_word_embeddings { Unit::Tied } else { Unit::Embedding });
-        let embed_tokens = match part.embedding {
-            true => Some(VocabParallelEmbedding::new(params, "embed_tokens", &vocab, init)?),
-            false => None,
-        };
         let block = config.block();
-        let layer = |index| {
-            params.begin(Unit::Layer(index));
-            TransformerBlock::new(params, &format!("layers.{index}"), &block)
-        };
-        let layers = part.layers.clone().map(layer).collect::<Result<_, _>>()?;
-        params.begin(Unit::Head);
-        let head = match part.head {
-            true => Some(Head {
-                norm: Norm::new(params, "norm", vocab.hidden, NormKind::Rms, config.rms_norm_eps)?,
-                lm_head: match config.tie_word_embeddings {
-                    true => OutputLayer::tied(params, "embed_tokens", &vocab, init)?,
-                    false => OutputLayer::untied(params, "lm_head", &vocab, init)?,
-                },
-            }),
-            false => None,
-        };
-        Ok(Self {
-            embed_tokens,
-            layers,
-            head,
-            dropout: Dropout::new(params.parallel(), "embed_tokens", config.hidden_dropout),
-            rope: RotaryEmbedding::new(&config.rope()),
-            parallel: params.parallel().clone(),
-            part,
-            registry: Arc::new(params.take_registry()),
-        })
+        Self::of_blocks(&config.frame(), |_| block, params)
     }
 
     fn part(&self) -> &Part {
@@ -123,7 +90,69 @@ impl CausalLm for Llama {
     }
 }
 
+/// A decoder without its blocks.
+pub(crate) struct Frame {
+    /// Tokens and width of the residual stream.
+    pub vocab: Vocab,
+    /// Number of blocks.
+    pub layers: usize,
+    /// The output layer shares the embedding's weight.
+    pub tied: bool,
+    /// Distribution of embedding and output layer.
+    pub init: Init,
+    /// Rotation of queries and keys.
+    pub rope: RopeConfig,
+    /// Epsilon of the last norm.
+    pub norm_eps: f64,
+    /// Share of the elements dropped after the embedding.
+    pub dropout: f64,
+}
+
 impl Llama {
+    /// A decoder whose blocks may be others than a Llama's; `block` says what each layer is.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub(crate) fn of_blocks(
+        frame: &Frame,
+        block: impl Fn(usize) -> BlockConfig,
+        mut params: ParamBuilder,
+    ) -> Result<Self, BuildError> {
+        let params = &mut params;
+        let (Frame { vocab, init, .. }, part) = (frame, params.part_of(frame.layers));
+        params.begin(if frame.tied { Unit::Tied } else { Unit::Embedding });
+        let embed_tokens = match part.embedding {
+            true => Some(VocabParallelEmbedding::new(params, "embed_tokens", vocab, *init)?),
+            false => None,
+        };
+        let layer = |index| {
+            params.begin(Unit::Layer(index));
+            TransformerBlock::new(params, &format!("layers.{index}"), &block(index))
+        };
+        let layers = part.layers.clone().map(layer).collect::<Result<_, _>>()?;
+        params.begin(Unit::Head);
+        let head = match part.head {
+            true => Some(Head {
+                norm: Norm::new(params, "norm", vocab.hidden, NormKind::Rms, frame.norm_eps)?,
+                lm_head: match frame.tied {
+                    true => OutputLayer::tied(params, "embed_tokens", vocab, *init)?,
+                    false => OutputLayer::untied(params, "lm_head", vocab, *init)?,
+                },
+            }),
+            false => None,
+        };
+        Ok(Self {
+            embed_tokens,
+            layers,
+            head,
+            dropout: Dropout::new(params.parallel(), "embed_tokens", frame.dropout),
+            rope: RotaryEmbedding::new(&frame.rope),
+            parallel: params.parallel().clone(),
+            part,
+            registry: Arc::new(params.take_registry()),
+        })
+    }
+
     fn embedding(&self) -> &VocabParallelEmbedding {
         self.embed_tokens.as_ref().expect("only the first stage embeds tokens")
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::ReduceOp;
 use backend_dist::launch::{BoxError, Rank, launch};
-use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh::{Axis, GridKind, Mesh};
 use backend_dist::shard::{HostTensor, Init, ParamSpec, Registry, Section};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Int, Tensor, TensorData};
@@ -177,7 +177,19 @@ struct Collect<'a> {
 impl ModuleVisitor for Collect<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let spec = self.registry.get(param.id.val()).expect("every parameter is registered");
+        if !spec.trained {
+            return;
+        }
         let gradient = param.val().grad(self.gradients).unwrap_or_else(|| panic!("{} has no gradient", spec.name()));
+        // Ranks that hold the same experts see other tokens.
+        let experts = spec.unit.grid() == GridKind::Expert;
+        let gradient = match experts {
+            true => all_reduce(gradient, ReduceOp::Sum, &self.rank.group(Axis::Edp)),
+            false => gradient,
+        };
+        if experts && self.rank.coords.edp > 0 {
+            return;
+        }
         let mut local = host(gradient.clone());
         for sum in spec.gradient_sums() {
             let group = self.rank.subgroup(Axis::Tp, sum.ranks);

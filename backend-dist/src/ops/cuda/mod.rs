@@ -24,6 +24,7 @@ mod dropout;
 mod embedding;
 mod fp8;
 mod linear;
+mod moe;
 mod norm;
 mod product;
 mod rope;

@@ -4,7 +4,7 @@
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::server::Handle;
-use kernels_cubecl::pointwise::norm::{self, Affine, NormShape};
+use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 
 use super::{Float, are_half, columns, empty, launched, packed, rows};
 use crate::ops::{
@@ -53,7 +53,7 @@ pub fn layer_grads(x: Float, w: Float, grad: Float, eps: f64, needs: NormNeeds) 
 fn forward(x: Float, affine: Affine, eps: f64) -> Float {
     let x = packed(x);
     let (y, shape) = (empty(&x, x.shape(), x.dtype()), NormShape { rows: rows(&x), columns: columns(&x) });
-    let done = by_half!(x, E => norm::forward::<E>(&x.client, &x.handle, affine, &y.handle, eps as f32, shape));
+    let done = by_half!(x, E => norm::forward::<E>(&x.client, &x.handle, None, affine, &y.handle, eps as f32, shape));
     launched("norm", done);
     y
 }
@@ -62,9 +62,9 @@ fn forward(x: Float, affine: Affine, eps: f64) -> Float {
 fn backward(x: Float, affine: Affine, grad: Float, sums: &Handle, eps: f64) -> Float {
     let (x, grad) = (packed(x), packed(grad));
     let (dx, shape) = (empty(&x, x.shape(), x.dtype()), NormShape { rows: rows(&x), columns: columns(&x) });
-    let gradients = (&dx.handle, sums);
+    let gradients = Gradients { x: &dx.handle, affine: sums };
     let done = by_half!(x, E => {
-        norm::backward::<E>(&x.client, &x.handle, affine, &grad.handle, gradients, eps as f32, shape)
+        norm::backward::<E>(&x.client, &x.handle, affine, &grad.handle, None, gradients, eps as f32, shape)
     });
     launched("norm gradient", done);
     dx

@@ -13,5 +13,5 @@ mod rows;
 pub use api::{all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, router_logits, row_multiple};
 pub(in crate::ops) use kernels::MoeKernels;
 #[cfg(feature = "cuda")]
-pub(in crate::ops) use plain::{sum_rows, weighted_swiglu, weighted_swiglu_grads};
+pub(in crate::ops) use plain::{groups, sum_rows, weighted_swiglu, weighted_swiglu_grads};
 pub use rows::RowMap;

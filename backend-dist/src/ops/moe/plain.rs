@@ -72,7 +72,7 @@ pub(super) fn router_logits<B: LocalKernels>(x: FloatTensor<B>, w: FloatTensor<B
 }
 
 /// Each group that has rows, with these.
-fn groups(counts: &[usize]) -> impl Iterator<Item = (usize, Range<usize>)> {
+pub(in crate::ops) fn groups(counts: &[usize]) -> impl Iterator<Item = (usize, Range<usize>)> {
     let mut end = 0;
     counts.iter().enumerate().filter_map(move |(group, &count)| {
         end += count;

@@ -54,42 +54,49 @@ impl StageMemory {
     pub fn new(job: &Job, stage: &Stage) -> Self {
         let (units, share) = (job.units(stage), job.share());
         let owned = buckets(job, &share, stage, &units);
-        let replicas = job.replicas();
-        let flat = |bucket: &Bucket, element: u64| bucket.elements.next_multiple_of(replicas) * element;
-        let sum = |of: &[Bucket], element: u64| of.iter().map(|bucket| flat(bucket, element)).sum::<u64>();
-        let (zero, wide) = (job.zero(), job.wide());
-        let table = Bucket { elements: share.vocab * share.hidden, matrices: 0 };
+        let wide = job.wide();
+        let table = Bucket { elements: share.vocab * share.hidden, matrices: 0, replicas: job.replicas() };
         let shared = job.decoder.tied && stage.embedding && stage.loss;
         let piece = |(unit, owned): (&super::super::operations::Unit, &Vec<Bucket>)| {
-            let used = |element: u64| sum(owned, element) + if unit.head && shared { flat(&table, element) } else { 0 };
+            let open = Some(&table).filter(|_| unit.head && shared);
+            let on_host = |of: &dyn Fn(&Bucket, u8) -> u64, buckets: &mut dyn Iterator<Item = &Bucket>| {
+                if job.gpu { 0 } else { buckets.map(|bucket| of(bucket, bucket.zero(job))).sum() }
+            };
+            let gathered = |bucket: &Bucket, zero| if zero == 3 { bucket.bytes(job.element) } else { 0 };
+            let reduced = |bucket: &Bucket, zero| if zero >= 2 { bucket.bytes(wide) } else { 0 };
+            let whole_but_the_shard = |bucket: &Bucket| bucket.bytes(wide) - bucket.bytes(wide) / bucket.replicas;
+            let grows = |bucket: &Bucket, zero| if zero == 1 { whole_but_the_shard(bucket) } else { 0 };
             Piece {
                 memory: UnitMemory::new(unit, job),
                 head: unit.head,
-                gathered: if zero == 3 && !job.gpu { used(job.element) } else { 0 },
-                reduced: if zero >= 2 && !job.gpu { used(wide) } else { 0 },
-                grows: if zero == 1 && !job.gpu { sum(owned, wide) - sum(owned, wide) / replicas } else { 0 },
+                gathered: on_host(&gathered, &mut owned.iter().chain(open)),
+                reduced: on_host(&reduced, &mut owned.iter().chain(open)),
+                grows: on_host(&grows, &mut owned.iter()),
             }
         };
         let mut states = States::default();
         owned.iter().flatten().for_each(|bucket| states += States::of(bucket, job));
-        let quantised = units.iter().flat_map(|unit| &unit.ops).filter_map(|op| op.fp8).map(|fp8| fp8.weight);
+        let (zero, quantised) =
+            (table.zero(job), units.iter().flat_map(|unit| &unit.ops).filter_map(|op| op.fp8).map(|fp8| fp8.weight));
         // Weights that come and go are quantised whenever they are used.
         states.quantised = if zero == 3 || !job.fp8_weights { 0 } else { quantised.sum() };
         let most = |of: &dyn Fn(&Bucket) -> u64| owned.iter().flatten().map(of).max().unwrap_or(0);
-        let reduce = |bucket: &Bucket| match (replicas, zero) {
+        let reduce = |bucket: &Bucket| match (bucket.replicas, bucket.zero(job)) {
             (1, _) | (_, 2..) => 0,
             _ if job.gpu => 0,
-            (_, 1) => flat(bucket, wide) / replicas,
-            _ => flat(bucket, wide),
+            (replicas, 1) => bucket.bytes(wide) / replicas,
+            _ => bucket.bytes(wide),
         };
         let pieces: Vec<Piece> = units.iter().zip(&owned).map(piece).collect();
         states.gradients -= pieces.iter().map(|piece| piece.grows).sum::<u64>();
-        if zero >= 2 && job.gpu {
-            states.gradients += turns(owned.iter().flatten().map(|bucket| (flat(bucket, wide), 1)));
-        }
+        let cut = |bucket: &&Bucket, stage: u8| job.gpu && bucket.zero(job) >= stage;
+        let open = owned.iter().flatten().filter(|bucket| cut(bucket, 2));
+        states.gradients += turns(open.map(|bucket| (bucket.bytes(wide), 1)));
         if zero == 3 && job.gpu {
             let of_unit = |unit: &Vec<Bucket>| -> Vec<(u64, u64)> {
-                unit.iter().map(|bucket| (flat(bucket, job.element), unit.len() as u64)).collect()
+                let size = |bucket: &Bucket| bucket.bytes(job.element);
+                let alike = |one: &Bucket| unit.iter().filter(|bucket| size(bucket) == size(one)).count() as u64;
+                unit.iter().filter(|bucket| cut(bucket, 3)).map(|bucket| (size(bucket), alike(bucket))).collect()
             };
             states.weights += turns(owned.iter().flat_map(of_unit));
         }
@@ -98,7 +105,7 @@ impl StageMemory {
             states,
             update: most(&|bucket| update(bucket, job)),
             reduce: most(&reduce),
-            open: if zero >= 2 && shared && !job.gpu { flat(&table, wide) } else { 0 },
+            open: if zero >= 2 && shared && !job.gpu { table.bytes(wide) } else { 0 },
         }
     }
 

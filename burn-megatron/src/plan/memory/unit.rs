@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::plan::Job;
-use crate::plan::operations::{Activation, Op, Unit};
+use crate::plan::operations::{Activation, Op, Over, Unit};
 
 /// Bytes of a unit's passes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,7 +55,7 @@ fn put_off(op: &Op) -> u64 {
 /// A linear layer gathers its input again beside the product that gives the input's gradient, whose sum over the ranks
 /// runs beside the product that gives the weight's (backend-dist/src/ops/cuda/product.rs).
 fn in_flight(unit: &Unit, at: usize) -> u64 {
-    let gathers = |op: &&Op| op.exchange.is_some_and(|exchange| exchange.again && !exchange.context);
+    let gathers = |op: &&Op| op.exchange.is_some_and(|exchange| exchange.again && exchange.over == Over::Tensor);
     let gather = at.checked_sub(1).map(|before| &unit.ops[before]).filter(gathers);
     gather.map_or(0, |gather| gather.output.bytes + gather.input.bytes)
 }

@@ -3,7 +3,8 @@
 //! Ids that reach over a chunk's end leave their shares behind, which a last pass adds up. So a frequent id costs no more
 //! than others, nothing is added atomically, and the same tokens give the same bits, however the table is split.
 use super::TableShape;
-use crate::pointwise::{CubeShape, PointwiseError, Vec8, buffer};
+use super::sort::{Order, sort};
+use crate::pointwise::{CubeShape, F32x4, PointwiseError, buffer};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -11,131 +12,25 @@ use cubecl::server::Handle;
 const CHUNK: u32 = 16;
 /// Rows that are read at a time.
 const AHEAD: u32 = 4;
-/// Tokens that a cube sorts in.
-const SORTED: u32 = 32;
+/// Shares that are read at a time.
+const JOINED: u32 = 8;
 
-/// Planes, or on the cpu runtime units, that share the comparisons of a cube's tokens.
-fn lanes(cube: CubeShape) -> u32 {
-    (cube.units / SORTED).max(1)
-}
+/// Four numbers of a row.
+type Four<E> = Vector<E, Const<4>>;
 
-/// Tokens of a cube.
-fn own(cube: CubeShape) -> u32 {
-    cube.units / lanes(cube)
-}
+/// What is done about a place in the order: nothing, as its id is not in the table.
+const SKIP: u32 = 0;
+/// Its gradient is added to the sum, which goes on.
+const ADD: u32 = 1;
+/// The sum ends and belongs to the table.
+const END: u32 = 2;
+/// The sum ends, but began before the chunk.
+const END_SHARE: u32 = 3;
 
-/// How many ids of a vector are smaller than `id`, or with `equal` not greater.
+/// Adds this unit's vector of a row to a sum.
 #[cube]
-fn smaller(quad: Vector<i32, Const<4>>, id: i32, #[comptime] equal: bool) -> u32 {
-    let mut found = 0u32;
-    #[unroll]
-    for k in 0..4usize {
-        let other = quad.extract(k);
-        if comptime![equal] {
-            found += select(other <= id, 1u32, 0u32);
-        } else {
-            found += select(other < id, 1u32, 0u32);
-        }
-    }
-    found
-}
-
-/// Writes every token and its id to its place in the order of ids; tokens of an id stay in theirs. `quads` are the whole
-/// vectors of `ids`.
-#[cube(launch_unchecked)]
-pub fn sort_tokens(
-    ids: &[i32],
-    quads: &[Vector<i32, Const<4>>],
-    order: &mut [u32],
-    sorted: &mut [i32],
-    tokens: u32,
-    #[comptime] cube: CubeShape,
-) {
-    let mut shares = Shared::<[u32]>::new_slice(comptime![cube.units as usize]);
-    let own = comptime![own(cube)];
-    let lanes = comptime![lanes(cube)];
-    let token = CUBE_POS_X * own + UNIT_POS % own;
-    let id = ids[min(token, tokens - 1) as usize];
-    // Each lane compares with a run of whole vectors, the last with what is left.
-    let share = (tokens + 4 * lanes - 1) / (4 * lanes) * 4;
-    let mut other = UNIT_POS / own * share;
-    let end = min(other + share, tokens);
-    let mut before = 0u32;
-    // In front of the token stand smaller ids, and equal ones of tokens before it.
-    while other + 4 <= min(token, end) {
-        before += smaller(quads[(other / 4) as usize], id, true);
-        other += 4;
-    }
-    let mixed = min(other + 4, end);
-    while other < mixed {
-        let found = ids[other as usize];
-        before += select(found < id || (found == id && other < token), 1u32, 0u32);
-        other += 1;
-    }
-    while other + 4 <= end {
-        before += smaller(quads[(other / 4) as usize], id, false);
-        other += 4;
-    }
-    while other < end {
-        before += select(ids[other as usize] < id, 1u32, 0u32);
-        other += 1;
-    }
-    shares[UNIT_POS as usize] = before;
-    sync_cube();
-    if UNIT_POS < own && token < tokens {
-        let mut place = 0u32;
-        #[unroll]
-        for lane in 0..comptime![lanes as usize] {
-            place += shares[UNIT_POS as usize + comptime![lane * own as usize]];
-        }
-        order[place as usize] = token;
-        sorted[place as usize] = id;
-    }
-}
-
-/// Adds this unit's vector of a row to `sums`.
-#[cube]
-fn add_vector<E: Float>(sums: &mut Array<f32>, value: Vec8<E>) {
-    #[unroll]
-    for i in 0..8usize {
-        sums[i] = sums[i] + f32::cast_from(value.extract(i));
-    }
-}
-
-/// Ends a sum: writes it to a row of the table, or adds it to that.
-#[cube]
-fn write_row<T: Float>(table: &mut [Vec8<T>], at: u32, sums: &Array<f32>, #[comptime] add: bool) {
-    let mut result = Vec8::<T>::empty();
-    if comptime![add] {
-        result = table[at as usize];
-    }
-    #[unroll]
-    for i in 0..8usize {
-        let mut sum = sums[i];
-        if comptime![add] {
-            sum += f32::cast_from(result.extract(i));
-        }
-        result.insert(i, T::cast_from(sum));
-    }
-    table[at as usize] = result;
-}
-
-#[cube]
-fn write_share(shares: &mut [Vec8<f32>], at: u32, sums: &Array<f32>) {
-    let mut result = Vec8::<f32>::empty();
-    #[unroll]
-    for i in 0..8usize {
-        result.insert(i, sums[i]);
-    }
-    shares[at as usize] = result;
-}
-
-#[cube]
-fn clear(sums: &mut Array<f32>) {
-    #[unroll]
-    for i in 0..8usize {
-        sums[i] = 0.0;
-    }
+fn add<E: Float>(sum: F32x4, value: Four<E>) -> F32x4 {
+    sum + F32x4::cast_from(value)
 }
 
 /// Cube `(chunk, vectors)`. The sum of an id that began before the chunk, and ends in it, becomes the first of the chunk's
@@ -143,68 +38,90 @@ fn clear(sums: &mut Array<f32>) {
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn sum_chunks<E: Float, T: Float>(
-    gradient: &[Vec8<E>],
+    gradient: &[Four<E>],
     order: &[u32],
     sorted: &[i32],
-    table: &mut [Vec8<T>],
-    shares: &mut [Vec8<f32>],
+    table: &mut [Four<T>],
+    shares: &mut [F32x4],
     width: u32,
     tokens: u32,
     rows: u32,
     first_row: i32,
-    #[comptime] add: bool,
+    #[comptime] adds: bool,
 ) {
+    let mut steps = Shared::<[u32]>::new_slice(CHUNK as usize);
+    let mut from = Shared::<[u32]>::new_slice(CHUNK as usize);
+    let mut to = Shared::<[u32]>::new_slice(CHUNK as usize);
+    let begin = CUBE_POS_X * CHUNK;
+    let mut own = UNIT_POS;
+    while own < CHUNK {
+        let mut step = SKIP.runtime();
+        let place = begin + own;
+        if place < tokens {
+            let id = sorted[place as usize];
+            // An id in front of the table wraps around to a row behind it.
+            let row = (id - first_row) as u32;
+            if row < rows {
+                step = select(sorted[min(place + 1, tokens - 1) as usize] == id, ADD, END);
+                if place + 1 == tokens {
+                    step = END.runtime();
+                }
+                if step == END && begin > 0 && sorted[max(begin, 1) as usize - 1] == id {
+                    step = END_SHARE.runtime();
+                }
+            }
+            from[own as usize] = order[place as usize];
+            to[own as usize] = row;
+        }
+        steps[own as usize] = step;
+        own += CUBE_DIM_X;
+    }
+    sync_cube();
     let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     if column < width {
-        let begin = CUBE_POS_X * CHUNK;
-        let end = min(begin + CHUNK, tokens);
         let share = CUBE_POS_X * 2 * width + column;
-        let mut began_before = false;
-        if begin > 0 {
-            began_before = sorted[begin as usize - 1] == sorted[begin as usize];
-        }
-        let mut sums = Array::<f32>::new(8usize);
-        clear(&mut sums);
-        let mut goes_on = false;
-        let mut first = begin;
-        while first < end {
-            let mut ahead = Array::<Vec8<E>>::new(comptime![AHEAD as usize]);
+        let mut sum = F32x4::new(0.0);
+        let mut first = 0u32;
+        while first < CHUNK {
+            let mut ahead = Array::<Four<E>>::new(comptime![AHEAD as usize]);
+            let mut before = Array::<Four<T>>::new(comptime![AHEAD as usize]);
             #[unroll]
             for k in 0..comptime![AHEAD as usize] {
-                let place = first + comptime![k as u32];
-                // An id in front of the table wraps around to a row behind it.
-                if place < end && ((sorted[place as usize] - first_row) as u32) < rows {
-                    ahead[k] = gradient[(order[place as usize] * width + column) as usize];
+                let place = first as usize + k;
+                let step = steps[place];
+                if step != SKIP {
+                    ahead[k] = gradient[(from[place] * width + column) as usize];
+                }
+                if comptime![adds] {
+                    if step == END {
+                        before[k] = table[(to[place] * width + column) as usize];
+                    }
                 }
             }
             #[unroll]
             for k in 0..comptime![AHEAD as usize] {
-                let place = first + comptime![k as u32];
-                if place < end {
-                    let id = sorted[place as usize];
-                    let row = (id - first_row) as u32;
-                    goes_on = false;
-                    if place + 1 < tokens {
-                        goes_on = sorted[place as usize + 1] == id;
-                    }
-                    if row < rows {
-                        add_vector(&mut sums, ahead[k]);
-                        if !goes_on {
-                            if began_before {
-                                write_share(shares, share, &sums);
-                            } else {
-                                write_row(table, row * width + column, &sums, add);
-                            }
-                            clear(&mut sums);
+                let place = first as usize + k;
+                let step = steps[place];
+                if step != SKIP {
+                    sum = add(sum, ahead[k]);
+                    if step == END {
+                        if comptime![adds] {
+                            sum = add(sum, before[k]);
                         }
+                        table[(to[place] * width + column) as usize] = Four::<T>::cast_from(sum);
                     }
-                    began_before = began_before && goes_on;
+                    if step == END_SHARE {
+                        shares[share as usize] = sum;
+                    }
+                    if step != ADD {
+                        sum = F32x4::new(0.0);
+                    }
                 }
             }
             first += AHEAD;
         }
-        if goes_on {
-            write_share(shares, share + width, &sums);
+        if steps[comptime![CHUNK as usize - 1]] == ADD {
+            shares[(share + width) as usize] = sum;
         }
     }
 }
@@ -213,14 +130,14 @@ pub fn sum_chunks<E: Float, T: Float>(
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn join_chunks<T: Float>(
-    shares: &[Vec8<f32>],
+    shares: &[F32x4],
     sorted: &[i32],
-    table: &mut [Vec8<T>],
+    table: &mut [Four<T>],
     width: u32,
     tokens: u32,
     rows: u32,
     first_row: i32,
-    #[comptime] add: bool,
+    #[comptime] adds: bool,
 ) {
     let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     let begin = CUBE_POS_X * CHUNK;
@@ -229,57 +146,54 @@ pub fn join_chunks<T: Float>(
         let id = sorted[behind as usize - 1];
         let row = (id - first_row) as u32;
         // An id that fills the chunk from before on belongs to the chunk where it begins.
-        let mut begins_here = sorted[behind as usize] == id && row < rows;
-        if begins_here && begin > 0 && sorted[begin as usize] == id {
-            begins_here = sorted[begin as usize - 1] != id;
-        }
-        if begins_here {
-            let mut sums = Array::<f32>::new(8usize);
-            clear(&mut sums);
-            add_vector(&mut sums, shares[((CUBE_POS_X * 2 + 1) * width + column) as usize]);
+        let filled = begin > 0 && sorted[max(begin, 1) as usize - 1] == id;
+        if sorted[behind as usize] == id && row < rows && !filled {
+            let mut sum = shares[((CUBE_POS_X * 2 + 1) * width + column) as usize];
             let mut chunk = CUBE_POS_X + 1;
-            let mut next = behind + CHUNK;
-            // Four chunks that the id fills are read at a time.
-            let mut four = true;
-            while four {
-                four = false;
-                let last = next + 3 * CHUNK;
+            // Chunks that the id fills have it as their second share, and are read several at a time.
+            let mut many = true;
+            while many {
+                many = false;
+                let last = (chunk + JOINED) * CHUNK;
                 if last < tokens {
-                    four = sorted[last as usize] == id;
+                    many = sorted[last as usize] == id;
                 }
-                if four {
-                    let at = (chunk * 2 + 1) * width + column;
-                    let (a, b) = (shares[at as usize], shares[(at + 2 * width) as usize]);
-                    let (c, d) = (shares[(at + 4 * width) as usize], shares[(at + 6 * width) as usize]);
-                    add_vector(&mut sums, a);
-                    add_vector(&mut sums, b);
-                    add_vector(&mut sums, c);
-                    add_vector(&mut sums, d);
-                    chunk += 4;
-                    next += 4 * CHUNK;
+                if many {
+                    let mut ahead = Array::<F32x4>::new(comptime![JOINED as usize]);
+                    #[unroll]
+                    for k in 0..comptime![JOINED as usize] {
+                        ahead[k] = shares[(((chunk + comptime![k as u32]) * 2 + 1) * width + column) as usize];
+                    }
+                    #[unroll]
+                    for k in 0..comptime![JOINED as usize] {
+                        sum += ahead[k];
+                    }
+                    chunk += JOINED;
                 }
             }
             let mut goes_on = true;
             while goes_on {
                 goes_on = false;
+                let next = (chunk + 1) * CHUNK;
                 if next < tokens {
                     goes_on = sorted[next as usize] == id;
                 }
                 // A chunk that the id leaves has it as its first share.
                 let which = select(goes_on, 1u32, 0u32);
-                add_vector(&mut sums, shares[((chunk * 2 + which) * width + column) as usize]);
+                sum += shares[((chunk * 2 + which) * width + column) as usize];
                 chunk += 1;
-                next += CHUNK;
             }
-            write_row(table, row * width + column, &sums, add);
+            let at = (row * width + column) as usize;
+            if comptime![adds] {
+                sum = add(sum, table[at]);
+            }
+            table[at] = Four::<T>::cast_from(sum);
         }
     }
 }
 
 /// The gradient of the table, given that of the rows (type `E`): with `add` it is added to `table` (type `T`), else the
 /// rows that have tokens are overwritten and the others left as they are.
-///
-/// `ids` begin at a multiple of 16 bytes.
 ///
 /// # Errors
 /// If there is no kernel for the shape, or a buffer is too short.
@@ -292,36 +206,24 @@ pub fn backward<E: Float, T: Float>(
     add: bool,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
-    let (cube, width) = (CubeShape::of(client), shape.hidden / 8);
+    let (cube, width) = (CubeShape::of(client), shape.hidden / 4);
     let chunks = shape.ids.div_ceil(CHUNK as usize);
-    let (order, sorted) = (client.empty(4 * shape.ids), client.empty(4 * shape.ids));
     let shares = client.empty(2 * chunks * shape.hidden * 4);
-    let order_buffer = || buffer("order", &order, shape.ids, 4);
+    let gradient = buffer("gradient", gradient, shape.ids * width, 4 * size_of::<E>())?;
+    let table_buffer = || buffer("table", table, shape.rows * width, 4 * size_of::<T>());
+    table_buffer()?;
+    let Order { order, sorted } = sort(client, ids, shape.ids)?;
     let sorted_buffer = || buffer("sorted ids", &sorted, shape.ids, 4);
-    let share_buffer = || buffer("shares", &shares, 2 * chunks * width, 32);
-    let table_buffer = || buffer("table", table, shape.rows * width, 8 * size_of::<T>());
-    let gradient = buffer("gradient", gradient, shape.ids * width, 8 * size_of::<E>())?;
-    let (quads, ids) = (buffer("ids", ids, shape.ids / 4, 16)?, buffer("ids", ids, shape.ids, 4)?);
+    let share_buffer = || buffer("shares", &shares, 2 * chunks * width, 16);
     let (tokens, rows, first_row) = (shape.ids as u32, shape.rows as u32, shape.first_row as i32);
     // SAFETY: rows are in the table, every unit stays in its column of rows and shares, and the buffers hold them all.
     unsafe {
-        sort_tokens::launch_unchecked(
-            client,
-            CubeCount::Static(tokens.div_ceil(own(cube)), 1, 1),
-            cube.dim(),
-            ids,
-            quads,
-            order_buffer()?,
-            sorted_buffer()?,
-            tokens,
-            cube,
-        );
         sum_chunks::launch_unchecked::<E, T>(
             client,
             cube.rows(chunks, width),
             cube.dim(),
             gradient,
-            order_buffer()?,
+            buffer("order", &order, shape.ids, 4)?,
             sorted_buffer()?,
             table_buffer()?,
             share_buffer()?,

@@ -1,5 +1,6 @@
 //! Rows of a table by id, and their gradient.
 pub mod gradient;
+pub mod sort;
 
 use super::{CubeShape, PointwiseError, buffer, check};
 use cubecl::prelude::*;
@@ -8,6 +9,9 @@ pub use gradient::backward;
 
 /// Longest row of a table, in vectors.
 const LONGEST: usize = 1 << 20;
+
+/// Tokens of a unit.
+const TOKENS: u32 = 4;
 
 /// 16 bytes of anything.
 type Bits = Vector<u32, Const<4>>;
@@ -39,18 +43,35 @@ impl TableShape {
     }
 }
 
-/// Cube `(token, vectors)`.
+/// Cube `(tokens, vectors)`.
 #[cube(launch_unchecked)]
-pub fn gather(table: &[Bits], ids: &[i32], out: &mut [Bits], width: u32, rows: u32, first_row: i32) {
+#[allow(clippy::too_many_arguments)]
+pub fn gather(table: &[Bits], ids: &[i32], out: &mut [Bits], tokens: u32, width: u32, rows: u32, first_row: i32) {
     let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
+    let first = CUBE_POS_X * TOKENS;
     if column < width {
-        // An id in front of the table wraps around to a row behind it.
-        let row = (ids[CUBE_POS_X as usize] - first_row) as u32;
-        let at = (CUBE_POS_X * width + column) as usize;
-        if row < rows {
-            out[at] = table[(row * width + column) as usize];
-        } else {
-            out[at] = Bits::new(0u32);
+        let mut from = Array::<u32>::new(comptime![TOKENS as usize]);
+        let mut held = Array::<Bits>::new(comptime![TOKENS as usize]);
+        // All rows are on their way before the first is written; those of ids outside are one and the same.
+        #[unroll]
+        for k in 0..comptime![TOKENS as usize] {
+            // An id in front of the table wraps around to a row behind it.
+            from[k] = (ids[min(first + comptime![k as u32], tokens - 1) as usize] - first_row) as u32;
+        }
+        #[unroll]
+        for k in 0..comptime![TOKENS as usize] {
+            held[k] = table[(min(from[k], rows - 1) * width + column) as usize];
+        }
+        #[unroll]
+        for k in 0..comptime![TOKENS as usize] {
+            let token = first + comptime![k as u32];
+            if token < tokens {
+                let mut value = held[k];
+                if from[k] >= rows {
+                    value = Bits::new(0u32);
+                }
+                out[(token * width + column) as usize] = value;
+            }
         }
     }
 }
@@ -74,11 +95,12 @@ pub fn forward(
     unsafe {
         gather::launch_unchecked(
             client,
-            cube.rows(shape.ids, width),
+            cube.rows(shape.ids.div_ceil(TOKENS as usize), width),
             cube.dim(),
             table,
             ids,
             out,
+            shape.ids as u32,
             width as u32,
             shape.rows as u32,
             shape.first_row as i32,

@@ -3,6 +3,7 @@
 //! A check uploads random numbers, calls the kernels on poisoned outputs and gives the number of results that are further
 //! from the formula than they may be.
 pub mod activation;
+pub mod experts;
 pub mod norm;
 pub mod optimizer;
 pub mod rows;

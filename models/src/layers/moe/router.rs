@@ -72,14 +72,14 @@ impl Router {
     /// Experts and probabilities of `x [tokens, hidden]`.
     pub fn forward(&self, x: Tensor<2>, tokens: Tokens, batch: &MicroBatch) -> Routing {
         let logits = router_logits(x, self.weight.val());
-        let ([count, experts], values) = (logits.dims(), host(&logits));
+        let ([count, experts], scores) = (logits.dims(), host(&self.compared(&logits)));
         let bias = self.expert_bias.as_ref().map(|bias| host(&bias.val()));
-        let mut choice = choose(&values, [count, tokens.valid], &self.config, bias.as_deref());
-        let mut probs = self.probabilities(&logits, &values, &choice);
+        let mut choice = choose(&scores, [count, tokens.valid], &self.config, bias.as_deref());
+        let mut probs = self.probabilities(&logits, &choice);
         if batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0) {
             let plain = self.config.groups.is_none() && bias.is_none();
             let counted =
-                if plain { choice.clone() } else { choose_freely(&values, [count, tokens.valid], &self.config) };
+                if plain { choice.clone() } else { choose_freely(&scores, [count, tokens.valid], &self.config) };
             if let Some(loss) = self.losses(&logits, &counted, tokens, batch) {
                 probs = inject(probs, loss, batch.auxiliary);
             }
@@ -98,8 +98,18 @@ impl Router {
         Routing { choice, probs, pad_to }
     }
 
+    /// What experts are compared by, without a graph: a softmax changes no order but that of sums over groups.
+    fn compared(&self, logits: &Tensor<2>) -> Tensor<2> {
+        let logits = logits.clone().without_autodiff();
+        match self.config.scores {
+            Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits),
+            Scores::SoftmaxBeforeTopK | Scores::NormalisedSoftmax if self.config.groups.is_some() => softmax(logits, 1),
+            _ => logits,
+        }
+    }
+
     /// `[tokens, experts]`, right where an expert was chosen.
-    fn probabilities(&self, logits: &Tensor<2>, values: &[f64], choice: &Choice) -> Tensor<2> {
+    fn probabilities(&self, logits: &Tensor<2>, choice: &Choice) -> Tensor<2> {
         let (config, [tokens, experts], device) = (self.config, logits.dims(), logits.device());
         let chosen = || {
             let mut chosen = vec![false; tokens * experts];
@@ -124,7 +134,8 @@ impl Router {
         };
         let is_softmax = !matches!(config.scores, Scores::Sigmoid | Scores::PlainSigmoid);
         let probs = if self.fp32 && is_softmax && logits.dtype() == DType::F64 {
-            let rounded = rounded(values, experts, (config.scores != Scores::SoftmaxBeforeTopK).then_some(choice));
+            let rounded =
+                rounded(&host(logits), experts, (config.scores != Scores::SoftmaxBeforeTopK).then_some(choice));
             let rounded = Tensor::from_data(TensorData::new(rounded, [tokens, experts]), (&device, DType::F64));
             probs.clone() + (rounded - probs.detach())
         } else {

@@ -156,3 +156,22 @@ fn weights_of_tokens_count_for_all_predictions_of_them() {
     });
     assert_close("gradients", &found, &expected, 1e-12);
 }
+
+/// Layers with experts behind one without, and a module of multi-token prediction with experts. Ranks that hold the same
+/// experts, as in `TP2 ETP1`, see other tokens.
+#[test]
+fn experts() {
+    let config = DeepSeekV3Config {
+        num_hidden_layers: 2,
+        first_k_dense_replace: 1,
+        moe_intermediate_size: 12,
+        num_nextn_predict_layers: 1,
+        ..dense()
+    };
+    let layouts = ["TP2", "TP4 SP", "TP2 ETP1", "TP2 EP2 ETP1", "TP2 SP EP2 ETP1", "TP4 SP EP2 ETP2", "TP4 EP4 ETP1"];
+    assert_layouts_agree::<DeepSeekV3>(&config, &layouts, None);
+    let gradients = run::<DeepSeekV3>(&config, "TP1", None).gradients;
+    for name in ["layers.1.mlp.router", "layers.2.mlp.router", "layers.2.mlp.shared_experts.up_proj"] {
+        assert!(largest(&gradients[&format!("{name}.weight")].data) > 1e-4, "{name}");
+    }
+}

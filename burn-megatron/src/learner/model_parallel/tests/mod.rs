@@ -1,5 +1,6 @@
 //! A tiny Llama under `SupervisedTraining`: layouts agree, stops and failures end all ranks.
 
+mod experts;
 mod fp8;
 mod logs;
 mod resume;

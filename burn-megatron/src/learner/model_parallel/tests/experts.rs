@@ -1,0 +1,107 @@
+//! A mixture of experts with a bias that balances them: any layout goes on from any other, and a run says how full its experts
+//! are.
+
+use std::path::Path;
+
+use burn::tensor::FloatDType;
+use models::{DeepSeekV3, DeepSeekV3Config};
+use serde_json::Value;
+
+use super::*;
+use crate::checkpoint::{Checkpoint, Kind, RunState, Saver, SaverOptions};
+use crate::engine::RankEngine;
+
+/// A bias that moves fast enough to send tokens elsewhere.
+fn config() -> DeepSeekV3Config {
+    DeepSeekV3Config { vocab_size: 33, moe_router_bias_update_rate: 0.05, ..DeepSeekV3Config::tiny() }
+}
+
+fn pretraining(layout: &str, folder: &Path, every: Option<u64>) -> Pretraining<DeepSeekV3> {
+    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+    let build = |rank: &Rank, part| {
+        Ok(DeepSeekV3::build(&config(), ParamBuilder::new(rank, FloatDType::F64, 7).with_part(part))?)
+    };
+    let data = (data(900, 1), data(200, 2));
+    let checkpoints = CheckpointOptions { root: folder.join("checkpoints"), every, saver: SaverOptions::default() };
+    Pretraining::new(mesh, engine(), 6, data, config().dims(), build)
+        .evaluate(3, 1)
+        .directory(folder.join("run"))
+        .checkpoints(checkpoints)
+}
+
+fn train_lines(folder: &Path) -> Vec<Value> {
+    log(&folder.join("run")).into_iter().filter(|line| line["kind"] == "train").collect()
+}
+
+#[test]
+fn any_layout_goes_on_with_the_experts_and_biases_of_any_other() {
+    let whole = tempfile::tempdir().unwrap();
+    let logs = LogOptions { trace: Some(whole.path().join("trace.json")), ..LogOptions::default() };
+    let first = pretraining("TP2 SP DP2 EP2 ETP1 ZeRO1", whole.path(), Some(3)).logs(logs);
+    let error = launch(&first).error;
+    assert!(error.is_none(), "{error:?}");
+    let lines = train_lines(whole.path());
+    for line in &lines {
+        let experts = line["experts"].as_array().unwrap();
+        let layers: Vec<u64> = experts.iter().map(|layer| layer["layer"].as_u64().unwrap()).collect();
+        assert_eq!(layers, [1, 2, 3], "the layer of multi-token prediction comes last");
+        for layer in &experts[..2] {
+            let tokens = layer["tokens"].as_array().unwrap().iter().map(|count| count.as_u64().unwrap());
+            assert_eq!(tokens.sum::<u64>(), 2 * 8 * SEQ as u64, "two experts for each token of the batch");
+            let entropy = layer["entropy"].as_f64().unwrap();
+            assert!(entropy > 1.0 && entropy <= 8f64.ln() + 1e-9, "{entropy}");
+        }
+        assert!(line["expert_balance"].as_f64().unwrap() >= 1.0 && line["dropped_tokens"].as_f64() == Some(0.0));
+    }
+    let picture = std::fs::read_to_string(whole.path().join("trace.json.experts.svg")).unwrap();
+    assert_eq!(picture.matches("<rect").count(), 3 * 8 + 5, "{picture}");
+
+    let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&3].clone();
+    let saved = Checkpoint::open(&from).unwrap();
+    let bias = saved.tensor(Kind::Weight, "layers.1.mlp.router.expert_bias").expect("it is saved");
+    assert_eq!(bias.global_shape, [8]);
+    let values = saved.read_f64(Kind::Weight, &bias.name, &[8], &[0..8]).unwrap();
+    assert!(values.iter().all(|value| value.abs() < 0.15 + 1e-12) && values.iter().any(|value| value.abs() > 0.1));
+    assert!(saved.tensor(Kind::FirstMoment, &bias.name).is_none(), "no gradient, no moments");
+
+    for layout in ["TP1", "DP2 EP2", "DP4 EP4 ZeRO3", "TP2 EP2 ETP1", "TP2 SP DP2 EP2 ZeRO2", "PP2 DP2 EP2"] {
+        let folder = tempfile::tempdir().unwrap();
+        let run = pretraining(layout, folder.path(), None).resume(Resume::From(from.clone()));
+        let error = launch(&run).error;
+        assert!(error.is_none(), "{layout}: {error:?}");
+        let again = train_lines(folder.path());
+        assert_eq!(again.len(), 3);
+        for (line, expected) in again.iter().zip(&lines[3..]) {
+            let (loss, expected_loss) = (line["loss"].as_f64().unwrap(), expected["loss"].as_f64().unwrap());
+            assert!((loss - expected_loss).abs() < 1e-10 * expected_loss, "{layout}: {loss}, not {expected_loss}");
+            let tokens = |line: &Value| [0, 1].map(|layer| line["experts"][layer]["tokens"].clone());
+            assert_eq!(tokens(line), tokens(expected), "{layout}");
+        }
+        // What the layout would save at once is what was saved, bit for bit.
+        let copy = tempfile::tempdir().unwrap();
+        resave(layout, &saved, copy.path());
+        let written = Checkpoint::open(copy.path()).unwrap();
+        assert_eq!(saved.tensors().len(), written.tensors().len(), "{layout}");
+        for tensor in saved.tensors() {
+            let box_of: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
+            let values = |of: &Checkpoint| of.read(tensor.kind, &tensor.name, &tensor.global_shape, &box_of).unwrap();
+            assert!(values(&saved) == values(&written), "{layout}: {}/{}", tensor.kind, tensor.name);
+        }
+    }
+}
+
+/// Loads a checkpoint in a layout and saves it from there.
+fn resave(layout: &str, from: &Checkpoint, root: &Path) {
+    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+    let saver = Saver::new(root, mesh.world_size(), SaverOptions::default()).unwrap();
+    backend_dist::launch::launch(&mesh, &[burn::tensor::Device::flex()], |rank| {
+        let build =
+            |part| Ok(DeepSeekV3::build(&config(), ParamBuilder::new(&rank, FloatDType::F64, 99).with_part(part))?);
+        let mut engine = RankEngine::new(&rank, &config().dims(), build, engine())?;
+        engine.restore(from)?;
+        let state = RunState { layout: mesh.layout().clone(), ..from.state().clone() };
+        Ok(saver.submit(rank.rank, engine.snapshot(), &state)?)
+    })
+    .unwrap();
+    saver.wait().unwrap();
+}

@@ -1,0 +1,216 @@
+//! The gradients of a normalisation.
+use super::moments::{Sums, moments, scratch};
+use super::{Affine, NormShape, Plan, Weights, advance, hold_weights, inside, place, read_row};
+use crate::hopper::ptx::rsqrt;
+use crate::pointwise::parts::sum_parts;
+use crate::pointwise::{F32x4, PointwiseError, Vec8, buffer};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+/// Writes half of a vector's sums.
+#[cube]
+fn write_half(parts: &mut [F32x4], at: u32, sums: &Array<f32>, #[comptime] first: usize) {
+    let mut half = F32x4::empty();
+    #[unroll]
+    for i in 0..4usize {
+        half.insert(i, sums[comptime![first + i]]);
+    }
+    parts[at as usize] = half;
+}
+
+/// A cube takes `side` rows at a time, every so manyth, and leaves for each of the `side` its shares of the gradients of `w`,
+/// and behind them those of `b`, in a row of `parts`. With `adds` the gradients `other` are added to those of `x`.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub fn norm_backward<E: Float>(
+    x: &[Vec8<E>],
+    w: &[Vec8<E>],
+    y_gradient: &[Vec8<E>],
+    other: &[Vec8<E>],
+    x_gradient: &mut [Vec8<E>],
+    parts: &mut [F32x4],
+    eps: f32,
+    inverse: f32,
+    rows: u32,
+    width: u32,
+    #[comptime] centred: bool,
+    #[comptime] adds: bool,
+    #[comptime] plan: Plan,
+) {
+    let mut shared = Shared::<[F32x4]>::new_slice(comptime![scratch(plan)]);
+    let unit = UNIT_POS % comptime![plan.units];
+    let stride = CUBE_COUNT_X * comptime![plan.side];
+    let line = CUBE_POS_X * comptime![plan.side] + UNIT_POS / comptime![plan.units];
+    let mut values = Array::<Vec8<E>>::new(comptime![plan.held()]);
+    let mut slopes = Array::<Vec8<E>>::new(comptime![plan.held()]);
+    let mut others = Array::<Vec8<E>>::new(comptime![if adds { plan.held() } else { 1 }]);
+    #[unroll]
+    for k in 0..comptime![plan.ahead] {
+        let row = line + comptime![k as u32] * stride;
+        read_row(x, &mut values, comptime![k], row, rows, unit, width, plan);
+        read_row(y_gradient, &mut slopes, comptime![k], row, rows, unit, width, plan);
+        if comptime![adds] {
+            read_row(other, &mut others, comptime![k], row, rows, unit, width, plan);
+        }
+    }
+    let mut weights = Weights::<E>::new_slice(comptime![plan.room()]);
+    hold_weights(w, &mut weights, unit, width, plan);
+    let mut w_sums = Array::<f32>::new(comptime![plan.vectors * 8]);
+    let mut b_sums = Array::<f32>::new(comptime![plan.vectors * 8]);
+    #[unroll]
+    for i in 0..comptime![plan.vectors * 8] {
+        w_sums[i] = 0.0;
+        b_sums[i] = 0.0;
+    }
+    let mut row = line;
+    let mut turn = 0u32;
+    // As many turns for all rows side by side: their units may meet in each.
+    let mut first = CUBE_POS_X * comptime![plan.side];
+    while first < rows {
+        let next = row + comptime![plan.ahead as u32] * stride;
+        read_row(x, &mut values, comptime![plan.ahead], next, rows, unit, width, plan);
+        read_row(y_gradient, &mut slopes, comptime![plan.ahead], next, rows, unit, width, plan);
+        if comptime![adds] {
+            read_row(other, &mut others, comptime![plan.ahead], next, rows, unit, width, plan);
+        }
+        let sums = comptime![Sums { centred, slopes: true }];
+        let of_row = moments(&values, &slopes, &weights, &mut shared, turn, unit, width, inverse, sums, plan);
+        let factor = rsqrt(of_row.squares * inverse + eps);
+        let along = of_row.product * factor * factor * factor * inverse;
+        let slope_mean = of_row.weighted * inverse * factor;
+        #[unroll]
+        for v in 0..comptime![plan.vectors] {
+            let column = unit + comptime![v as u32 * plan.units];
+            if row < rows && inside(column, width, plan) {
+                let (value, slope, weight) = (values[v], slopes[v], weights[place(comptime![v], plan)]);
+                let mut result = Vec8::<E>::empty();
+                #[unroll]
+                for i in 0..8usize {
+                    let k = comptime![v * 8 + i];
+                    let away = f32::cast_from(value.extract(i)) - of_row.mean;
+                    let slope = f32::cast_from(slope.extract(i));
+                    let weighted = slope * f32::cast_from(weight.extract(i));
+                    let mut change = weighted * factor - away * along;
+                    if comptime![centred] {
+                        change -= slope_mean;
+                        b_sums[k] = b_sums[k] + slope;
+                    }
+                    w_sums[k] = w_sums[k] + slope * (away * factor);
+                    let mut rounded = E::cast_from(change);
+                    if comptime![adds] {
+                        // As a sum of its own would round.
+                        rounded = E::cast_from(f32::cast_from(rounded) + f32::cast_from(others[v].extract(i)));
+                    }
+                    result.insert(i, rounded);
+                }
+                x_gradient[(row * width + column) as usize] = result;
+            }
+        }
+        advance(&mut values, plan);
+        advance(&mut slopes, plan);
+        if comptime![adds] {
+            advance(&mut others, plan);
+        }
+        turn = 1 - turn;
+        row += stride;
+        first += stride;
+    }
+    let kinds = comptime![if centred { 2u32 } else { 1 }];
+    #[unroll]
+    for v in 0..comptime![plan.vectors] {
+        let column = unit + comptime![v as u32 * plan.units];
+        if inside(column, width, plan) {
+            let at = (line * kinds * width + column) * 2;
+            write_half(parts, at, &w_sums, comptime![v * 8]);
+            write_half(parts, at + 1, &w_sums, comptime![v * 8 + 4]);
+            if comptime![centred] {
+                write_half(parts, at + 2 * width, &b_sums, comptime![v * 8]);
+                write_half(parts, at + 2 * width + 1, &b_sums, comptime![v * 8 + 4]);
+            }
+        }
+    }
+}
+
+/// Where gradients are written.
+#[derive(Clone, Copy, Debug)]
+pub struct Gradients<'a> {
+    /// Those of `x`, of its type.
+    pub x: &'a Handle,
+    /// Those of the weight, behind them those of the bias: fp32 `[columns]` or `[2, columns]`.
+    pub affine: &'a Handle,
+}
+
+/// The gradients of `x` (type `E`) and of the weights (fp32) in [`forward`](super::forward), given that of `y`. With `adds`,
+/// which has the size of `x`, that is added to the gradient of `x`, as a sum of the two would be rounded. Deterministic.
+///
+/// # Errors
+/// As [`forward`](super::forward).
+#[allow(clippy::too_many_arguments)]
+pub fn backward<E: Float>(
+    client: &Client,
+    x: &Handle,
+    affine: Affine,
+    y_gradient: &Handle,
+    adds: Option<&Handle>,
+    targets: Gradients,
+    eps: f32,
+    shape: NormShape,
+) -> Result<(), PointwiseError> {
+    affine.check(shape)?;
+    let plan = Plan::of(client, shape.columns, true);
+    backward_planned::<E>(client, x, affine, y_gradient, adds, targets, eps, shape, plan)
+}
+
+/// [`backward`] by a plan that fits the rows.
+///
+/// # Errors
+/// As [`forward`](super::forward).
+#[allow(clippy::too_many_arguments)]
+pub fn backward_planned<E: Float>(
+    client: &Client,
+    x: &Handle,
+    affine: Affine,
+    y_gradient: &Handle,
+    adds: Option<&Handle>,
+    targets: Gradients,
+    eps: f32,
+    shape: NormShape,
+    plan: Plan,
+) -> Result<(), PointwiseError> {
+    affine.check(shape)?;
+    let NormShape { rows, columns } = shape;
+    let (width, vector) = (columns / 8, 8 * size_of::<E>());
+    let (len, sums) = (rows * width, if affine.centred() { 2 * columns } else { columns });
+    let count = plan.count(shape);
+    let shares = (count * plan.side) as usize;
+    let parts = client.empty(4 * shares * sums);
+    // What is not there is another buffer, which the kernel does not touch in this place.
+    let other = buffer("the addend", adds.unwrap_or(x), len, vector)?;
+    let (x, w) = (buffer("x", x, len, vector)?, buffer("w", affine.weight(), width, vector)?);
+    let y_gradient = buffer("y_gradient", y_gradient, len, vector)?;
+    let x_gradient = buffer("x_gradient", targets.x, len, vector)?;
+    let written = buffer("parts", &parts, shares * sums / 4, 16)?;
+    buffer("affine_gradient", targets.affine, sums, 4)?;
+    // SAFETY: every unit stays in its row and its row of parts, and the buffers hold all rows.
+    unsafe {
+        norm_backward::launch_unchecked::<E>(
+            client,
+            CubeCount::Static(count, 1, 1),
+            plan.dim(),
+            x,
+            w,
+            y_gradient,
+            other,
+            x_gradient,
+            written,
+            eps,
+            1.0 / columns as f32,
+            rows as u32,
+            width as u32,
+            affine.centred(),
+            adds.is_some(),
+            plan,
+        )
+    };
+    sum_parts(client, &parts, targets.affine, shares, sums)
+}

@@ -1,0 +1,113 @@
+//! How rows are shared out among units and cubes.
+use super::NormShape;
+use crate::pointwise::CubeShape;
+use cubecl::prelude::*;
+
+/// Units of a cube at most, and as nearly as whole rows allow. With 512 the assembler keeps to 128 registers a unit, which
+/// the backward pass needs and a multiprocessor has; the forward pass needs fewer, and is better off with small cubes.
+const UNITS: [u32; 2] = [256, 512];
+/// Most units of a row.
+const MOST_UNITS: usize = 512;
+/// Multiprocessors of a device that does not tell.
+const PROCESSORS: u32 = 2;
+
+/// How a norm is cut into cubes. [`Plan::of`] has the best one known; any other gives the same numbers but for the
+/// rounding of sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Plan {
+    /// Units of a row.
+    pub units: u32,
+    /// Units of a plane.
+    pub plane: u32,
+    /// Vectors of eight numbers that a unit has of a row.
+    pub vectors: usize,
+    /// Rows that a cube takes side by side, at most 15 if a row's units are more than a plane.
+    pub side: u32,
+    /// Rows that are read ahead.
+    pub ahead: usize,
+    /// Whether the units' vectors are just the row.
+    pub whole: bool,
+    /// Cubes at most.
+    pub cubes: u32,
+}
+
+impl Plan {
+    /// The plan for rows of `columns` numbers on this client's device.
+    pub fn of(client: &Client, columns: usize, backward: bool) -> Self {
+        let processors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(PROCESSORS);
+        Self::on(CubeShape::of(client), processors, columns / 8, backward)
+    }
+
+    fn on(cube: CubeShape, processors: u32, width: usize, backward: bool) -> Self {
+        let plane = cube.plane as usize;
+        let (vectors, units) = if cube.plane == 1 {
+            (width.div_ceil(cube.units as usize), cube.units as usize)
+        } else {
+            let fits = |v: usize| width.is_multiple_of(v * plane) && width <= v * MOST_UNITS;
+            let least = if width <= plane { 1 } else { 2 * width.div_ceil(2 * MOST_UNITS) };
+            let vectors = [2, 1, 3, 4].into_iter().find(|v| fits(*v)).unwrap_or(least);
+            (vectors, width.div_ceil(vectors).next_multiple_of(plane))
+        };
+        let whole = width == vectors * units;
+        let units = units as u32;
+        let side = if cube.plane == 1 { 1 } else { (UNITS[usize::from(backward)] / units).max(1) };
+        let together = if backward { 512 } else { 1024 };
+        let each = if cube.plane == 1 { 1 } else { (together / (units * side)).max(1) };
+        let cubes = processors * each;
+        Self { units, plane: cube.plane, vectors, side, ahead: usize::from(vectors <= 2), whole, cubes }
+    }
+
+    /// The units of a row as those of a cube.
+    pub(super) fn shape(self) -> CubeShape {
+        CubeShape { units: self.units, plane: self.plane }
+    }
+
+    pub(super) fn dim(self) -> CubeDim {
+        CubeDim::new_1d(self.units * self.side)
+    }
+
+    /// Cubes for so many rows.
+    pub(super) fn count(self, shape: NormShape) -> u32 {
+        (shape.rows as u32).div_ceil(self.side).min(self.cubes)
+    }
+
+    /// Vectors of the rows side by side.
+    pub(super) fn room(self) -> usize {
+        self.vectors * (self.units * self.side) as usize
+    }
+
+    /// Rows that are held at a time, in vectors of a unit.
+    pub(super) fn held(self) -> usize {
+        (self.ahead + 1) * self.vectors
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_vector_of_a_row_has_a_unit() {
+        for width in 1..=2048 {
+            for (cube, backward) in [(CubeShape::GPU, false), (CubeShape::GPU, true), (CubeShape::CPU, true)] {
+                let plan = Plan::on(cube, 132, width, backward);
+                let room = plan.vectors * plan.units as usize;
+                assert!(room >= width && plan.whole == (room == width), "{width}: {plan:?}");
+                assert!(plan.units.is_multiple_of(plan.plane) && plan.cubes > 0, "{width}: {plan:?}");
+                assert!(plan.side < 16 || plan.units == plan.plane, "{width}: {plan:?}");
+                if cube == CubeShape::GPU {
+                    assert!(plan.vectors <= 4 && plan.units * plan.side <= MOST_UNITS as u32, "{width}: {plan:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn usual_rows_are_whole() {
+        for columns in [768, 1024, 2048, 3072, 3584, 4096, 5120, 6144, 8192, 12288, 16384] {
+            assert!(Plan::on(CubeShape::GPU, 132, columns / 8, true).whole, "{columns}");
+        }
+        let plan = Plan::on(CubeShape::GPU, 132, 512, true);
+        assert_eq!((plan.units, plan.vectors, plan.side, plan.cubes), (256, 2, 2, 132));
+    }
+}

@@ -1,0 +1,11 @@
+//! Mixtral: a Llama whose MLPs are mixtures of experts. Qwen3-MoE adds norms of every query and key head and layers without
+//! experts.
+
+mod config;
+mod hf;
+mod model;
+mod variant;
+
+pub use config::MixtralConfig;
+pub use model::Mixtral;
+pub use variant::MixtralVariant;

@@ -1,0 +1,61 @@
+//! Mixtral's forward pass: that of a Llama with other blocks.
+
+use backend_dist::shard::Registry;
+use burn::module::Module;
+use burn::tensor::{Int, Tensor};
+
+use super::config::MixtralConfig;
+use crate::causal_lm::{CausalLm, ModelConfig};
+use crate::layers::KvCache;
+use crate::llama::Llama;
+use crate::micro_batch::MicroBatch;
+use crate::param::{BuildError, ParamBuilder};
+use crate::part::Part;
+
+/// A rank's part of a Mixtral.
+#[derive(Module, Debug)]
+pub struct Mixtral {
+    decoder: Llama,
+}
+
+impl CausalLm for Mixtral {
+    type Config = MixtralConfig;
+
+    fn build(config: &MixtralConfig, params: ParamBuilder) -> Result<Self, BuildError> {
+        config.check()?;
+        config.dims().check_tp(params.place().size)?;
+        let experts = params.experts();
+        config.dims().check_experts(experts.etp.size, experts.ep.size, experts.group.size())?;
+        let dense_layers = config.dense_layers();
+        let block = |layer| config.block(dense_layers.contains(&layer));
+        Ok(Self { decoder: Llama::of_blocks(&config.frame(), block, params)? })
+    }
+
+    fn part(&self) -> &Part {
+        self.decoder.part()
+    }
+
+    fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
+        self.decoder.embed(tokens, batch)
+    }
+
+    fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        self.decoder.layer(index, x, batch)
+    }
+
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
+        self.decoder.head_losses(x, labels, batch)
+    }
+
+    fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
+        self.decoder.head_logits(x)
+    }
+
+    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
+        self.decoder.extend(tokens, cache)
+    }
+
+    fn registry(&self) -> &Registry {
+        self.decoder.registry()
+    }
+}

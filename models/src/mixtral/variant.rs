@@ -1,0 +1,45 @@
+//! Which of Mixtral's relatives a model is.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Which of the relatives. They share blocks and routing and differ in what is named here, and in how Hugging Face calls
+/// them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MixtralVariant {
+    /// Mixtral: every layer has experts.
+    #[default]
+    Mixtral,
+    /// Qwen3-MoE: every query and key head is normalised before rotation, and some layers may have an MLP instead of
+    /// experts.
+    Qwen3Moe,
+}
+
+/// Hugging Face's `model_type`.
+impl fmt::Display for MixtralVariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.model_type())
+    }
+}
+
+impl MixtralVariant {
+    /// Hugging Face's name.
+    pub(super) fn model_type(self) -> &'static str {
+        match self {
+            Self::Mixtral => "mixtral",
+            Self::Qwen3Moe => "qwen3_moe",
+        }
+    }
+
+    /// Keys of `config.json` that this relative has and that change nothing.
+    pub(super) fn harmless(self) -> &'static [&'static str] {
+        match self {
+            // Whether the loss that the library reports includes the load-balancing loss.
+            Self::Mixtral => &["output_router_logits"],
+            // The last two count only where `use_sliding_window` is true.
+            Self::Qwen3Moe => &["output_router_logits", "max_window_layers", "sliding_window"],
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Experts over the same ranks in layouts of their own: the numbers are those of one device.
+
+use burn::tensor::Device;
+use burn_megatron::verify::{Candidate, Row, verify};
+use models::layers::BalanceOver;
+use models::mixtral::MixtralVariant;
+use models::{CausalLm, Mixtral, MixtralConfig};
+use tests::SETTINGS;
+
+/// Three layers with experts and one without; losses that balance them, of each sequence by itself, so that it does not matter
+/// how the batch is cut into micro-batches.
+fn mixtral() -> MixtralConfig {
+    MixtralConfig {
+        variant: MixtralVariant::Qwen3Moe,
+        vocab_size: 101,
+        hidden_size: 32,
+        intermediate_size: 64,
+        moe_intermediate_size: Some(16),
+        num_hidden_layers: 4,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        num_experts: 4,
+        mlp_only_layers: vec![1],
+        router_balance: BalanceOver::Sequence,
+        router_aux_loss_coef: 0.5,
+        router_z_loss_coef: 0.1,
+        ..MixtralConfig::tiny()
+    }
+}
+
+fn equal_one_device<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
+    let layouts: Vec<Candidate> = layouts.iter().map(|text| text.parse().unwrap()).collect();
+    let rows = verify::<M>(config, &SETTINGS, &[Device::flex()], &layouts, |_| {}).unwrap();
+    let table: Vec<String> = rows.iter().map(ToString::to_string).collect();
+    assert!(rows.iter().all(Row::passes), "{}", table.join("\n"));
+}
+
+#[test]
+fn experts_divided_over_replicas() {
+    let layouts = [
+        "DP1 x2",
+        "DP2",
+        "DP2 ZeRO3",
+        "DP2 EP2",
+        "DP2 EP2 ZeRO3 x2",
+        "DP4 EP4 ZeRO1",
+        "DP4 EP2",
+        "DP4 EP2 ZeRO1 x2",
+        "DP4 EP2 ZeRO2 x2",
+        "DP4 EP2 ZeRO3",
+        "DP2 EP2 selective",
+        "DP2 EP2 x2 uniform1",
+        "DP2 EP1 ETP2 ZeRO2",
+        "DP4 EP2 ETP2",
+    ];
+    equal_one_device::<Mixtral>(&mixtral(), &layouts);
+}
+
+#[test]
+fn experts_cut_like_attention_or_not() {
+    let layouts = [
+        "TP2",
+        "TP2 SP",
+        "TP2 ETP1 ZeRO3",
+        "TP2 SP ETP1 EP2",
+        "TP2 ETP1 EP2 x2",
+        "TP2 SP DP2 EP2 ZeRO1",
+        "TP2 DP2 EP2 ZeRO3 x2",
+        "TP2 SP DP2 EP4 ETP1",
+        "TP2 DP2 EP2 ETP1 ZeRO2",
+        "TP2 SP DP2 EP2 ETP1 ZeRO3 uniform2",
+        "TP2 SP DP2 EP1 ETP4",
+    ];
+    equal_one_device::<Mixtral>(&mixtral(), &layouts);
+}
+
+#[test]
+fn experts_in_pipelines_and_over_parts_of_sequences() {
+    let layouts = [
+        "PP2 x2",
+        "PP2 DP2 EP2 x2 1f1b",
+        "PP2 DP2 EP2 ZeRO2 x2 zb-h1",
+        "PP2 VPP2 DP2 EP2 ZeRO1 x2 interleaved",
+        "TP2 SP PP2 EP2 ETP1 x2 zb-h1",
+        "CP2",
+        "CP2 EP2",
+        "CP2 DP2 EP4 ZeRO1",
+        "TP2 SP CP2 EP2 ETP1 ZeRO3",
+    ];
+    equal_one_device::<Mixtral>(&mixtral(), &layouts);
+}
