@@ -53,6 +53,21 @@ fn a_sample_configuration_trains_and_leaves_its_logs() {
 }
 
 #[test]
+fn a_mixture_trains_with_its_experts_divided() {
+    let folder = book(65);
+    let file = samples().join("mixture.toml");
+    let arguments = "--data.text book.txt --training.steps 2 --lr.warmup 1 --evaluation.batches 1";
+    let arguments = format!("train {} {arguments}", file.display());
+    let said = succeed(folder.path(), &format!("{arguments} --dry-run"));
+    assert!(said.contains("EP2 DP2 on 2 ranks"), "{said}");
+    let said = succeed(folder.path(), &arguments);
+    assert!(said.contains("step 2/2") && said.contains("held-out loss"), "{said}");
+    let output = run(folder.path(), &format!("{arguments} --parallel.expert-parallel 3"));
+    let error = text(&output.stderr);
+    assert!(error.contains("expert-parallel 3") && error.contains("nearest legal: 2"), "{error}");
+}
+
+#[test]
 fn logs_go_where_the_configuration_says_and_memory_is_a_rank_s() {
     let folder = book(65);
     let arguments = format!(

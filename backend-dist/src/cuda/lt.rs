@@ -18,6 +18,16 @@ use crate::profile::{self, Kind, Operation, Precision};
 thread_local! {
     /// Multiprocessors that products of this thread leave to exchanges.
     static LEFT: Cell<usize> = const { Cell::new(0) };
+    /// Whether products of this thread have sizes that change from call to call.
+    static VARYING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work`, whose products have sizes that change from call to call: measuring algorithms for each would never end.
+pub(crate) fn varying<T>(work: impl FnOnce() -> T) -> T {
+    let before = VARYING.replace(true);
+    let result = work();
+    VARYING.set(before);
+    result
 }
 
 /// Runs `work`, whose products leave this many multiprocessors to exchanges beside them.
@@ -160,11 +170,12 @@ fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, ont
     loaded();
     let _noted = profile::operation(out, || what.operation());
     let device = out.client.service_id().device;
+    let untuned = VARYING.get();
     let run = move |pointers, bias: Option<_>, stream| {
         let key = Key::new(problem, kinds, onto, bias.is_some(), None, pointers);
         // SAFETY: the operands' spans, the bias and the result were checked against their buffers, which are held until
         // the work is queued; CubeCL reuses memory in the order of this stream.
-        let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: None }) };
+        let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: None, untuned }) };
         done.map_err(|error| format!("{what}: {error}"))
     };
     let failed = move |message| failed::note(device, message);

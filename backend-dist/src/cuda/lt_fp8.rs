@@ -81,7 +81,9 @@ pub(crate) fn multiply(a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &
         let key = Key::new(problem, kinds, onto, bias.is_some(), Some(sums), pointers);
         // SAFETY: operands, scales, bias and result were checked against their buffers, which are held until the work is
         // queued; CubeCL reuses memory in the order of this stream.
-        let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales) }) };
+        let done = unsafe {
+            lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales), untuned: false })
+        };
         done.map_err(|error| format!("{what}: {error}"))
     };
     let failed = move |message| failed::note(device, message);

@@ -96,13 +96,15 @@ pub(crate) enum Sums {
     Exact,
 }
 
-/// Pointers that stand in the descriptor.
+/// Pointers that stand in the descriptor, and what else is no part of the product.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Extras {
     /// Added to every row of the result: an element of its type for each column.
     pub bias: Option<*mut c_void>,
     /// Of an FP8 product: f32 factors of `a` and of `b`.
     pub scales: Option<[*mut c_void; 2]>,
+    /// No time is spent on finding the quickest algorithm.
+    pub untuned: bool,
 }
 
 /// What decides which algorithms can be used.
@@ -172,8 +174,10 @@ pub(super) unsafe fn run(
                 let (handle, workspace) = (state.handle, state.workspace);
                 let planned = || -> Result<Plan, String> {
                     let mut plan = Plan::new(handle, &key, extras)?;
-                    // SAFETY: as promised by the caller; what this leaves in a result is replaced by the launch.
-                    unsafe { tune::tune(&mut plan, &key, (handle, workspace), pointers, stream) };
+                    if !extras.untuned {
+                        // SAFETY: as promised by the caller; what this leaves in a result is replaced by the launch.
+                        unsafe { tune::tune(&mut plan, &key, (handle, workspace), pointers, stream) };
+                    }
                     Ok(plan)
                 };
                 entry.insert(planning(planned)?)

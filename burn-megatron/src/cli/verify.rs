@@ -10,9 +10,9 @@ use anyhow::{Context, bail};
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::Device;
 use clap::ValueEnum;
-use models::{CausalLm, Gpt, Llama, LlamaVariant, ModelConfig};
+use models::{CausalLm, Gpt, Llama, LlamaVariant, Mixtral, MixtralVariant, ModelConfig};
 
-use self::model::{Family, Size, Sizes, gpt, llama};
+use self::model::{Family, Size, Sizes, gpt, llama, mixtral};
 use super::device::Place;
 use super::processes::alone;
 use crate::config::Precision;
@@ -148,6 +148,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Family::Llama => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Llama)),
         Family::Mistral => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Mistral)),
         Family::Qwen3 => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Qwen3)),
+        Family::Mixtral => run_model::<Mixtral>(&args, &sizes, &mixtral(&sizes, MixtralVariant::Mixtral)),
+        Family::Qwen3Moe => run_model::<Mixtral>(&args, &sizes, &mixtral(&sizes, MixtralVariant::Qwen3Moe)),
         Family::Gpt => run_model::<Gpt>(&args, &sizes, &gpt(&sizes, args.dropout)),
     }
 }

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use models::{DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig};
+use models::{DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, MixtralConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -25,13 +25,17 @@ pub struct ModelSection {
 }
 
 /// Known sizes by name.
-pub fn presets() -> [(&'static str, FamilyConfig); 10] {
+pub fn presets() -> [(&'static str, FamilyConfig); 14] {
     [
         ("tiny", FamilyConfig::Llama(LlamaConfig::tiny())),
         ("llama3-1b", FamilyConfig::Llama(LlamaConfig::llama3_1b())),
         ("llama3-8b", FamilyConfig::Llama(LlamaConfig::llama3_8b())),
         ("mistral-7b", FamilyConfig::Llama(LlamaConfig::mistral_7b())),
         ("qwen3-0.6b", FamilyConfig::Llama(LlamaConfig::qwen3_0_6b())),
+        ("mixtral-tiny", FamilyConfig::Mixtral(MixtralConfig::tiny())),
+        ("mixtral-8x7b", FamilyConfig::Mixtral(MixtralConfig::mixtral_8x7b())),
+        ("mixtral-8x7b-half", FamilyConfig::Mixtral(MixtralConfig::mixtral_8x7b_half())),
+        ("qwen3-30b-a3b", FamilyConfig::Mixtral(MixtralConfig::qwen3_30b_a3b())),
         ("gpt-tiny", FamilyConfig::Gpt(GptConfig::tiny())),
         ("gpt2", FamilyConfig::Gpt(GptConfig::gpt2())),
         ("deepseek-tiny", FamilyConfig::DeepSeekV3(DeepSeekV3Config::tiny())),
@@ -41,9 +45,10 @@ pub fn presets() -> [(&'static str, FamilyConfig); 10] {
 }
 
 /// The families, with sizes for tests.
-fn families() -> [FamilyConfig; 3] {
+fn families() -> [FamilyConfig; 4] {
     [
         FamilyConfig::Llama(LlamaConfig::tiny()),
+        FamilyConfig::Mixtral(MixtralConfig::tiny()),
         FamilyConfig::Gpt(GptConfig::tiny()),
         FamilyConfig::DeepSeekV3(DeepSeekV3Config::tiny()),
     ]
@@ -238,7 +243,8 @@ fn complete(
     let size = |name: &str| fields.get(name).and_then(Value::as_u64).unwrap_or(0);
     let heads = size("num_attention_heads");
     for (name, value) in sizes(start) {
-        if given(&name) || rest.contains_key(&name) || !value.is_u64() || name == "make_vocab_size_divisible_by" {
+        let has_default = ["make_vocab_size_divisible_by", "decoder_sparse_step"].contains(&name.as_str());
+        if given(&name) || rest.contains_key(&name) || !value.is_u64() || has_default {
             continue;
         }
         match name.as_str() {

@@ -9,12 +9,13 @@ mod clock;
 mod plans;
 mod timings;
 
-use checks::{activation, norm, optimizer, rows, tokens};
+use checks::{activation, experts, norm, optimizer, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
+use kernels_cubecl::pointwise::experts::RowSums;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
@@ -26,6 +27,17 @@ type Check = fn(&Client) -> usize;
 fn all_checks() -> Vec<(&'static str, Check)> {
     vec![
         ("swiglu", |c| activation::swiglu::<bf16>(c, 33, 1032) + activation::swiglu::<f32>(c, 5, 4104)),
+        ("weighted swiglu", |c| {
+            experts::swiglu::<bf16>(c, 33, 1032)
+                + experts::swiglu::<bf16>(c, 5, 14_336)
+                + experts::swiglu::<f16>(c, 7, 24)
+        }),
+        ("sums of rows", |c| {
+            let shape = |columns, terms| RowSums { rows: 700, columns, out: 900, terms };
+            experts::sum_rows::<bf16>(c, shape(4096, 1))
+                + experts::sum_rows::<bf16>(c, shape(1000, 8))
+                + experts::sum_rows::<f32>(c, shape(1, 2))
+        }),
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
         ("dropout", |c| activation::dropout::<bf16>(c, 37, 2056)),
         ("rms norm", |c| {

@@ -10,6 +10,7 @@ use super::block::LatentBlock;
 use super::config::DeepSeekV3Config;
 use super::mtp::Predictors;
 use crate::causal_lm::{CausalLm, ModelConfig};
+use crate::layers::moe::stats;
 use crate::layers::{
     Angles, KvCache, Norm, NormKind, OutputLayer, RotaryEmbedding, Vocab, VocabParallelEmbedding, with_mtp_losses,
 };
@@ -105,7 +106,7 @@ impl CausalLm for DeepSeekV3 {
         let losses = lm_head.token_losses(x.clone(), labels.clone().transpose(), None).transpose();
         match x.is_autodiff() {
             true => {
-                let modules = self.further_losses(x, &labels, batch);
+                let modules = stats::counted(|| self.further_losses(x, &labels, batch));
                 with_mtp_losses(losses, modules, self.mtp_weight, batch.context.as_ref())
             }
             false => losses,

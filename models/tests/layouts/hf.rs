@@ -16,6 +16,8 @@ const VOCAB: usize = 256;
 const POSITIONS: usize = 8;
 
 const LOGITS: f64 = 1e-12;
+/// transformers computes DeepSeek-V3's router in fp32, its matrix product included, in an order of MKL's own.
+const LOGITS_OF_DEEPSEEK: f64 = 2e-7;
 /// The oracle keeps gradients in fp32, and its backward pass goes through fp32 norms.
 const GRADIENTS: f64 = 1e-6;
 /// The oracle's loss is fp32.
@@ -39,6 +41,8 @@ fn tensors(bytes: &[u8]) -> BTreeMap<String, HostTensor> {
 struct Transformers<'a> {
     weights: &'a [u8],
     oracle: &'a [u8],
+    /// How far logits may be from the oracle's.
+    logits: f64,
 }
 
 impl WithModel for Transformers<'_> {
@@ -67,7 +71,7 @@ impl WithModel for Transformers<'_> {
             let end = |sample: usize| (sample + 1) * SEQ * VOCAB;
             let last = |sample: usize| &outcome.logits[end(sample) - POSITIONS * VOCAB..end(sample)];
             let expected = &oracle["logits_last8"].data;
-            assert_close(&format!("{layout}: logits"), &[last(0), last(1)].concat(), expected, LOGITS);
+            assert_close(&format!("{layout}: logits"), &[last(0), last(1)].concat(), expected, self.logits);
             let mut gradients = outcome.gradients;
             // What no gradient changes is in files too.
             for (name, foreign) in config.hf_names().iter().filter(|(name, _)| name.ends_with(".expert_bias")) {
@@ -99,7 +103,8 @@ macro_rules! is_transformers {
             let (weights, oracle) = (file("model.safetensors"), file("oracle.safetensors"));
             let (config, names) = (FamilyConfig::from_hf(&config).unwrap(), tensors(&weights));
             let config = config.hf_present(|name| names.contains_key(name));
-            config.visit(Transformers { weights: &weights, oracle: &oracle });
+            let logits = if $folder == "deepseek_v3" { LOGITS_OF_DEEPSEEK } else { LOGITS };
+            config.visit(Transformers { weights: &weights, oracle: &oracle, logits });
         }
     )+};
 }

@@ -8,7 +8,7 @@ use kernels_cubecl::pointwise::experts::{self as kernels, RowSums};
 
 use super::blocks::view;
 use super::{Float, Int, are_half, columns, empty, ids, is_here, launched, packed, rows, work};
-use crate::cuda::lt::{Onto, Operand, multiply, product};
+use crate::cuda::lt::{Onto, Operand, multiply, product, varying};
 use crate::cuda::{clear, dense};
 use crate::ops::moe::{self, MoeKernels, groups};
 
@@ -69,10 +69,12 @@ impl MoeKernels for Cube {
         let (x, w) = (dense(x), dense(w));
         let features = rows(&w) / counts.len();
         let out = empty(&x, [rows(&x), features], x.dtype);
-        for (group, range) in groups(counts) {
-            let matrix = Operand::batched(part(&w, group * features..(group + 1) * features)).transposed();
-            multiply(Operand::batched(part(&x, range.clone())), matrix, &part(&out, range), Onto::Replace);
-        }
+        varying(|| {
+            for (group, range) in groups(counts) {
+                let matrix = Operand::batched(part(&w, group * features..(group + 1) * features)).transposed();
+                multiply(Operand::batched(part(&x, range.clone())), matrix, &part(&out, range), Onto::Replace);
+            }
+        });
         out
     }
 
@@ -80,10 +82,12 @@ impl MoeKernels for Cube {
         let (grad, w) = (dense(grad), dense(w));
         let features = rows(&w) / counts.len();
         let out = empty(&grad, [rows(&grad), columns(&w)], grad.dtype);
-        for (group, range) in groups(counts) {
-            let matrix = Operand::batched(part(&w, group * features..(group + 1) * features));
-            multiply(Operand::batched(part(&grad, range.clone())), matrix, &part(&out, range), Onto::Replace);
-        }
+        varying(|| {
+            for (group, range) in groups(counts) {
+                let matrix = Operand::batched(part(&w, group * features..(group + 1) * features));
+                multiply(Operand::batched(part(&grad, range.clone())), matrix, &part(&out, range), Onto::Replace);
+            }
+        });
         out
     }
 
@@ -117,10 +121,12 @@ fn part(x: &CubeTensor, range: Range<usize>) -> CubeTensor {
 fn add_weight_grads(grad: &CubeTensor, x: &CubeTensor, counts: &[usize], out: &CubeTensor, onto: Onto) {
     let (features, inner) = (columns(grad), columns(x));
     let matrix = |group: usize| view(out, [1, features, inner], [0, inner, 1], group * features * inner);
-    for (group, range) in groups(counts) {
-        let grad = Operand::batched(part(grad, range.clone())).transposed();
-        multiply(grad, Operand::batched(part(x, range)), &matrix(group), onto);
-    }
+    varying(|| {
+        for (group, range) in groups(counts) {
+            let grad = Operand::batched(part(grad, range.clone())).transposed();
+            multiply(grad, Operand::batched(part(x, range)), &matrix(group), onto);
+        }
+    });
     if onto == Onto::Replace {
         (0..counts.len()).filter(|group| counts[*group] == 0).for_each(|group| clear(&matrix(group)));
     }

@@ -1,6 +1,6 @@
 //! Where rows come from and where they go.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 /// A linear map of rows with zeros and ones: which rows of its input a row of its output is the sum of. Both directions are
 /// tables, `-1` stands for no row.
@@ -64,7 +64,7 @@ fn transposed(inputs: usize, sources: &[Option<usize>]) -> Vec<i32> {
 
 fn table(rows: Vec<i32>, count: usize, device: &Device) -> Tensor<2, Int> {
     let terms = rows.len() / count;
-    Tensor::from_data(TensorData::new(rows, [count, terms]), device)
+    Tensor::from_data(TensorData::new(rows, [count, terms]), (device, DType::I32))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! The models that `verify` trains.
 
 use clap::ValueEnum;
-use models::{GptConfig, LlamaConfig, LlamaVariant};
+use models::layers::BalanceOver;
+use models::{GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant};
 
 /// The model families that can be verified.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -12,6 +13,10 @@ pub enum Family {
     Mistral,
     /// Llama with norms of every query and key head
     Qwen3,
+    /// Four experts in the place of each MLP, balance of every sequence, z-loss
+    Mixtral,
+    /// The same with norms of every query and key head, and an MLP in the first layer
+    Qwen3Moe,
     /// LayerNorm, learned positions, GELU, biases, dropout, tied output
     Gpt,
 }
@@ -49,6 +54,26 @@ pub fn llama(sizes: &Sizes, variant: LlamaVariant) -> LlamaConfig {
         num_key_value_heads: sizes.kv_heads,
         head_dim: sizes.hidden / sizes.heads.max(1),
         ..LlamaConfig::tiny()
+    }
+}
+
+/// The balance of sequences is the same in every layout; that of micro-batches depends on what is in one.
+pub fn mixtral(sizes: &Sizes, variant: MixtralVariant) -> MixtralConfig {
+    let is_qwen3 = variant == MixtralVariant::Qwen3Moe;
+    MixtralConfig {
+        variant,
+        vocab_size: sizes.vocab,
+        hidden_size: sizes.hidden,
+        intermediate_size: sizes.ffn,
+        moe_intermediate_size: is_qwen3.then_some(sizes.ffn / 2),
+        mlp_only_layers: if is_qwen3 { vec![0] } else { Vec::new() },
+        router_balance: BalanceOver::Sequence,
+        router_z_loss_coef: 0.001,
+        num_hidden_layers: sizes.layers,
+        num_attention_heads: sizes.heads,
+        num_key_value_heads: sizes.kv_heads,
+        head_dim: sizes.hidden / sizes.heads.max(1),
+        ..MixtralConfig::tiny()
     }
 }
 

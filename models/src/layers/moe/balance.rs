@@ -132,3 +132,20 @@ pub(super) fn z_loss(logits: Tensor<2>, total: f64) -> Tensor<1> {
     // Burn's gradient of a division by a number rounds it to f32.
     logs.powi_scalar(2).sum() * (1.0 / total)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_that_are_done_again_find_what_they_found() {
+        let shares = Shares { tp: Group::single(), stage: Group::single(), running: Arc::default() };
+        let first = shares.global(vec![1.0, 3.0], 2.0, true);
+        let second = shares.global(vec![3.0, 1.0], 2.0, true);
+        assert_eq!([&first, &second], [&vec![0.5, 1.5], &vec![1.0, 1.0]]);
+        let again = stats::paused(|| [(); 2].map(|()| shares.global(vec![9.0, 9.0], 2.0, true)));
+        assert_eq!(again, [first, second]);
+        stats::take();
+        assert_eq!(shares.global(vec![4.0, 0.0], 2.0, false), [2.0, 0.0], "a step begins with new counts");
+    }
+}

@@ -28,7 +28,7 @@ pub(super) fn drop_tokens(
             DropPolicy::Position => stays[..room].fill(true),
             DropPolicy::Probs => {
                 let probabilities: Vec<f64> = tokens.iter().map(|token| probability(*token, expert)).collect();
-                best(&probabilities, room).for_each(|place| stays[place] = true);
+                best(&probabilities, room).into_iter().for_each(|place| stays[place] = true);
             }
         }
         for (&token, _) in tokens.iter().zip(&stays).filter(|(_, stays)| !**stays) {

@@ -149,13 +149,6 @@ pub struct SharedExperts {
     pub gate: bool,
 }
 
-impl Scores {
-    /// Scores of single experts, whatever the others have.
-    pub(super) fn is_sigmoid(self) -> bool {
-        matches!(self, Self::Sigmoid | Self::PlainSigmoid)
-    }
-}
-
 impl RouterConfig {
     /// `top_k` experts by softmax over their logits, without auxiliary losses.
     pub fn new(top_k: usize) -> Self {

@@ -5,7 +5,6 @@ mod capacity;
 mod config;
 mod dispatch;
 mod experts;
-mod fp32_scores;
 mod layer;
 mod plan;
 mod router;

@@ -9,7 +9,6 @@ use burn::tensor::{Bool, DType, Tensor, TensorData};
 use super::balance::{self, Shares};
 use super::capacity::{drop_tokens, room};
 use super::config::{Capacity, MoeConfig, RouterConfig, Scores};
-use super::fp32_scores;
 use super::select::{Choice, choose, choose_freely};
 use super::stats;
 use crate::layers::fp32_softmax;
@@ -72,15 +71,15 @@ impl Router {
 
     /// Experts and probabilities of `x [tokens, hidden]`.
     pub fn forward(&self, x: Tensor<2>, tokens: Tokens, batch: &MicroBatch) -> Routing {
-        let logits = self.logits(x);
-        let ([count, experts], values) = (logits.dims(), host(&logits));
+        let logits = router_logits(x, self.weight.val());
+        let ([count, experts], scores) = (logits.dims(), host(&self.compared(&logits)));
         let bias = self.expert_bias.as_ref().map(|bias| host(&bias.val()));
-        let mut choice = choose(&values, [count, tokens.valid], &self.config, bias.as_deref());
-        let mut probs = self.probabilities(&logits, &values, &choice);
+        let mut choice = choose(&scores, [count, tokens.valid], &self.config, bias.as_deref());
+        let mut probs = self.probabilities(&logits, &choice);
         if batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0) {
             let plain = self.config.groups.is_none() && bias.is_none();
             let counted =
-                if plain { choice.clone() } else { choose_freely(&values, [count, tokens.valid], &self.config) };
+                if plain { choice.clone() } else { choose_freely(&scores, [count, tokens.valid], &self.config) };
             if let Some(loss) = self.losses(&logits, &counted, tokens, batch) {
                 probs = inject(probs, loss, batch.auxiliary);
             }
@@ -99,23 +98,18 @@ impl Router {
         Routing { choice, probs, pad_to }
     }
 
-    /// The router's product.
-    fn logits(&self, x: Tensor<2>) -> Tensor<2> {
-        let logits = router_logits(x.clone(), self.weight.val());
-        if !(self.rounds(&logits) && self.config.scores.is_sigmoid()) {
-            return logits;
+    /// What experts are compared by, without a graph: a softmax changes no order but that of sums over groups.
+    fn compared(&self, logits: &Tensor<2>) -> Tensor<2> {
+        let logits = logits.clone().without_autodiff();
+        match self.config.scores {
+            Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits),
+            Scores::SoftmaxBeforeTopK | Scores::NormalisedSoftmax if self.config.groups.is_some() => softmax(logits, 1),
+            _ => logits,
         }
-        let rounded = fp32_scores::logits(&host(&x), &host(&self.weight.val()), x.dims()[1]);
-        with_value(logits, rounded)
-    }
-
-    /// Whether probabilities are rounded as transformers rounds them.
-    fn rounds(&self, logits: &Tensor<2>) -> bool {
-        self.fp32 && logits.dtype() == DType::F64
     }
 
     /// `[tokens, experts]`, right where an expert was chosen.
-    fn probabilities(&self, logits: &Tensor<2>, values: &[f64], choice: &Choice) -> Tensor<2> {
+    fn probabilities(&self, logits: &Tensor<2>, choice: &Choice) -> Tensor<2> {
         let (config, [tokens, experts], device) = (self.config, logits.dims(), logits.device());
         let chosen = || {
             let mut chosen = vec![false; tokens * experts];
@@ -138,25 +132,16 @@ impl Router {
             }
             Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits.clone()),
         };
-        let probs = if config.scaling == 1.0 { probs } else { probs * config.scaling };
-        if !self.rounds(logits) {
-            return probs;
-        }
-        let rounded = match config.scores.is_sigmoid() {
-            true => {
-                let normalised = config.scores == Scores::Sigmoid && config.top_k > 1;
-                let of = |(token, logits): (usize, &[f64])| {
-                    let chosen: Vec<usize> = choice.of(token).collect();
-                    fp32_scores::scores(logits, &chosen, normalised, config.scaling)
-                };
-                values.chunks_exact(experts).enumerate().flat_map(of).collect()
-            }
-            false => {
-                let choice = (config.scores != Scores::SoftmaxBeforeTopK).then_some(choice);
-                rounded(values, experts, choice).into_iter().map(|prob| prob * config.scaling).collect()
-            }
+        let is_softmax = !matches!(config.scores, Scores::Sigmoid | Scores::PlainSigmoid);
+        let probs = if self.fp32 && is_softmax && logits.dtype() == DType::F64 {
+            let rounded =
+                rounded(&host(logits), experts, (config.scores != Scores::SoftmaxBeforeTopK).then_some(choice));
+            let rounded = Tensor::from_data(TensorData::new(rounded, [tokens, experts]), (&device, DType::F64));
+            probs.clone() + (rounded - probs.detach())
+        } else {
+            probs
         };
-        with_value(probs, rounded)
+        if config.scaling == 1.0 { probs } else { probs * config.scaling }
     }
 
     /// The sum of the auxiliary losses, this rank's part of it; `None` if it has no tokens.
@@ -217,13 +202,6 @@ impl Router {
 const LEAST: f64 = -1e30;
 /// Keeps a sum of scores from zero, as in Megatron-LM and DeepSeek-V3.
 const TINY: f64 = 1e-20;
-
-/// Other values with the gradient of the exact ones.
-fn with_value(exact: Tensor<2>, values: Vec<f64>) -> Tensor<2> {
-    let values = TensorData::new(values, exact.dims());
-    let values = Tensor::from_data(values, (&exact.device(), DType::F64));
-    exact.clone() + (values - exact.detach())
-}
 
 fn host<const D: usize>(x: &Tensor<D>) -> Vec<f64> {
     x.clone().into_data().convert::<f64>().try_to_vec().expect("converted to f64")

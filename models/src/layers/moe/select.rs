@@ -1,6 +1,6 @@
 //! Which experts a token uses, decided on the host: the sizes of everything behind it depend on the decision.
 
-use super::config::{ExpertGroups, RouterConfig, Scores};
+use super::config::{ExpertGroups, RouterConfig};
 
 /// The experts of some tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,78 +69,71 @@ impl Choice {
     }
 }
 
-/// The experts of the first `valid` of `tokens` tokens; the others have none. `logits` are `[tokens, experts]`, `bias` is
-/// added to the scores. Of experts with the same score the first one is chosen.
+/// The experts of the first `valid` of `tokens` tokens; the others have none. `scores` are `[tokens, experts]`, whatever experts
+/// are compared by, and `bias` is added to them. Of experts with the same score the first one is chosen.
 pub(super) fn choose(
-    logits: &[f64],
+    scores: &[f64],
     [tokens, valid]: [usize; 2],
     config: &RouterConfig,
     bias: Option<&[f64]>,
 ) -> Choice {
     let mut choice = Choice::none(tokens, config.top_k);
-    let experts = logits.len() / tokens.max(1);
-    let mut scores = vec![0.0; experts];
+    let experts = scores.len() / tokens.max(1);
+    let (mut row, mut found) = (vec![0.0; experts], Vec::new());
     for token in 0..valid {
-        scores.copy_from_slice(&logits[token * experts..(token + 1) * experts]);
-        to_scores(&mut scores, config.scores);
+        row.copy_from_slice(&scores[token * experts..(token + 1) * experts]);
         if let Some(bias) = bias {
-            scores.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+            row.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
         }
         if let Some(groups) = config.groups {
-            keep_best_groups(&mut scores, groups);
+            keep_best_groups(&mut row, groups, &mut found);
         }
-        choice.set(token, best(&scores, config.top_k));
+        find_best(&row, config.top_k, &mut found);
+        choice.set(token, found.iter().map(|(_, expert)| *expert));
     }
     choice
 }
 
 /// The experts by score alone, without groups or bias: what load-balancing losses count.
-pub(super) fn choose_freely(logits: &[f64], sizes: [usize; 2], config: &RouterConfig) -> Choice {
-    choose(logits, sizes, &RouterConfig { groups: None, ..*config }, None)
-}
-
-/// What experts are compared by.
-fn to_scores(row: &mut [f64], scores: Scores) {
-    match scores {
-        Scores::SoftmaxAfterTopK => {}
-        Scores::SoftmaxBeforeTopK | Scores::NormalisedSoftmax => {
-            let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            row.iter_mut().for_each(|logit| *logit = (*logit - largest).exp());
-            let sum: f64 = row.iter().sum();
-            row.iter_mut().for_each(|score| *score /= sum);
-        }
-        Scores::Sigmoid | Scores::PlainSigmoid => {
-            row.iter_mut().for_each(|logit| *logit = 1.0 / (1.0 + (-*logit).exp()))
-        }
-    }
+pub(super) fn choose_freely(scores: &[f64], sizes: [usize; 2], config: &RouterConfig) -> Choice {
+    choose(scores, sizes, &RouterConfig { groups: None, ..*config }, None)
 }
 
 /// Takes the experts of all but the best groups out.
-fn keep_best_groups(scores: &mut [f64], ExpertGroups { groups, top_k }: ExpertGroups) {
+fn keep_best_groups(scores: &mut [f64], ExpertGroups { groups, top_k }: ExpertGroups, found: &mut Vec<(f64, usize)>) {
     let size = scores.len() / groups;
-    let totals: Vec<f64> =
-        scores.chunks_exact(size).map(|group| best(group, 2.min(size)).map(|expert| group[expert]).sum()).collect();
-    let kept: Vec<usize> = best(&totals, top_k).collect();
+    let mut totals = Vec::with_capacity(groups);
+    for group in scores.chunks_exact(size) {
+        find_best(group, 2.min(size), found);
+        totals.push(found.iter().map(|(score, _)| score).sum());
+    }
+    find_best(&totals, top_k, found);
     for (group, scores) in scores.chunks_exact_mut(size).enumerate() {
-        if !kept.contains(&group) {
+        if !found.iter().any(|(_, kept)| *kept == group) {
             scores.fill(f64::NEG_INFINITY);
         }
     }
 }
 
-/// The places of the `count` greatest values, the first ones of equal values; a NaN is the smallest.
-pub(super) fn best(values: &[f64], count: usize) -> impl Iterator<Item = usize> + use<> {
-    let mut found: Vec<(f64, usize)> = Vec::with_capacity(count + 1);
+/// The `count` greatest values with their places, the first ones of equal values; a NaN is the smallest.
+fn find_best(values: &[f64], count: usize, found: &mut Vec<(f64, usize)>) {
+    found.clear();
     for (place, &value) in values.iter().enumerate() {
         let value = if value.is_nan() { f64::NEG_INFINITY } else { value };
         if found.len() == count && found.last().is_none_or(|(least, _)| value <= *least) {
             continue;
         }
         let at = found.partition_point(|(other, _)| *other >= value);
+        found.truncate(count - 1);
         found.insert(at, (value, place));
-        found.truncate(count);
     }
-    found.into_iter().map(|(_, place)| place)
+}
+
+/// The places of the `count` greatest values, the first ones of equal values; a NaN is the smallest.
+pub(super) fn best(values: &[f64], count: usize) -> Vec<usize> {
+    let mut found = Vec::new();
+    find_best(values, count, &mut found);
+    found.into_iter().map(|(_, place)| place).collect()
 }
 
 #[cfg(test)]
@@ -149,23 +142,22 @@ mod tests {
 
     #[test]
     fn the_first_of_equal_values_is_best() {
-        let found = |values: &[f64], count| best(values, count).collect::<Vec<_>>();
-        assert_eq!(found(&[1.0, 3.0, 3.0, 2.0, 3.0], 2), [1, 2]);
-        assert_eq!(found(&[0.0, f64::NAN, -1.0], 3), [0, 2, 1]);
-        assert_eq!(found(&[], 2), [0usize; 0]);
+        assert_eq!(best(&[1.0, 3.0, 3.0, 2.0, 3.0], 2), [1, 2]);
+        assert_eq!(best(&[0.0, f64::NAN, -1.0], 3), [0, 2, 1]);
+        assert_eq!((best(&[], 2), best(&[1.0], 0)), (vec![], vec![]));
     }
 
     #[test]
     fn groups_are_compared_by_their_two_best_experts() {
         let groups = Some(ExpertGroups { groups: 3, top_k: 1 });
-        let config = RouterConfig { groups, scores: Scores::Sigmoid, ..RouterConfig::new(2) };
+        let config = RouterConfig { groups, ..RouterConfig::new(2) };
         // The best expert is alone in its group; the last group has the best pair.
-        let logits = [5.0, -5.0, -5.0, 1.0, 0.5, -5.0, 2.0, 1.5, 0.0];
-        let chosen = |bias: Option<&[f64]>| choose(&logits, [1, 1], &config, bias).of(0).collect::<Vec<_>>();
+        let scores = [0.99, 0.01, 0.01, 0.73, 0.62, 0.01, 0.88, 0.82, 0.5];
+        let chosen = |bias: Option<&[f64]>| choose(&scores, [1, 1], &config, bias).of(0).collect::<Vec<_>>();
         assert_eq!(chosen(None), [6, 7]);
         let bias = [0.0, 0.9, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         assert_eq!(chosen(Some(&bias)), [0, 1]);
-        assert_eq!(choose_freely(&logits, [1, 1], &config).of(0).collect::<Vec<_>>(), [0, 6]);
+        assert_eq!(choose_freely(&scores, [1, 1], &config).of(0).collect::<Vec<_>>(), [0, 6]);
     }
 
     #[test]

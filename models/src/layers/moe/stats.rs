@@ -116,6 +116,16 @@ pub fn is_counting() -> bool {
 
 /// Runs `f` without counting: evaluation, and forward passes that are done again.
 pub fn paused<T>(f: impl FnOnce() -> T) -> T {
+    with_pause(true, f)
+}
+
+/// Runs `f` and counts, also inside [`paused`]: what is computed only where gradients are recorded is computed once, and
+/// perhaps in a forward pass whose other parts are done again.
+pub fn counted<T>(f: impl FnOnce() -> T) -> T {
+    with_pause(false, f)
+}
+
+fn with_pause<T>(paused: bool, f: impl FnOnce() -> T) -> T {
     struct Resume(bool);
 
     impl Drop for Resume {
@@ -123,7 +133,7 @@ pub fn paused<T>(f: impl FnOnce() -> T) -> T {
             STATE.with_borrow_mut(|state| state.paused = self.0);
         }
     }
-    let _resume = Resume(STATE.with_borrow_mut(|state| std::mem::replace(&mut state.paused, true)));
+    let _resume = Resume(STATE.with_borrow_mut(|state| std::mem::replace(&mut state.paused, paused)));
     f()
 }
 
@@ -184,6 +194,8 @@ mod tests {
             assert!(!is_counting());
             paused(|| record(3, |layer| layer.dropped(9)));
             record(1, |layer| layer.dropped(9));
+            counted(|| record(0, |layer| layer.dropped(2)));
+            assert!(!is_counting());
         });
         record(0, |layer| layer.dropped(1));
         let first = Counts { dropped: 1, ..Counts::default() };
