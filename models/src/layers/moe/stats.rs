@@ -198,7 +198,7 @@ mod tests {
             assert!(!is_counting());
         });
         record(0, |layer| layer.dropped(1));
-        let first = Counts { dropped: 1, ..Counts::default() };
+        let first = Counts { dropped: 3, ..Counts::default() };
         let second = Counts {
             layer: 3,
             tokens: vec![3, 0, 8],
