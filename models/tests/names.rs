@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use backend_dist::shard::HostTensor;
+use models::layers::RopeScaling;
 use models::names::NameMap;
 use models::{FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig};
 use safetensors::SafeTensors;
@@ -167,7 +168,8 @@ fn llama(text: &str) -> LlamaConfig {
 fn what_config_json_says() {
     let llama3 = llama(LLAMA3);
     assert_eq!((llama3.num_key_value_heads, llama3.head_dim, llama3.rope_theta), (4, 4, 500_000.0));
-    assert_eq!(llama3.rope_scaling.unwrap().original_max_position_embeddings, 64);
+    let Some(RopeScaling::Llama3(scaling)) = llama3.rope_scaling else { panic!("{:?}", llama3.rope_scaling) };
+    assert_eq!(scaling.original_max_position_embeddings, 64);
     assert_eq!(llama3.max_position_embeddings, 128);
     let mistral = llama(MISTRAL);
     assert_eq!((mistral.variant, mistral.sliding_window), (LlamaVariant::Mistral, Some(16)));
@@ -211,6 +213,29 @@ fn older_rope_keys() {
     assert_eq!(FamilyConfig::from_hf(&config).unwrap(), FamilyConfig::Llama(llama(LLAMA3)));
 }
 
+/// YaRN in any family that rotates, with transformers' defaults and without them.
+#[test]
+fn yarn_is_read_and_written() {
+    let keys = [
+        json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
+        json!({"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64,
+            "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.5, "truncate": false}),
+    ];
+    for (base, rope) in [LLAMA2, QWEN3, MIXTRAL].into_iter().flat_map(|base| keys.iter().map(move |rope| (base, rope)))
+    {
+        let mut original = parse(base);
+        original["rope_parameters"] = rope.clone();
+        let config = FamilyConfig::from_hf(&original).unwrap();
+        let written = config.to_hf().unwrap();
+        assert_eq!(
+            (&written["rope_parameters"]["rope_type"], &written["rope_parameters"]["factor"]),
+            (&json!("yarn"), &json!(4.0))
+        );
+        assert_eq!(FamilyConfig::from_hf(&written).unwrap(), config);
+        assert_eq!(serde_json::from_value::<FamilyConfig>(serde_json::to_value(&config).unwrap()).unwrap(), config);
+    }
+}
+
 /// The message for a file in which one key was changed.
 fn refuse(base: &str, key: &str, value: Value) -> String {
     let mut config = parse(base);
@@ -225,7 +250,9 @@ fn what_the_models_lack_is_refused() {
         "config.json: `scale_attn_weights` is false, which this model does not have; nearest legal: true"
     );
     assert!(refuse(LLAMA3, "hidden_act", json!("gelu")).contains("nearest legal: silu"));
-    assert!(refuse(LLAMA3, "rope_parameters", json!({"rope_type": "yarn"})).contains("`rope_type` is yarn"));
+    assert!(refuse(LLAMA3, "rope_parameters", json!({"rope_type": "linear"})).contains("`rope_type` is linear"));
+    let yarn = json!({"rope_type": "yarn", "original_max_position_embeddings": 64});
+    assert_eq!(refuse(LLAMA3, "rope_parameters", yarn), "config.json: `factor` is missing");
     assert!(refuse(LLAMA3, "rope_scaling", json!({"rope_type": "default"})).contains("`rope_scaling` is given twice"));
     assert!(refuse(QWEN3, "use_sliding_window", json!(true)).contains("`use_sliding_window` is true"));
     assert!(refuse(QWEN3, "layer_types", json!(["sliding_attention"])).contains("nearest legal: 4 x full_attention"));

@@ -250,7 +250,7 @@ pub const SIZES: &[(&str, &str)] = &[
     ("max-position-embeddings", "Longest sequence; default of a family: training.seq-length"),
     ("sliding-window", "Positions that one sees, itself included (mistral); none: all before it"),
     ("rope-theta", "Base of the rotary frequencies"),
-    ("rope-scaling", "Llama 3.1's stretching of the rotary frequencies: { factor, low-freq-factor, ... }"),
+    ("rope-scaling", "Llama 3.1's or YaRN's stretching of the rotary frequencies: { factor, low-freq-factor, ... }"),
     ("rms-norm-eps", "Epsilon of the norms"),
     ("layer-norm-epsilon", "Epsilon of the norms"),
     ("gelu-tanh", "GPT-2's approximation of GELU"),

@@ -1,11 +1,11 @@
 //! DeepSeek-V3 in Hugging Face's words: names of tensors and `config.json`.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::config::DeepSeekV3Config;
 use super::rows;
-use crate::hf::{ConfigReader, HfError, class_of};
-use crate::layers::YarnScaling;
+use crate::hf::{ConfigReader, HfError, class_of, rope};
+use crate::layers::{RopeScaling, YarnScaling};
 use crate::names::{Foreign, NameMap};
 
 /// Keys that repeat what the architecture is, or say how DeepSeek serves it.
@@ -107,7 +107,7 @@ impl DeepSeekV3Config {
         config.expect_number("attention_dropout", 0.0, 0.0)?;
         config.expect_flag("attention_bias", false)?;
         config.expect_flag("tie_word_embeddings", false)?;
-        let (rope_theta, rope_scaling) = rope(&config)?;
+        let (rope_theta, rope_scaling) = rotary(&config)?;
         let read = Self {
             vocab_size: config.size("vocab_size")?,
             hidden_size: config.size("hidden_size")?,
@@ -152,13 +152,6 @@ impl DeepSeekV3Config {
 
     /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
-        let mut rope = Map::new();
-        rope.insert("rope_theta".into(), json!(self.rope_theta));
-        rope.insert("rope_type".into(), json!("default"));
-        if let Some(scaling) = self.rope_scaling {
-            rope.insert("rope_type".into(), json!("yarn"));
-            scaling.write_hf(&mut rope);
-        }
         json!({
             "architectures": [class_of("deepseek_v3")],
             "model_type": "deepseek_v3",
@@ -186,7 +179,7 @@ impl DeepSeekV3Config {
             "routed_scaling_factor": self.routed_scaling_factor,
             "num_nextn_predict_layers": self.num_nextn_predict_layers,
             "max_position_embeddings": self.max_position_embeddings,
-            "rope_parameters": rope,
+            "rope_parameters": rope::written(self.rope_theta, self.rope_scaling.map(RopeScaling::Yarn)),
             "rope_interleave": self.rope_interleave,
             "rms_norm_eps": self.rms_norm_eps,
             "initializer_range": self.initializer_range,
@@ -207,17 +200,11 @@ fn count(config: &ConfigReader, key: &str, default: usize) -> Result<usize, HfEr
 }
 
 /// Base and scaling of the rotary frequencies.
-fn rope(config: &ConfigReader) -> Result<(f64, Option<YarnScaling>), HfError> {
-    let theta = config.number("rope_theta")?;
-    let Some(rope) = config.object("rope_parameters")?.or(config.object("rope_scaling")?) else {
-        return Ok((theta.unwrap_or(10_000.0), None));
-    };
-    let nested = rope.number("rope_theta")?;
-    let scaling = match rope.text("rope_type")?.or(rope.text("type")?) {
-        None | Some("default") => None,
-        Some("yarn") => Some(YarnScaling::read_hf(&rope)?),
-        Some(other) => return Err(rope.unsupported("rope_type", other, "default, yarn")),
-    };
-    rope.finish(&[])?;
-    Ok((nested.or(theta).unwrap_or(10_000.0), scaling))
+fn rotary(config: &ConfigReader) -> Result<(f64, Option<YarnScaling>), HfError> {
+    let (theta, scaling) = rope::read(config)?;
+    match scaling {
+        None => Ok((theta, None)),
+        Some(RopeScaling::Yarn(scaling)) => Ok((theta, Some(scaling))),
+        Some(RopeScaling::Llama3(_)) => Err(config.unsupported("rope_type", "llama3", "default, yarn")),
+    }
 }

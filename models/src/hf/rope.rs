@@ -3,10 +3,10 @@
 use serde_json::{Map, Value, json};
 
 use super::{ConfigReader, HfError};
-use crate::layers::Llama3Scaling;
+use crate::layers::{Llama3Scaling, RopeScaling, YarnScaling};
 
 /// Base and scaling of the rotary frequencies.
-pub(crate) fn read(config: &ConfigReader) -> Result<(f64, Option<Llama3Scaling>), HfError> {
+pub(crate) fn read(config: &ConfigReader) -> Result<(f64, Option<RopeScaling>), HfError> {
     let theta = config.number("rope_theta")?;
     let rope = match (config.object("rope_parameters")?, config.object("rope_scaling")?) {
         (Some(_), Some(_)) => return Err(config.unsupported("rope_scaling", "given twice", "`rope_parameters` alone")),
@@ -21,30 +21,37 @@ pub(crate) fn read(config: &ConfigReader) -> Result<(f64, Option<Llama3Scaling>)
     }
     let scaling = match rope.text("rope_type")?.or(rope.text("type")?) {
         None | Some("default") => None,
-        Some("llama3") => Some(Llama3Scaling {
+        Some("llama3") => Some(RopeScaling::Llama3(Llama3Scaling {
             factor: rope.required_number("factor")?,
             low_freq_factor: rope.required_number("low_freq_factor")?,
             high_freq_factor: rope.required_number("high_freq_factor")?,
             original_max_position_embeddings: rope.size("original_max_position_embeddings")?,
-        }),
-        Some(other) => return Err(rope.unsupported("rope_type", other, "default, llama3")),
+        })),
+        Some("yarn") => Some(RopeScaling::Yarn(YarnScaling::read_hf(&rope)?)),
+        Some(other) => return Err(rope.unsupported("rope_type", other, "default, llama3, yarn")),
     };
     rope.finish(&[])?;
     Ok((nested.or(theta).unwrap_or(10_000.0), scaling))
 }
 
 /// `rope_parameters`.
-pub(crate) fn written(theta: f64, scaling: Option<Llama3Scaling>) -> Value {
+pub(crate) fn written(theta: f64, scaling: Option<RopeScaling>) -> Value {
     let mut rope = Map::new();
     rope.insert("rope_theta".into(), json!(theta));
-    rope.insert("rope_type".into(), json!("default"));
-    if let Some(scaling) = scaling {
-        rope.insert("rope_type".into(), json!("llama3"));
-        rope.insert("factor".into(), json!(scaling.factor));
-        rope.insert("low_freq_factor".into(), json!(scaling.low_freq_factor));
-        rope.insert("high_freq_factor".into(), json!(scaling.high_freq_factor));
-        let original = json!(scaling.original_max_position_embeddings);
-        rope.insert("original_max_position_embeddings".into(), original);
+    match scaling {
+        None => drop(rope.insert("rope_type".into(), json!("default"))),
+        Some(RopeScaling::Llama3(scaling)) => {
+            rope.insert("rope_type".into(), json!("llama3"));
+            rope.insert("factor".into(), json!(scaling.factor));
+            rope.insert("low_freq_factor".into(), json!(scaling.low_freq_factor));
+            rope.insert("high_freq_factor".into(), json!(scaling.high_freq_factor));
+            let original = json!(scaling.original_max_position_embeddings);
+            rope.insert("original_max_position_embeddings".into(), original);
+        }
+        Some(RopeScaling::Yarn(scaling)) => {
+            rope.insert("rope_type".into(), json!("yarn"));
+            scaling.write_hf(&mut rope);
+        }
     }
     Value::Object(rope)
 }

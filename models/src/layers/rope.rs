@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use backend_dist::ops::context::Documents;
 use backend_dist::ops::{embedding, rope_packed};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use super::trigonometry::{cos, sin};
 use super::yarn::YarnScaling;
@@ -49,13 +51,27 @@ impl Llama3Scaling {
 }
 
 /// A scaling of the rotary frequencies. In files each is told by its keys.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum RopeScaling {
     /// Llama 3.1's.
     Llama3(Llama3Scaling),
     /// YaRN.
     Yarn(YarnScaling),
+}
+
+/// Not one after the other, so that a message is about the keys that are there.
+impl<'de> Deserialize<'de> for RopeScaling {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let keys = Value::deserialize(deserializer)?;
+        let has = |key: &str| keys.get(key).is_some();
+        let llama3 = has("low_freq_factor") || has("high_freq_factor");
+        let read = match has("original_max_position_embeddings") && !llama3 {
+            true => serde_json::from_value(keys).map(Self::Yarn),
+            false => serde_json::from_value(keys).map(Self::Llama3),
+        };
+        read.map_err(D::Error::custom)
+    }
 }
 
 impl From<Llama3Scaling> for RopeScaling {

@@ -8,7 +8,8 @@ use super::variant::LlamaVariant;
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, even, positive, share};
 use crate::layers::{
-    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Llama3Scaling, MlpConfig, NormKind, RopeConfig, Vocab,
+    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Llama3Scaling, MlpConfig, NormKind, RopeConfig,
+    RopeScaling, Vocab,
 };
 use crate::layout::ModelDims;
 use crate::megatron::MegatronDecoder;
@@ -40,8 +41,8 @@ pub struct LlamaConfig {
     pub sliding_window: Option<usize>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Llama 3.1's scaling of the rotary frequencies.
-    pub rope_scaling: Option<Llama3Scaling>,
+    /// Llama 3.1's scaling of the rotary frequencies, or YaRN.
+    pub rope_scaling: Option<RopeScaling>,
     /// Epsilon of the norms.
     pub rms_norm_eps: f64,
     /// The output layer shares the embedding's weight.
@@ -120,12 +121,12 @@ impl LlamaConfig {
             num_hidden_layers: 16,
             head_dim: 64,
             max_position_embeddings: 131_072,
-            rope_scaling: Some(Llama3Scaling {
+            rope_scaling: Some(RopeScaling::Llama3(Llama3Scaling {
                 factor: 32.0,
                 low_freq_factor: 1.0,
                 high_freq_factor: 4.0,
                 original_max_position_embeddings: 8192,
-            }),
+            })),
             tie_word_embeddings: true,
             ..Self::llama3_8b()
         }
@@ -185,11 +186,7 @@ impl LlamaConfig {
             layers: self.num_hidden_layers,
             tied: self.tie_word_embeddings,
             init: self.init(),
-            rope: RopeConfig {
-                head_dim: self.head_dim,
-                theta: self.rope_theta,
-                scaling: self.rope_scaling.map(Into::into),
-            },
+            rope: RopeConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling },
             norm_eps: self.rms_norm_eps,
             dropout: self.hidden_dropout,
         }

@@ -7,8 +7,8 @@ use super::variant::MixtralVariant;
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, even, positive, share};
 use crate::layers::{
-    Activation, AttentionConfig, Balance, BalanceOver, BlockConfig, Capacity, Dispatcher, Ffn, LinearConfig,
-    Llama3Scaling, MlpConfig, MoeConfig, NormKind, RopeConfig, RouterConfig, Scores, Vocab,
+    Activation, AttentionConfig, Balance, BalanceOver, BlockConfig, Capacity, Dispatcher, Ffn, LinearConfig, MlpConfig,
+    MoeConfig, NormKind, RopeConfig, RopeScaling, RouterConfig, Scores, Vocab,
 };
 use crate::layout::{ExpertDims, ModelDims};
 use crate::llama::Frame;
@@ -61,8 +61,8 @@ pub struct MixtralConfig {
     pub max_position_embeddings: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Llama 3.1's scaling of the rotary frequencies.
-    pub rope_scaling: Option<Llama3Scaling>,
+    /// Llama 3.1's scaling of the rotary frequencies, or YaRN.
+    pub rope_scaling: Option<RopeScaling>,
     /// Epsilon of the norms.
     pub rms_norm_eps: f64,
     /// The output layer shares the embedding's weight.
@@ -212,11 +212,7 @@ impl MixtralConfig {
             layers: self.num_hidden_layers,
             tied: self.tie_word_embeddings,
             init: self.init(),
-            rope: RopeConfig {
-                head_dim: self.head_dim,
-                theta: self.rope_theta,
-                scaling: self.rope_scaling.map(Into::into),
-            },
+            rope: RopeConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling },
             norm_eps: self.rms_norm_eps,
             dropout: self.hidden_dropout,
         }

@@ -10,7 +10,7 @@ mod moe;
 mod recompute;
 
 use harness::{Outcome, assert_close, assert_within, initial_weights, largest, run};
-use models::layers::{DropoutKey, Llama3Scaling};
+use models::layers::{DropoutKey, Llama3Scaling, RopeScaling};
 use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant};
 
 const LIMIT: f64 = 1e-10;
@@ -25,12 +25,12 @@ fn llama() -> LlamaConfig {
         num_attention_heads: 8,
         num_key_value_heads: 2,
         head_dim: 6,
-        rope_scaling: Some(Llama3Scaling {
+        rope_scaling: Some(RopeScaling::Llama3(Llama3Scaling {
             factor: 8.0,
             low_freq_factor: 1.0,
             high_freq_factor: 4.0,
             original_max_position_embeddings: 64,
-        }),
+        })),
         ..LlamaConfig::tiny()
     }
 }
