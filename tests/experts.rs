@@ -4,7 +4,7 @@ use burn::tensor::Device;
 use burn_megatron::verify::{Candidate, Row, verify};
 use models::layers::BalanceOver;
 use models::mixtral::MixtralVariant;
-use models::{CausalLm, Mixtral, MixtralConfig};
+use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, Mixtral, MixtralConfig};
 use tests::SETTINGS;
 
 /// Three layers with experts and one without; losses that balance them, of each sequence by itself, so that it does not matter
@@ -88,4 +88,21 @@ fn experts_in_pipelines_and_over_parts_of_sequences() {
         "TP2 SP CP2 EP2 ETP1 ZeRO3",
     ];
     equal_one_device::<Mixtral>(&mixtral(), &layouts);
+}
+
+/// Sigmoid scores, groups of experts, a shared expert, and a bias that moves far enough in three steps to send tokens
+/// elsewhere. The bias is compared like a weight.
+#[test]
+fn biases_that_balance_experts() {
+    let config = DeepSeekV3Config { vocab_size: 101, moe_router_bias_update_rate: 0.05, ..DeepSeekV3Config::tiny() };
+    let layouts = [
+        "DP1 x2",
+        "DP2 EP2",
+        "DP4 EP4 ZeRO3",
+        "TP2 SP EP2 ETP1 x2",
+        "TP2 SP DP2 EP2 ETP1 ZeRO1",
+        "PP2 DP2 EP2 x2 1f1b",
+        "DP2 EP2 uniform1",
+    ];
+    equal_one_device::<DeepSeekV3>(&config, &layouts);
 }

@@ -118,7 +118,7 @@ fn three_times(batch: &TokenBatch) -> TokenBatch {
         tokens: batch.tokens.repeat(3),
         labels: batch.labels.repeat(3),
         mask: batch.mask.as_ref().map(|mask| mask.repeat(3)),
-        documents: batch.documents.as_ref().map(|documents| documents.repeat(3)),
+        documents: batch.documents.as_ref().map(|documents| vec![documents.clone(); 3].concat()),
         ..*batch
     }
 }

@@ -23,7 +23,7 @@ fn input(model: &str) -> (Input, Tensors) {
 }
 
 /// The largest difference, relative to the largest value.
-fn difference(found: &[f64], expected: &[f64]) -> f64 {
+pub fn difference(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
     let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
@@ -31,7 +31,7 @@ fn difference(found: &[f64], expected: &[f64]) -> f64 {
 }
 
 /// Logits of the last eight positions of each row.
-fn last(output: &Output, input: &Input) -> Vec<f64> {
+pub fn last(output: &Output, input: &Input) -> Vec<f64> {
     let row = input.seq * output.vocab;
     output.logits.chunks(row).flat_map(|logits| &logits[row - 8 * output.vocab..]).copied().collect()
 }
