@@ -315,6 +315,13 @@ fn copies_of_tokens_are_sent_to_experts() {
         let job = job(mixtral(), layout, ScheduleKind::NoPipeline, 1);
         job.units(&job.stages.stages()[0])[1].ops.iter().map(|op| op.flops[0]).sum::<f64>()
     };
+    let kept = |decoder: Decoder, layout: &str| {
+        let job = job(decoder, layout, ScheduleKind::NoPipeline, 1);
+        super::memory::UnitMemory::new(&job.units(&job.stages.stages()[0])[1], &job).kept
+    };
+    let (tokens, h, f) = (2 * 1024, 4096, 14_336);
+    let (dense, ids) = (kept(llama3_8b(), "DP4"), tokens * (4 * 8 + 8 * 2));
+    assert_eq!(kept(mixtral(), "DP4 EP4"), dense - 2 * tokens * 3 * f + 2 * 2 * tokens * (h + 3 * f) + ids);
     assert_eq!(units("DP4 EP4"), units("DP4"));
     assert_eq!(units("TP2 SP DP2 EP2"), units("TP2 SP DP2 EP4 ETP1"));
 }

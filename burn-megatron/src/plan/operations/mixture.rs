@@ -47,8 +47,8 @@ impl Maker<'_> {
         let input = chain.at;
         self.grouped(chain, hidden, share.intermediate, input);
         self.to_experts(chain, share.copies);
-        let results = chain.at;
-        chain.op(share.tokens * hidden * element, |op| op.keeps = vec![results, probabilities, places]);
+        // Probabilities are multiplied in front of the second product, so its result is not kept.
+        chain.op(share.tokens * hidden * element, |op| op.keeps = vec![places]);
         if alone {
             let exchange = gather(Some(Collective::AllGather), None);
             chain.op(self.share.tokens * hidden * element, |op| op.exchange = exchange);
