@@ -166,7 +166,9 @@ pub fn report(gpus: usize) {
     for (i, comm) in ways(gpus, heads).into_iter().enumerate() {
         let [forward, both] = [0, 1].map(|j| worst(i + 1, j) * 1e3);
         let [out, grad] = [2, 3].map(|j| worst(i + 1, j));
-        println!("  {comm:?} over {gpus}: {forward:.2} ms, {both:.2} ms; output off by {out:.1e}, gradient by {grad:.1e}");
+        println!(
+            "  {comm:?} over {gpus}: {forward:.2} ms, {both:.2} ms; output off by {out:.1e}, gradient by {grad:.1e}"
+        );
     }
 }
 
