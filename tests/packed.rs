@@ -88,6 +88,41 @@ fn a_packed_gpt_learns_what_its_documents_teach() {
     packed_equals_unpacked::<Gpt>(&config, &["TP1", "DP4 ZeRO3", "TP2 SP", "CP2", "TP2 SP CP2", "CP4 all_gather"]);
 }
 
+/// Each document is shared by as many ranks as its length asks for; ranks take different numbers of them.
+#[test]
+fn documents_that_are_dealt_out_by_length_teach_the_same() {
+    let layouts = [
+        "DP4 dynamic:4",
+        "DP2 CP2 ZeRO1 all_gather dynamic:8",
+        "CP4 a2a dynamic:5",
+        "TP2 SP DP2 selective dynamic:16",
+        "DP3 dynamic:6",
+        "DP8 dynamic:2 uniform1",
+    ];
+    let one = train_on::<Llama>(&llama(), "TP1", &unpacked(llama().vocab_size()));
+    for layout in layouts {
+        let mut job = packed(llama().vocab_size());
+        // Rows are dealt out whatever their number is.
+        job.engine.global_batch = 12;
+        for batch in &mut job.batches {
+            *batch = three_times(batch);
+        }
+        assert_equals_one_device(&one, layout, &train_on::<Llama>(&llama(), layout, &job));
+    }
+}
+
+/// Each row thrice: means, and so gradients, are those of the rows.
+fn three_times(batch: &TokenBatch) -> TokenBatch {
+    TokenBatch {
+        rows: 3 * batch.rows,
+        tokens: batch.tokens.repeat(3),
+        labels: batch.labels.repeat(3),
+        mask: batch.mask.as_ref().map(|mask| mask.repeat(3)),
+        documents: batch.documents.as_ref().map(|documents| vec![documents.clone(); 3].concat()),
+        ..*batch
+    }
+}
+
 /// With dropout, a packed row is the same in every layout.
 #[test]
 fn a_packed_gpt_with_dropout_equals_one_device() {

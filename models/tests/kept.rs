@@ -55,13 +55,13 @@ struct Sizes {
 }
 
 const BATCH: usize = 2;
-const SMALL: Sizes = Sizes { seq: 128, hidden: 64, ffn: 176, heads: 8, kv_heads: 4, head_dim: 8 };
-const LARGE: Sizes = Sizes { seq: 256, hidden: 128, ffn: 352, heads: 16, kv_heads: 8, head_dim: 16 };
+const SMALL: Sizes = Sizes { seq: 64, hidden: 32, ffn: 88, heads: 4, kv_heads: 2, head_dim: 8 };
+const LARGE: Sizes = Sizes { seq: 128, hidden: 64, ffn: 176, heads: 8, kv_heads: 4, head_dim: 8 };
 /// Nodes of the graph, shapes and the like, per block.
 const BOOKKEEPING: isize = 20_480;
 /// By how much these differ from pass to pass: ranks do not allocate at the same time. The smallest tensor, a number for
-/// each token, has 1,024 bytes.
-const JITTER: isize = 256;
+/// each token, has 512 bytes more in the large block.
+const JITTER: isize = 128;
 
 fn block(sizes: Sizes, activation: Activation, norm: NormKind) -> BlockConfig {
     let linear = LinearConfig { bias: false, init: Init::Normal { std: 0.1 } };
@@ -90,7 +90,7 @@ fn block(sizes: Sizes, activation: Activation, norm: NormKind) -> BlockConfig {
     }
 }
 
-/// Bytes that live because of a forward pass that is to be followed by a backward pass, beyond its input.
+/// Bytes that live because of a forward pass that is to be followed by a backward pass, beyond its input: the median of five.
 fn kept(rank: &Rank, sizes: Sizes, config: &BlockConfig, modules: &[Module]) -> isize {
     let recompute = Recompute::selective(modules);
     let mut params = ParamBuilder::new(rank, FloatDType::F32, 1).with_recompute(&recompute);
@@ -106,18 +106,22 @@ fn kept(rank: &Rank, sizes: Sizes, config: &BlockConfig, modules: &[Module]) -> 
         Tape::of(layer.forward(x.clone(), Some(&angles), &batch))
     };
     let upstream = x.clone().inner();
-    // The first pass fills caches and the stacks of the thread pool.
-    drop(forward().pull_back(upstream.clone()));
     let group = &parallel.group;
-    group.barrier();
-    let before = LIVE.load(Ordering::SeqCst);
-    group.barrier();
-    let tape = forward();
-    group.barrier();
-    let bytes = LIVE.load(Ordering::SeqCst) - before;
-    group.barrier();
-    drop(tape.pull_back(upstream));
-    bytes
+    let pass = || {
+        group.barrier();
+        let before = LIVE.load(Ordering::SeqCst);
+        group.barrier();
+        let tape = forward();
+        group.barrier();
+        let bytes = LIVE.load(Ordering::SeqCst) - before;
+        group.barrier();
+        drop(tape.pull_back(upstream.clone()));
+        bytes
+    };
+    // In some passes, the first at least, a thread takes scratch memory for good.
+    let mut bytes: Vec<isize> = (0..5).map(|_| pass()).collect();
+    bytes.sort_unstable();
+    bytes[2]
 }
 
 /// What is kept at each setting is the sum of these, in fp32 bytes over all `tp` ranks.

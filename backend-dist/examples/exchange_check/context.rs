@@ -58,26 +58,20 @@ fn cases(gpus: usize) -> Vec<Case> {
     ]
 }
 
-/// Number of wrong checks. Ranks that share one GPU exchange through the host.
+/// Number of wrong checks.
 pub fn check(gpus: usize) -> usize {
-    let mut bad = 0;
-    for case in cases(gpus) {
-        for comm in ways(gpus, case.heads) {
-            for (dtype, bound) in [(DType::BF16, 2e-2), (DType::F32, 1e-5)] {
-                let errors = on_ranks(gpus, |rank| errors(rank, &case, comm, dtype));
-                let worst = |of: [f64; 2]| if of[0].is_nan() || of[1].is_nan() { f64::NAN } else { of[0].max(of[1]) };
-                let outcome = match errors {
-                    Err(why) => Err(why),
-                    Ok(all) => match all.into_iter().map(worst).find(|error| error.is_nan() || *error > bound) {
-                        Some(error) => Err(format!("output or gradient off by {error:.1e}, more than {bound:.0e}")),
-                        None => Ok(()),
-                    },
-                };
-                bad += verdict(&format!("{comm:?}, {}, {dtype:?}", case.name), outcome);
-            }
-        }
-    }
-    bad
+    let all = on_ranks(gpus, |rank| cases(gpus).iter().flat_map(|case| errors(rank, case)).collect::<Vec<_>>());
+    let all = match all {
+        Ok(all) => all,
+        Err(why) => return verdict("attention in a context", Err(why)),
+    };
+    let judge = |i: usize| {
+        let Found { name, bound, .. } = &all[0][i];
+        let worst = all.iter().flat_map(|of| of[i].errors).find(|error| error.is_nan() || *error > *bound);
+        let why = |error| format!("output or gradient off by {error:.1e}, more than {bound:.0e}");
+        verdict(name, worst.map_or(Ok(()), |error| Err(why(error))))
+    };
+    (0..all[0].len()).map(judge).sum()
 }
 
 fn on_ranks<T: Send>(gpus: usize, f: impl Fn(&Rank) -> T + Sync) -> Result<Vec<T>, String> {
@@ -117,18 +111,31 @@ fn distance(found: Tensor<4>, expected: Tensor<4>) -> f64 {
     f64::from(square(found - expected.clone()) / square(expected)).sqrt()
 }
 
-/// How far output and gradient of the group are from those of one rank in f32.
-fn errors(rank: &Rank, case: &Case, comm: CpCommType, dtype: DType) -> [f64; 2] {
-    let context = ContextParallel { group: rank.group(Axis::Cp), comm };
-    let [qkv, weights] = inputs(rank, case, dtype);
-    let [local, local_weights] = [&qkv, &weights].map(|x| rows(x.clone(), &context));
-    let found = run(local, local_weights, |x| case.attention(x, Some(&context)));
-    let expected = run(qkv.cast(DType::F32), weights.cast(DType::F32), |x| case.attention(x, None));
-    let mut pairs = found.into_iter().zip(expected);
-    std::array::from_fn(|_| {
-        let (found, expected) = pairs.next().expect("output and gradient");
-        distance(found, rows(expected, &context))
-    })
+/// How far output and gradient of a group are from those of one rank in f32.
+struct Found {
+    name: String,
+    errors: [f64; 2],
+    bound: f64,
+}
+
+/// Every mechanism in bf16 and f32.
+fn errors(rank: &Rank, case: &Case) -> Vec<Found> {
+    let [qkv, weights] = inputs(rank, case, DType::BF16);
+    let whole = [&qkv, &weights].map(|x| x.clone().cast(DType::F32));
+    let [in_f32, weights_in_f32] = whole.clone();
+    let expected = run(in_f32, weights_in_f32, |x| case.attention(x, None));
+    let mut found = Vec::new();
+    for comm in ways(rank.mesh.world_size(), case.heads) {
+        let context = ContextParallel { group: rank.group(Axis::Cp), comm };
+        for (dtype, bound) in [(DType::BF16, 2e-2), (DType::F32, 1e-5)] {
+            let [local, weights] = whole.each_ref().map(|x| rows(x.clone(), &context).cast(dtype));
+            let [out, grad] = run(local, weights, |x| case.attention(x, Some(&context)));
+            let [out_alone, grad_alone] = expected.each_ref().map(|x| rows(x.clone(), &context));
+            let errors = [distance(out, out_alone), distance(grad, grad_alone)];
+            found.push(Found { name: format!("{comm:?}, {}, {dtype:?}", case.name), errors, bound });
+        }
+    }
+    found
 }
 
 /// Prints what a layer's attention costs: the slowest rank's times, alone and as a group, and the group's errors against one
@@ -137,41 +144,32 @@ pub fn report(gpus: usize) {
     let heads = PackedHeads { heads: 32, kv_heads: 8 };
     let options = AttentionOptions::causal(HEAD_DIM);
     let case = Case { name: "causal", positions: 32_768, batch: 1, heads, options, documents: None };
-    println!("attention of 32768 positions, 32 / 8 heads of 128, bf16, forward and forward with backward:");
-    let alone = slowest(gpus, |rank| {
+    let all = on_ranks(gpus, |rank| {
         let [qkv, weights] = inputs(rank, &case, DType::BF16);
-        times(rank, &qkv, &weights, &|x| case.attention(x, None))
-    });
-    println!("  one GPU: {:.2} ms, {:.2} ms", alone[0] * 1e3, alone[1] * 1e3);
-    for comm in ways(gpus, heads) {
-        let context = |rank: &Rank| ContextParallel { group: rank.group(Axis::Cp), comm };
-        let found = slowest(gpus, |rank| {
-            let context = context(rank);
-            let [qkv, weights] = inputs(rank, &case, DType::BF16).map(|x| rows(x, &context));
-            times(rank, &qkv, &weights, &|x| case.attention(x, Some(&context)))
-        });
-        let errors = slowest(gpus, |rank| {
-            let context = context(rank);
-            let [qkv, weights] = inputs(rank, &case, DType::BF16);
+        let expected = run(qkv.clone(), weights.clone(), |x| case.attention(x, None));
+        let [forward, both] = times(rank, &qkv, &weights, &|x| case.attention(x, None));
+        let mut numbers = vec![[forward, both, 0.0, 0.0]];
+        for comm in ways(gpus, heads) {
+            let context = ContextParallel { group: rank.group(Axis::Cp), comm };
             let [local, local_weights] = [&qkv, &weights].map(|x| rows(x.clone(), &context));
-            let found = run(local, local_weights, |x| case.attention(x, Some(&context)));
-            let expected = run(qkv, weights, |x| case.attention(x, None)).map(|x| rows(x, &context));
-            let [[a, b], [c, d]] = [found, expected];
-            [distance(a, c), distance(b, d)]
-        });
+            let [out, grad] = run(local.clone(), local_weights.clone(), |x| case.attention(x, Some(&context)));
+            let [out_alone, grad_alone] = expected.each_ref().map(|x| rows(x.clone(), &context));
+            let [forward, both] = times(rank, &local, &local_weights, &|x| case.attention(x, Some(&context)));
+            numbers.push([forward, both, distance(out, out_alone), distance(grad, grad_alone)]);
+        }
+        numbers
+    });
+    let all = all.expect("no rank fails");
+    let worst = |i: usize, j: usize| all.iter().map(|of| of[i][j]).fold(0.0, f64::max);
+    println!("attention of 32768 positions, 32 / 8 heads of 128, bf16, forward and forward with backward:");
+    println!("  one GPU: {:.2} ms, {:.2} ms", worst(0, 0) * 1e3, worst(0, 1) * 1e3);
+    for (i, comm) in ways(gpus, heads).into_iter().enumerate() {
+        let [forward, both] = [0, 1].map(|j| worst(i + 1, j) * 1e3);
+        let [out, grad] = [2, 3].map(|j| worst(i + 1, j));
         println!(
-            "  {comm:?} over {gpus}: {:.2} ms, {:.2} ms; output off by {:.1e}, gradient by {:.1e}",
-            found[0] * 1e3,
-            found[1] * 1e3,
-            errors[0],
-            errors[1]
+            "  {comm:?} over {gpus}: {forward:.2} ms, {both:.2} ms; output off by {out:.1e}, gradient by {grad:.1e}"
         );
     }
-}
-
-fn slowest(gpus: usize, f: impl Fn(&Rank) -> [f64; 2] + Sync) -> [f64; 2] {
-    let all = on_ranks(gpus, f).expect("no rank fails");
-    std::array::from_fn(|i| all.iter().map(|of| of[i]).fold(0.0, f64::max))
 }
 
 /// Seconds of a forward pass, and of one with its backward pass.

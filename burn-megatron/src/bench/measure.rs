@@ -128,10 +128,10 @@ impl Bench<'_> {
             let begin = Instant::now();
             // `train` asks rank 0 before every step whether to go on.
             let go_on = world.broadcast_host((rank.rank == 0).then_some(true), 0);
-            let plan = engine.plan();
+            let own = engine.rows_of_step();
             let rows = phase(Phase::Batch, || -> Result<Vec<_>, BoxError> {
                 let batch = batches.next().filter(|_| go_on).ok_or("there are fewer batches than steps")??;
-                Ok((0..plan.accumulation).map(|micro| batch.read(plan.rows(micro, rank.coords.dp))).collect())
+                Ok(own.into_iter().map(|rows| batch.read(rows)).collect())
             })?;
             let number = engine.steps() + 1;
             let recorder = tracer.recorder(number);

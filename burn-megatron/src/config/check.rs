@@ -6,6 +6,7 @@ use models::recompute::Granularity;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::data::preprocess::SMALLEST_BPE;
+use crate::engine::LossMean;
 
 impl RunConfig {
     /// Checks model, layout, batch, learning rate and data against each other.
@@ -40,6 +41,12 @@ impl RunConfig {
             note(fits.map_err(|error| format!("model and parallel: {error}")));
             if divides {
                 note(self.context.check(layout, &dims).map_err(|error| format!("context: {error}")));
+                let alone = !self.context.dynamic || self.data.reset_attention_mask && self.data.reset_position_ids;
+                note(demand(alone && !(self.context.dynamic && training.loss != LossMean::PerToken), || {
+                    "context.dynamic deals documents out one by one: it needs data.reset-attention-mask and \
+                     data.reset-position-ids = true, and training.loss = per-token"
+                        .into()
+                }));
             }
         }
         let batches = self.engine().plan(layout.dp).map_err(|error| format!("training: {error}"));

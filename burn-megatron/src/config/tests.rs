@@ -243,7 +243,7 @@ fn contradictions_are_found_together() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(contradiction("").contains("data.prefixes or data.text is needed"));
-    assert!(contradiction("[parallel]\nep = 2\ndp = 2\n").contains("expert-parallel 2 does not run yet"));
+    assert!(contradiction("[parallel]\nep = 2\ndp = 2\n").contains("expert-parallel 2: the model has no experts"));
     let ends = contradiction("[data]\nprefixes = [\"a\"]\nreset-attention-mask = true\nreset-position-ids = true\n");
     assert!(
         ends.contains("data.reset-attention-mask needs") && ends.contains("data.reset-position-ids needs"),
@@ -270,6 +270,11 @@ fn context_parallelism_is_written_as_in_megatron() {
     );
     let said = contradiction("[parallel]\ncp = 2\n[context]\ncomm-type = [\"p2p\", \"a2a\", \"p2p\"]\n");
     assert!(said.contains("context: cp-comm-type has 3 entries"), "{said}");
+    let dynamic = "[parallel]\ndp = 4\n[context]\nhybrid-context-parallel = true\n";
+    let said = contradiction(dynamic);
+    assert!(said.contains("needs max-seqlen-per-dp-cp-rank") && said.contains("data.reset-position-ids"), "{said}");
+    let limit = good(dynamic, &[("context.max-seqlen-per-dp-cp-rank", "32")]).context;
+    assert_eq!((limit.dynamic, limit.max_tokens_per_rank), (true, Some(32)));
 }
 
 #[test]

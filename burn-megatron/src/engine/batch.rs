@@ -45,6 +45,37 @@ impl TokenBatch {
         }
     }
 
+    /// Every document as a row of its own, filled up to `length` of its own length with tokens that do not count. Rows without
+    /// documents are one each.
+    pub(super) fn split(&self, length: impl Fn(usize, usize) -> usize) -> Vec<Self> {
+        let whole = vec![vec![0]; self.rows];
+        let starts = self.documents.as_ref().unwrap_or(&whole);
+        let places = (starts.iter().enumerate()).flat_map(|(row, starts)| {
+            let ends = starts[1..].iter().copied().chain([self.seq]);
+            starts.iter().zip(ends).map(move |(start, end)| row * self.seq + start..row * self.seq + end)
+        });
+        let alone = |(index, range): (usize, Range<usize>)| {
+            let seq = length(index, range.len());
+            let ids = |all: &[i64]| all[range.clone()].iter().copied().chain(std::iter::repeat(0)).take(seq).collect();
+            let counts = |place: usize| self.mask.as_ref().is_none_or(|mask| mask[place]);
+            let mask = range.clone().map(counts).chain(std::iter::repeat(false)).take(seq).collect();
+            Self {
+                rows: 1,
+                seq,
+                tokens: ids(&self.tokens),
+                labels: ids(&self.labels),
+                mask: Some(mask),
+                documents: None,
+            }
+        };
+        places.enumerate().map(alone).collect()
+    }
+
+    /// Lengths of the documents, in the order of [`TokenBatch::split`].
+    pub(super) fn document_lengths(&self) -> Vec<usize> {
+        self.split(|_, length| length).iter().map(|document| document.seq).collect()
+    }
+
     /// Of every row what lies at `places`, one after the other; whoever cuts rows keeps their documents.
     pub(super) fn at_places(&self, places: &[Range<usize>]) -> Self {
         if places.len() == 1 && places[0] == (0..self.seq) {
@@ -114,6 +145,9 @@ mod tests {
         batch.documents = Some(vec![vec![0], vec![0, 1]]);
         let last = batch.slice(1..2);
         assert_eq!(last.documents, Some(vec![vec![0, 1]]));
+        assert_eq!(batch.document_lengths(), [2, 1, 1]);
+        let split = batch.split(|_, length| length.next_multiple_of(2));
+        assert_eq!((split[2].tokens.as_slice(), split[2].mask.clone()), ([5, 0].as_slice(), Some(vec![true, false])));
         assert_eq!((last.tokens.as_slice(), last.mask.clone()), ([4, 5].as_slice(), Some(vec![false, true])));
         assert_eq!((batch.counted(), batch.masked_sum([1.0, 2.0, 4.0, 8.0].into_iter())), (2, 9.0));
         let weights = |batch: &TokenBatch, factor| batch.weights(factor, &Device::flex(), DType::F64).into_data();

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::schedule::dynamic_context::block_sizes;
 use backend_dist::mesh::{Nearest, ParallelLayout};
 use backend_dist::ops::context::CpCommType;
 use models::layout::ModelDims;
@@ -63,11 +64,21 @@ pub struct ContextConfig {
     pub comm_type: Vec<CommWord>,
     /// Of `a2a+p2p`: ranks of a block, in which heads are exchanged, and blocks.
     pub hierarchical_sizes: Option<[usize; 2]>,
+    /// Each document of a step is shared by as many of the replicas as its length asks for
+    /// ([`DynamicContext`](crate::schedule::dynamic_context::DynamicContext)).
+    pub dynamic: bool,
+    /// If so, tokens that a rank may have of a document.
+    pub max_tokens_per_rank: Option<usize>,
 }
 
 impl Default for ContextConfig {
     fn default() -> Self {
-        Self { comm_type: vec![CommWord::default()], hierarchical_sizes: None }
+        Self {
+            comm_type: vec![CommWord::default()],
+            hierarchical_sizes: None,
+            dynamic: false,
+            max_tokens_per_rank: None,
+        }
     }
 }
 
@@ -97,6 +108,31 @@ pub enum ContextError {
         /// Number of such blocks.
         outer: usize,
     },
+    /// The size of groups is chosen by length, but nothing says how long is too long.
+    #[error(
+        "hybrid-context-parallel needs max-seqlen-per-dp-cp-rank, the most tokens of a document that a rank may have"
+    )]
+    NoLimit,
+    /// Groups of all sizes cannot be blocks of blocks.
+    #[error(
+        "hybrid-context-parallel chooses the sizes of groups: cp-comm-type a2a+p2p is not for it; nearest legal: p2p"
+    )]
+    BlocksOfBlocks,
+    /// Ranks that take other numbers of documents would wait for each other.
+    #[error(
+        "hybrid-context-parallel: ranks take documents at their own pace, {key} {value} does not; nearest legal: {legal}"
+    )]
+    NotDynamic {
+        /// The size that does not fit.
+        key: &'static str,
+        /// Its value.
+        value: usize,
+        /// The largest legal one.
+        legal: usize,
+    },
+    /// The mean of a micro-batch has no meaning where documents are dealt out one by one, nor have borders without effect.
+    #[error("hybrid-context-parallel deals documents out one by one: {0}")]
+    Alone(&'static str),
     /// The ranks that exchange heads do not divide them.
     #[error(
         "cp-comm-type {word}: {ranks} ranks exchange heads, but a tensor parallel rank has {heads} query heads; nearest \
@@ -118,7 +154,7 @@ impl ContextConfig {
     /// One way for all layers; `inner` ranks of a block for [`CommWord::A2aP2p`] in a group of `cp`.
     pub fn all(word: CommWord, inner: usize, cp: usize) -> Self {
         let sizes = (word == CommWord::A2aP2p).then(|| [inner, cp / inner.max(1)]);
-        Self { comm_type: vec![word], hierarchical_sizes: sizes }
+        Self { comm_type: vec![word], hierarchical_sizes: sizes, ..Self::default() }
     }
 
     /// Whether the ranks of `layout` can compute a model's attention so.
@@ -130,6 +166,32 @@ impl ContextConfig {
         if given != 1 && given != dims.layers {
             return Err(ContextError::Layers { given, layers: dims.layers });
         }
+        if self.dynamic {
+            self.check_dynamic(layout)?;
+        }
+        let shared = |cp: usize| ParallelLayout { cp, ..layout.clone() };
+        match self.dynamic {
+            true => {
+                block_sizes(layout.cp * layout.dp).into_iter().try_for_each(|cp| self.check_shared(&shared(cp), dims))
+            }
+            false => self.check_shared(layout, dims),
+        }
+    }
+
+    fn check_dynamic(&self, layout: &ParallelLayout) -> Result<(), ContextError> {
+        let refuse = |key, value: usize, legal| Err(ContextError::NotDynamic { key, value, legal });
+        match layout {
+            _ if self.max_tokens_per_rank.is_none() => Err(ContextError::NoLimit),
+            _ if self.comm_type.contains(&CommWord::A2aP2p) => Err(ContextError::BlocksOfBlocks),
+            layout if layout.pp > 1 => refuse("pipeline-parallel", layout.pp, 1),
+            layout if layout.ep > 1 => refuse("expert-parallel", layout.ep, 1),
+            layout if layout.expert_tp() > layout.tp => refuse("expert-tensor-parallel", layout.expert_tp(), layout.tp),
+            layout if layout.zero > 1 => refuse("zero", layout.zero.into(), 1),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_shared(&self, layout: &ParallelLayout, dims: &ModelDims) -> Result<(), ContextError> {
         if layout.cp == 1 {
             return Ok(());
         }
@@ -182,7 +244,7 @@ mod tests {
     };
 
     fn check(layout: &str, words: &[CommWord], sizes: Option<[usize; 2]>) -> Result<(), String> {
-        let config = ContextConfig { comm_type: words.to_vec(), hierarchical_sizes: sizes };
+        let config = ContextConfig { comm_type: words.to_vec(), hierarchical_sizes: sizes, ..ContextConfig::default() };
         config.check(&layout.parse().unwrap(), &DIMS).map_err(|error| error.to_string())
     }
 
@@ -203,8 +265,27 @@ mod tests {
     }
 
     #[test]
+    fn dynamic_groups_are_not_for_every_layout() {
+        let check = |layout: &str, word: CommWord, most: Option<usize>| {
+            let config = ContextConfig { dynamic: true, max_tokens_per_rank: most, ..ContextConfig::all(word, 2, 4) };
+            config.check(&layout.parse().unwrap(), &DIMS).map_err(|error| error.to_string())
+        };
+        assert_eq!(check("TP2 DP4 ZeRO1", CommWord::P2p, Some(8)), Ok(()));
+        for (layout, word, most, said) in [
+            ("DP4", CommWord::P2p, None, "needs max-seqlen-per-dp-cp-rank"),
+            ("DP4", CommWord::A2aP2p, Some(8), "nearest legal: p2p"),
+            ("DP4 ZeRO2", CommWord::P2p, Some(8), "zero 2 does not; nearest legal: 1"),
+            ("PP3 DP4", CommWord::P2p, Some(8), "pipeline-parallel 3 does not; nearest legal: 1"),
+            ("TP4 DP4", CommWord::A2a, Some(8), "heads over 2 ranks"),
+        ] {
+            let error = check(layout, word, most).unwrap_err();
+            assert!(error.contains(said), "{layout}: {error}");
+        }
+    }
+
+    #[test]
     fn each_layer_may_have_its_own() {
-        let config = ContextConfig { comm_type: vec![CommWord::P2p, CommWord::A2a], hierarchical_sizes: None };
+        let config = ContextConfig { comm_type: vec![CommWord::P2p, CommWord::A2a], ..ContextConfig::default() };
         assert_eq!([0, 1].map(|layer| config.of_layer(layer)), [CpCommType::P2p, CpCommType::A2a]);
         let all = ContextConfig::all(CommWord::A2aP2p, 2, 8);
         assert_eq!((all.hierarchical_sizes, all.of_layer(7)), (Some([2, 4]), CpCommType::A2aP2p { inner: 2 }));

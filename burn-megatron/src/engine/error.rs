@@ -5,6 +5,7 @@ use crate::batch::BatchError;
 use crate::lr::LrError;
 use crate::optim::OptimError;
 use crate::schedule::PipelineError;
+use crate::schedule::dynamic_context::TooLong;
 use backend_dist::mesh::Coords;
 use models::layout::ModelLayoutError;
 use std::sync::Arc;
@@ -61,6 +62,9 @@ pub enum EngineError {
     /// Attention cannot be shared as the configuration says.
     #[error(transparent)]
     Context(#[from] ContextError),
+    /// A document is too long for all ranks together.
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
     /// Layers and schedule do not fit the layout.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),

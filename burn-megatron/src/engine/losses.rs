@@ -42,7 +42,9 @@ impl Losses {
             return self;
         }
         let (places, losses): (Vec<_>, Vec<_>) = self.waiting.drain(..).unzip();
-        let values: Vec<f64> = Tensor::cat(losses, 0).into_data().iter().collect();
+        // Rows of micro-batches need not be of one length.
+        let flat = |losses: Tensor<2>| losses.flatten::<1>(0, 1);
+        let values: Vec<f64> = Tensor::cat(losses.into_iter().map(flat).collect(), 0).into_data().iter().collect();
         let mut values = values.into_iter();
         for micro_batch in places {
             let batch = &batches[micro_batch].tokens;

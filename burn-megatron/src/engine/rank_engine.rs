@@ -1,6 +1,7 @@
 //! The training step of one rank: walks through its list of the schedule, then everything that needs all gradients.
 
 mod build;
+mod dynamic;
 mod evaluate;
 mod experts;
 mod fp8;
@@ -27,6 +28,7 @@ use backend_dist::ops::context::ContextParallel;
 use backend_dist::ops::fp8::DelayedScaling;
 use backend_dist::shard::{ParamSpec, Unit, stable_hash};
 use burn::tensor::{DType, Tensor};
+use dynamic::DynamicGroups;
 use models::CausalLm;
 use models::layers::DropoutKey;
 use models::layers::moe::stats;
@@ -58,6 +60,8 @@ pub struct RankEngine<M> {
     stages: Group,
     /// Ranks that share the rows of their micro-batches; `None` where each has whole rows.
     context: Option<Group>,
+    /// Where each document is shared by as many replicas as its length asks for.
+    dynamic: Option<DynamicGroups>,
     /// First and last stage, which share the weight of tied embeddings.
     ends: Option<Group>,
     dtype: DType,
@@ -146,20 +150,20 @@ impl<M: CausalLm> RankEngine<M> {
         if batch.rows != self.plan.global() {
             return Err(EngineError::Rows { rows: batch.rows, expected: self.plan.global() });
         }
-        let rows = |micro| batch.slice(self.plan.rows(micro, self.rank.coords.dp));
-        let micro_batches: Vec<_> = (0..self.plan.accumulation).map(rows).collect();
+        let micro_batches: Vec<_> = self.rows_of_step().into_iter().map(|rows| batch.slice(rows)).collect();
         self.train_micro_batches(&micro_batches)
     }
 
-    /// One optimizer step, given only this rank's rows: `accumulation` micro-batches of `micro` rows.
+    /// One optimizer step, given only the rows that [`RankEngine::rows_of_step`] names.
     ///
     /// # Errors
     /// As [`RankEngine::train_step`].
     pub fn train_micro_batches(&mut self, micro_batches: &[TokenBatch]) -> Result<StepReport, EngineError> {
         let start = Instant::now();
         let rows: usize = micro_batches.iter().map(|micro| micro.rows).sum();
-        let expected = self.plan.accumulation * self.plan.micro;
-        if rows != expected || micro_batches.len() != self.plan.accumulation {
+        let wanted = self.rows_of_step();
+        let expected = wanted.iter().map(|rows| rows.len()).sum();
+        if rows != expected || micro_batches.len() != wanted.len() {
             return Err(EngineError::Rows { rows, expected });
         }
         let layout = self.rank.mesh.layout();
@@ -168,10 +172,12 @@ impl<M: CausalLm> RankEngine<M> {
         self.optimizer.skip();
         self.chunks.iter_mut().for_each(Chunk::forget);
         stats::take();
-        let shares: Vec<Share> =
-            micro_batches.iter().enumerate().map(|(index, batch)| self.part(index, batch)).collect();
+        let dealt = self.dynamic.as_ref().map(|groups| self.deal(groups, &micro_batches[0])).transpose()?;
+        let in_turn = dealt.is_some();
+        let parts = || micro_batches.iter().enumerate().map(|(index, batch)| self.part(index, batch)).collect();
+        let shares: Vec<Share> = dealt.unwrap_or_else(parts);
         let shares = shares.as_slice();
-        let losses = self.passes(shares)?;
+        let losses = if in_turn { self.passes_in_turn(shares) } else { self.passes(shares) }?;
         // A GPU waits for the host from the norm to the update: what else the ranks tell each other comes before or after.
         let tokens = LossSum { loss: 0.0, tokens: counted(shares) }.total(&self.replicas).tokens;
         let mark = self.recorder.begin();
@@ -284,6 +290,10 @@ impl<M: CausalLm> RankEngine<M> {
         LossSum { loss, tokens: sum.tokens }
     }
 
+    fn dropout_seed(&self) -> u64 {
+        stable_hash(&format!("dropout {} step {}", self.config.seed, self.step))
+    }
+
     /// This rank's part of one of its micro-batches, for evaluation.
     fn share(&self, batch: &TokenBatch) -> Share {
         let comm = self.config.context.of_layer(0);
@@ -295,7 +305,7 @@ impl<M: CausalLm> RankEngine<M> {
     fn part(&self, index: usize, batch: &TokenBatch) -> Share {
         let mut share = self.share(batch);
         share.of.dropout = Some(DropoutKey {
-            seed: stable_hash(&format!("dropout {} step {}", self.config.seed, self.step)),
+            seed: self.dropout_seed(),
             first_sample: self.plan.rows(index, self.rank.coords.dp).start,
         });
         share.of.auxiliary = self.auxiliary_grad(batch, &share);

@@ -196,7 +196,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
-/// Every parameter's gradient, summed over the ranks that have parts of it.
+/// Every parameter's gradient, summed over the ranks that have parts of it; zeros for what no gradient changes.
 struct Collect<'a> {
     rank: &'a Rank,
     registry: &'a Registry,
@@ -207,7 +207,10 @@ struct Collect<'a> {
 impl ModuleVisitor for Collect<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let spec = self.registry.get(param.id.val()).expect("every parameter is registered");
-        let gradient = param.val().grad(self.gradients).expect("every parameter takes part in the loss");
+        let gradient = match spec.trained {
+            true => param.val().grad(self.gradients).expect("every parameter takes part in the loss"),
+            false => param.val().inner().zeros_like(),
+        };
         let (grid, gradient) = (spec.unit.grid(), gradient.reshape([spec.local_len()]));
         let gradient = all_reduce(gradient, ReduceOp::Sum, &self.rank.group(grid.replicas()));
         let mut local = values(gradient.clone());

@@ -7,6 +7,7 @@
 //!   cannot deadlock even with sends that block. [`Schedule::posted`] are the lists with receives ahead of time.
 //! - [`simulate()`] plays them with given durations; [`Timeline`] has the bubble, [`Schedule::peak_activations`] the
 //!   activations in flight; [`bounds`] has the formulas they are tested against.
+//! - [`dynamic_context`] deals sequences of unequal lengths to ranks that hold the same weights.
 //! - [`stages`] divides layers over stages; [`draw`] draws a timeline as text or SVG.
 //!
 //! A model is cut into `pipeline × virtual pipeline` stages, dealt to the ranks by a [`Placement`].
@@ -17,6 +18,7 @@ mod build;
 mod check;
 mod config;
 pub mod draw;
+pub mod dynamic_context;
 mod inputs;
 mod orders;
 mod placement;

@@ -46,12 +46,16 @@ pub(super) fn full(method: Method, num_layers: usize) -> Recompute {
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.layout)?;
-        if self.context != ContextConfig::default() {
-            let words: Vec<&str> = self.context.comm_type.iter().map(|word| word.name()).collect();
+        let ContextConfig { comm_type, hierarchical_sizes, dynamic, max_tokens_per_rank } = &self.context;
+        if *comm_type != ContextConfig::default().comm_type {
+            let words: Vec<&str> = comm_type.iter().map(|word| word.name()).collect();
             write!(f, " {}", words.join(","))?;
-            if let Some([inner, _]) = self.context.hierarchical_sizes {
+            if let Some([inner, _]) = hierarchical_sizes {
                 write!(f, ":{inner}")?;
             }
+        }
+        if let Some(most) = max_tokens_per_rank.filter(|_| *dynamic) {
+            write!(f, " dynamic:{most}")?;
         }
         if self.accumulation > 1 {
             write!(f, " x{}", self.accumulation)?;
@@ -74,7 +78,7 @@ impl fmt::Display for Candidate {
 /// As it is shown: `TP2 PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL uniform1` is four micro-batches in that layout, with this schedule, these
 /// stages (Megatron's string), and all layers computed again one by one; `block2` the first two of each stage,
 /// `selective` all modules that can be. `CP4 a2a+p2p:2` exchanges heads in blocks of two ranks, `CP2 p2p,a2a` has a way for
-/// each layer.
+/// each layer, and under `DP4 dynamic:8` each document is shared by as many ranks as leave it eight tokens on each.
 impl FromStr for Candidate {
     type Err = LayoutError;
 
@@ -91,6 +95,8 @@ impl FromStr for Candidate {
                 candidate.pipeline.schedule = Some(schedule);
             } else if word.starts_with('E') && word.ends_with('L') {
                 candidate.pipeline.layout = Some(word.into());
+            } else if let Some(most) = number(word, "dynamic:") {
+                (candidate.context.dynamic, candidate.context.max_tokens_per_rank) = (true, Some(most));
             } else if let Some((words, inner)) = ways(word) {
                 candidate.context.comm_type = words;
                 blocks = inner;
@@ -131,6 +137,7 @@ mod tests {
             "DP4 ZeRO3 uniform2",
             "TP2 CP4 a2a+p2p:2 x2",
             "CP2 p2p,all_gather,a2a",
+            "CP2 DP2 all_gather dynamic:8",
             "TP2 SP PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL block1",
             "PP2 VPP2 x2 interleaved selective",
         ] {

@@ -24,6 +24,7 @@ pub mod query_gradient;
 mod tensor;
 pub mod tile;
 pub mod variant;
+mod walk;
 
 pub use crate::hopper::mma::Half;
 pub use backward::{BackwardPlan, Gradients, Saved, Sums, backward, key_gradients, query_gradients, row_sums};

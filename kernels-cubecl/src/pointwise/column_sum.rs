@@ -63,6 +63,16 @@ impl Slicing {
     }
 }
 
+/// A vector of a row, zeros behind the last.
+#[cube]
+fn row_or_zeros<E: Float>(x: &[Vec8<E>], row: u32, rows: u32, column: u32, width: u32) -> Vec8<E> {
+    let mut value = Vec8::<E>::new(E::new(0.0));
+    if row < rows {
+        value = x[(row * width + column) as usize];
+    }
+    value
+}
+
 /// Cube `(columns, slice)`. Every unit takes every so manyth row; the cube's sums are the slice's row of `parts`.
 #[cube(launch_unchecked)]
 pub fn sum_slices<E: Float>(x: &[Vec8<E>], parts: &mut [f32], rows: u32, width: u32, #[comptime] how: Slicing) {
@@ -77,28 +87,22 @@ pub fn sum_slices<E: Float>(x: &[Vec8<E>], parts: &mut [f32], rows: u32, width: 
     }
     if column < width {
         let mut row = CUBE_POS_Y * lanes + UNIT_POS / side;
-        while row + comptime![AHEAD - 1] * stride < rows {
-            let mut ahead = Array::<Vec8<E>>::new(comptime![AHEAD as usize]);
-            #[unroll]
-            for k in 0..comptime![AHEAD as usize] {
-                ahead[k] = x[((row + comptime![k as u32] * stride) * width + column) as usize];
-            }
+        // A ring: a place is filled again as soon as it was added, so that as many loads are always on their way.
+        let mut ahead = Array::<Vec8<E>>::new(comptime![AHEAD as usize]);
+        #[unroll]
+        for k in 0..comptime![AHEAD as usize] {
+            ahead[k] = row_or_zeros::<E>(x, row + comptime![k as u32] * stride, rows, column, width);
+        }
+        while row < rows {
             #[unroll]
             for k in 0..comptime![AHEAD as usize] {
                 #[unroll]
                 for i in 0..8usize {
                     sum[i] = sum[i] + f32::cast_from(ahead[k].extract(i));
                 }
+                ahead[k] = row_or_zeros::<E>(x, row + comptime![AHEAD + k as u32] * stride, rows, column, width);
             }
             row += comptime![AHEAD] * stride;
-        }
-        while row < rows {
-            let value = x[(row * width + column) as usize];
-            #[unroll]
-            for i in 0..8usize {
-                sum[i] = sum[i] + f32::cast_from(value.extract(i));
-            }
-            row += stride;
         }
     }
     let pitch = comptime![how.pitch()];

@@ -23,21 +23,21 @@ pub fn sum_columns(parts: &[F32x4], total: &mut [f32], count: u32, width: u32, #
     let mut sum = F32x4::new(0.0);
     if column < width {
         let mut part = UNIT_POS / side;
-        while part + comptime![AHEAD - 1] * lanes < count {
+        while part < count {
             let mut ahead = Array::<F32x4>::new(comptime![AHEAD as usize]);
             #[unroll]
             for k in 0..comptime![AHEAD as usize] {
-                ahead[k] = parts[((part + comptime![k as u32] * lanes) * width + column) as usize];
+                let row = part + comptime![k as u32] * lanes;
+                ahead[k] = F32x4::new(0.0);
+                if row < count {
+                    ahead[k] = parts[(row * width + column) as usize];
+                }
             }
             #[unroll]
             for k in 0..comptime![AHEAD as usize] {
                 sum += ahead[k];
             }
             part += comptime![AHEAD] * lanes;
-        }
-        while part < count {
-            sum += parts[(part * width + column) as usize];
-            part += lanes;
         }
     }
     scratch[UNIT_POS as usize] = sum;

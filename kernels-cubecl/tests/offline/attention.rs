@@ -1,5 +1,5 @@
 //! The attention kernels.
-use super::{buffer, compile, hopper, settings};
+use super::{buffer, compile, settings};
 use cubecl_runtime::kernel::CubeKernel;
 use half::{bf16, f16};
 use kernels_cubecl::attention::forward::{self, ForwardPlan};
@@ -55,21 +55,10 @@ fn variants() -> Vec<Variant> {
 fn forward_overlaps_its_products() {
     for variant in variants() {
         let plan = ForwardPlan::fastest(variant);
-        let kernel = forward::forward::Forward::new(
+        let kernel = kernel!(
+            forward::forward::Forward,
             settings(),
-            hopper(),
-            Default::default(),
-            (),
-            (),
-            (),
-            (),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            sizes(),
-            (),
-            plan,
+            ((), (), (), (), buffer(), buffer(), buffer(), buffer(), sizes(), (), plan)
         );
         // Scores and values of a step; the step stands there for edge and inner blocks (once with a window), and its parts
         // before and after.
@@ -82,22 +71,10 @@ fn forward_overlaps_its_products() {
 fn query_gradient_overlaps_its_products() {
     for variant in variants() {
         let plan = QueryGradientPlan::fastest(variant);
-        let kernel = query_gradient::query_gradient::QueryGradient::new(
+        let kernel = kernel!(
+            query_gradient::query_gradient::QueryGradient,
             settings(),
-            hopper(),
-            Default::default(),
-            (),
-            (),
-            (),
-            (),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            (),
-            sizes(),
-            (),
-            plan,
+            ((), (), (), (), buffer(), buffer(), buffer(), buffer(), (), sizes(), (), plan)
         );
         let copies = if variant.window || variant.head_dim > 128 { 1 } else { 2 };
         let step = (variant.head_dim + variant.value_dim + plan.block) / 16;
@@ -109,23 +86,10 @@ fn query_gradient_overlaps_its_products() {
 fn key_gradient_overlaps_its_products() {
     for variant in variants() {
         for plan in KeyGradientPlan::fastest(variant) {
-            let kernel = key_gradient::key_gradient::KeyGradient::new(
+            let kernel = kernel!(
+                key_gradient::key_gradient::KeyGradient,
                 settings(),
-                hopper(),
-                Default::default(),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                buffer(),
-                buffer(),
-                (),
-                (),
-                sizes(),
-                (),
-                plan,
+                ((), (), (), (), (), (), buffer(), buffer(), (), (), sizes(), (), plan)
             );
             let keys = (variant.value_dim + plan.block) / 16;
             let values = plan.block / 16;
@@ -143,45 +107,17 @@ fn key_gradient_overlaps_its_products() {
 fn what_goes_around_the_products_compiles() {
     macro_rules! rows {
         ($element:ty, $dim:literal) => {{
-            let (b, none) = (buffer, Default::default());
-            let kernel = delta::delta::Delta::<$element>::new(
+            let b = buffer;
+            let kernel = kernel!(
+                delta::delta::Delta<$element>,
                 settings(),
-                hopper(),
-                none,
-                b(),
-                b(),
-                b(),
-                b(),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                $dim,
+                (b(), b(), b(), b(), (), (), (), (), (), (), (), (), $dim)
             );
             compile(concat!("delta of ", stringify!($element)), kernel);
-            let (b, none) = (buffer, Default::default());
-            let kernel = merge::merge_kernel::MergeKernel::<$element>::new(
+            let kernel = kernel!(
+                merge::merge_kernel::MergeKernel<$element>,
                 settings(),
-                hopper(),
-                none,
-                b(),
-                b(),
-                b(),
-                b(),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                $dim,
+                (b(), b(), b(), b(), (), (), (), (), (), (), (), (), (), $dim)
             );
             compile(concat!("merge of ", stringify!($element)), kernel);
         }};
@@ -189,8 +125,7 @@ fn what_goes_around_the_products_compiles() {
     rows!(bf16, 128);
     rows!(f16, 96);
     rows!(bf16, 256);
-    let none = Default::default();
-    let kernel = draw::drop_keys::DropKeys::new(settings(), hopper(), none, buffer(), (), (), (), (), (), (), ());
+    let kernel = kernel!(draw::drop_keys::DropKeys, settings(), (buffer(), (), (), (), (), (), (), ()));
     let ptx = compile("drop keys", kernel);
     assert!(ptx.contains("mul.lo.s64"), "64-bit keys are multiplied in 64 bits");
 }
@@ -200,21 +135,10 @@ fn joint_gradient_overlaps_its_products() {
     let plans: Vec<JointGradientPlan> = variants().into_iter().filter_map(JointGradientPlan::fastest).collect();
     assert_eq!(plans.len(), 4, "heads of 128, causal and full, bf16 and fp16");
     for plan in plans {
-        let kernel = joint_gradient::joint_gradient::JointGradient::new(
+        let kernel = kernel!(
+            joint_gradient::joint_gradient::JointGradient,
             settings(),
-            hopper(),
-            Default::default(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            buffer(),
-            (),
-            (),
-            sizes(),
-            (),
-            plan,
+            ((), (), (), (), (), buffer(), (), (), sizes(), (), plan)
         );
         // Scores, their gradients, values, keys, and queries; the queries of the last step stand behind the loop.
         check(&format!("{plan:?}"), kernel, 8 + 8 + 4 + 4 + 2 * 8);

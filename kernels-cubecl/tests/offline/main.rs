@@ -5,9 +5,17 @@
 //! other: forward attention ran at 350 instead of 630 TFLOP/s on an H200 before these were gone.
 #![cfg(feature = "cuda")]
 
+/// A kernel to compile, with `settings` and the compile-time form of its arguments.
+macro_rules! kernel {
+    ($kernel:ty, $settings:expr, ($($argument:expr),* $(,)?)) => {
+        <$kernel>::new($settings, crate::hopper(), Default::default(), $($argument),*)
+    };
+}
+
 mod attention;
 mod fp8;
 mod pointwise;
+mod portable;
 mod random;
 
 use cubecl::Compiler;
@@ -76,7 +84,11 @@ fn compile(what: &str, kernel: impl CubeKernel) -> String {
         ..Default::default()
     };
     let compiled = PlironCompiler { target: LlvmTarget::Nvptx }.compile(kernel.define(), &options);
-    let Ok(PlironArtifact::NvptxCode(module)) = compiled else { panic!("{what} does not compile to PTX") };
+    let module = match compiled {
+        Ok(PlironArtifact::NvptxCode(module)) => module,
+        Ok(_) => panic!("{what} compiles to something else than PTX"),
+        Err(error) => panic!("{what} does not compile to PTX: {error}"),
+    };
     // SAFETY: the compiler ends PTX with a zero byte.
     let ptx = unsafe { CStr::from_ptr(module.ptx.as_ptr()) }.to_string_lossy().into_owned();
     if let Some(folder) = std::env::var_os("KERNELS_PTX") {

@@ -3,7 +3,10 @@
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
-use models::{CausalLm, Gpt, GptConfig, KvCache, Llama, LlamaConfig, LlamaVariant, ModelConfig, ParamBuilder};
+use models::{
+    CausalLm, Gpt, GptConfig, KvCache, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig, MixtralVariant,
+    ModelConfig, ParamBuilder,
+};
 
 use crate::harness::{BATCH, Batch, Noise, SEQ, assert_close, host};
 use crate::{gpt, llama};
@@ -50,6 +53,22 @@ fn relatives_with_a_cache() {
     assert_cache_changes_nothing::<Llama>(&mistral, &["TP1", "TP4 SP"]);
     let qwen3 = LlamaConfig { variant: LlamaVariant::Qwen3, ..llama() };
     assert_cache_changes_nothing::<Llama>(&qwen3, &["TP1", "TP4 SP"]);
+}
+
+/// Fewer new tokens than ranks: some have none to send to their experts.
+#[test]
+fn mixture_with_a_cache() {
+    let config = MixtralConfig {
+        variant: MixtralVariant::Qwen3Moe,
+        vocab_size: 99,
+        hidden_size: 32,
+        intermediate_size: 48,
+        moe_intermediate_size: Some(24),
+        num_hidden_layers: 3,
+        mlp_only_layers: vec![1],
+        ..MixtralConfig::tiny()
+    };
+    assert_cache_changes_nothing::<Mixtral>(&config, &["TP1", "TP2", "TP4 SP", "TP4 EP4 ETP1", "TP4 SP EP2 ETP2"]);
 }
 
 /// The last step ends at the last learned position; under sequence parallelism its padding lies beyond.

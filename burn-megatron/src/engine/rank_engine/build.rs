@@ -2,6 +2,7 @@
 
 use super::super::chunk::{Chunk, dtype_of};
 use super::RankEngine;
+use super::dynamic::DynamicGroups;
 use crate::engine::{EngineConfig, EngineError};
 use crate::optim::{BucketSpec, LossScaler, Optimizer};
 use crate::schedule::Schedule;
@@ -95,6 +96,7 @@ impl<M: CausalLm> RankEngine<M> {
             _ => 0,
         };
         let elements = elements(GridKind::Dense) + experts;
+        let dynamic = DynamicGroups::of(rank, &config, dims.hidden)?;
         let engine = Self {
             chunks,
             optimizer,
@@ -110,6 +112,7 @@ impl<M: CausalLm> RankEngine<M> {
             loads: Vec::new(),
             elements: stages.all_gather_host(elements).into_iter().sum(),
             stages,
+            dynamic,
             context: (layout.cp > 1).then(|| rank.group(Axis::Cp)),
             ends: rank.ends(Axis::Pp),
             dtype,

@@ -252,8 +252,7 @@ impl<M: CausalLm> Worker<'_, M> {
 
     /// This rank's micro-batches.
     fn own_rows(&self, batch: &GlobalBatch) -> Vec<TokenBatch> {
-        let plan = self.engine.plan();
-        (0..plan.accumulation).map(|micro| batch.read(plan.rows(micro, self.rank.coords.dp))).collect()
+        self.engine.rows_of_step().into_iter().map(|rows| batch.read(rows)).collect()
     }
 }
 

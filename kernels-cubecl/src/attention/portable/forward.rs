@@ -1,7 +1,7 @@
 //! The forward kernel: a unit takes one query of one head through all the keys that it sees.
 use super::draw::{self, Draws};
-use super::row;
 use super::sight::{self, Plan, Sizes};
+use super::{exponential, row};
 use cubecl::prelude::*;
 
 /// `out = softmax(q kᵀ · scale) v` and the log-sum-exp of the scaled scores; zero and -∞ for a query that sees no key.
@@ -37,12 +37,12 @@ pub fn forward<E: Float, A: Float>(
         for key in keys.first..keys.end {
             let score = row::dot(k, row::at(k, key, batch, kv_head), &asked, plan.head_dim) * scale;
             if score > top {
-                let factor = (top - score).exp();
+                let factor = exponential::exp::<A>(top - score);
                 total *= factor;
                 row::scale(&mut sum, factor, plan.value_dim);
                 top = score;
             }
-            let weight = (score - top).exp();
+            let weight = exponential::exp::<A>(score - top);
             total += weight;
             let mut kept = weight;
             if comptime![plan.dropout] {
@@ -53,7 +53,7 @@ pub fn forward<E: Float, A: Float>(
         let place = (batch * CUBE_COUNT_Y + head) * sizes.statistics + query;
         if keys.end > keys.first {
             row::scale(&mut sum, A::new(1.0) / total, plan.value_dim);
-            lse[place as usize] = top + total.ln();
+            lse[place as usize] = top + exponential::ln::<A>(total);
         } else {
             lse[place as usize] = A::NEG_INFINITY;
         }

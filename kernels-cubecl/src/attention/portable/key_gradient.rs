@@ -1,8 +1,8 @@
 //! The gradients of the keys and values: a unit takes one key of one key head through all the queries that see it, head
 //! by head, so that every sum has one order.
 use super::draw::{self, Draws};
-use super::row;
 use super::sight::{self, Plan, Sizes};
+use super::{exponential, row};
 use cubecl::prelude::*;
 
 /// With `p`, `ds` and `keep` as in the gradient of the queries: `dv = Σ keep p do`, `dk = scale Σ ds q` over the queries
@@ -45,7 +45,7 @@ pub fn key_gradient<E: Float, A: Float>(
                 let place = (statistics + query) as usize;
                 let (query_at, slope_at) = (row::at(q, query, batch, head), row::at(out_gradient, query, batch, head));
                 let score = row::dot(q, query_at, &own_key, plan.head_dim) * scale;
-                let weight = (score - lse[place]).exp();
+                let weight = exponential::exp::<A>(score - lse[place]);
                 let mut pull = row::dot(out_gradient, slope_at, &own_value, plan.value_dim);
                 let mut kept = weight;
                 if comptime![plan.dropout] {

@@ -1,7 +1,7 @@
 //! The gradient of the queries: a unit takes one query of one head through all the keys that it sees.
 use super::draw::{self, Draws};
-use super::row;
 use super::sight::{self, Plan, Sizes};
+use super::{exponential, row};
 use cubecl::prelude::*;
 
 /// With `p = exp(q k · scale - lse)` and `keep` what dropout multiplies a weight with: `ds = p (keep · do v - delta)`,
@@ -44,7 +44,7 @@ pub fn query_gradient<E: Float, A: Float>(
         row::fill(&mut sum, plan.head_dim);
         for key in keys.first..keys.end {
             let key_at = row::at(k, key, batch, kv_head);
-            let weight = (row::dot(k, key_at, &asked, plan.head_dim) * scale - log_total).exp();
+            let weight = exponential::exp::<A>(row::dot(k, key_at, &asked, plan.head_dim) * scale - log_total);
             let mut pull = row::dot(v, row::at(v, key, batch, kv_head), &slope, plan.value_dim);
             if comptime![plan.dropout] {
                 pull *= A::cast_from(draw::keep(draws, &words, key));

@@ -55,24 +55,19 @@ pub fn sum_chunks<E: Float, T: Float>(
     let begin = CUBE_POS_X * CHUNK;
     let mut own = UNIT_POS;
     while own < CHUNK {
-        let mut step = SKIP.runtime();
-        let place = begin + own;
-        if place < tokens {
-            let id = sorted[place as usize];
-            // An id in front of the table wraps around to a row behind it.
-            let row = (id - first_row) as u32;
-            if row < rows {
-                step = select(sorted[min(place + 1, tokens - 1) as usize] == id, ADD, END);
-                if place + 1 == tokens {
-                    step = END.runtime();
-                }
-                if step == END && begin > 0 && sorted[max(begin, 1) as usize - 1] == id {
-                    step = END_SHARE.runtime();
-                }
-            }
-            from[own as usize] = order[place as usize];
-            to[own as usize] = row;
-        }
+        // Places behind the last token are skipped; all reads are on their way at once.
+        let place = min(begin + own, tokens - 1);
+        let id = sorted[place as usize];
+        let next = sorted[min(place + 1, tokens - 1) as usize];
+        let previous = sorted[max(begin, 1) as usize - 1];
+        from[own as usize] = order[place as usize];
+        // An id in front of the table wraps around to a row behind it.
+        let row = (id - first_row) as u32;
+        to[own as usize] = row;
+        let began_before = begin > 0 && previous == id;
+        let mut step = select(began_before, END_SHARE, END);
+        step = select(place + 1 < tokens && next == id, ADD, step);
+        step = select(begin + own < tokens && row < rows, step, SKIP);
         steps[own as usize] = step;
         own += CUBE_DIM_X;
     }

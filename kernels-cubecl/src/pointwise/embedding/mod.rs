@@ -50,13 +50,16 @@ pub fn gather(table: &[Bits], ids: &[i32], out: &mut [Bits], tokens: u32, width:
     let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     let first = CUBE_POS_X * TOKENS;
     if column < width {
+        let mut token = Array::<u32>::new(comptime![TOKENS as usize]);
         let mut from = Array::<u32>::new(comptime![TOKENS as usize]);
         let mut held = Array::<Bits>::new(comptime![TOKENS as usize]);
-        // All rows are on their way before the first is written; those of ids outside are one and the same.
+        // All rows are on their way before the first is written: no load waits for a condition. Behind the last token its row
+        // is written again, and ids outside read the last row.
         #[unroll]
         for k in 0..comptime![TOKENS as usize] {
+            token[k] = min(first + comptime![k as u32], tokens - 1);
             // An id in front of the table wraps around to a row behind it.
-            from[k] = (ids[min(first + comptime![k as u32], tokens - 1) as usize] - first_row) as u32;
+            from[k] = (ids[token[k] as usize] - first_row) as u32;
         }
         #[unroll]
         for k in 0..comptime![TOKENS as usize] {
@@ -64,14 +67,11 @@ pub fn gather(table: &[Bits], ids: &[i32], out: &mut [Bits], tokens: u32, width:
         }
         #[unroll]
         for k in 0..comptime![TOKENS as usize] {
-            let token = first + comptime![k as u32];
-            if token < tokens {
-                let mut value = held[k];
-                if from[k] >= rows {
-                    value = Bits::new(0u32);
-                }
-                out[(token * width + column) as usize] = value;
+            let mut value = held[k];
+            if from[k] >= rows {
+                value = Bits::new(0u32);
             }
+            out[(token[k] * width + column) as usize] = value;
         }
     }
 }

@@ -1,25 +1,53 @@
 //! The gradients of a normalisation.
 use super::moments::{Sums, moments, scratch};
-use super::{Affine, NormShape, Plan, Weights, advance, hold_weights, inside, place, read_row};
+use super::{
+    Affine, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, place, read_row, read_start,
+};
 use crate::hopper::ptx::rsqrt;
 use crate::pointwise::parts::sum_parts;
 use crate::pointwise::{F32x4, PointwiseError, Vec8, buffer};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Writes half of a vector's sums.
+/// Half of a vector's sums.
 #[cube]
-fn write_half(parts: &mut [F32x4], at: u32, sums: &Array<f32>, #[comptime] first: usize) {
+fn half(sums: &mut Array<f32>, #[comptime] first: usize) -> F32x4 {
     let mut half = F32x4::empty();
     #[unroll]
     for i in 0..4usize {
         half.insert(i, sums[comptime![first + i]]);
     }
-    parts[at as usize] = half;
+    half
 }
 
-/// A cube takes `side` rows at a time, every so manyth, and leaves for each of the `side` its shares of the gradients of `w`,
-/// and behind them those of `b`, in a row of `parts`. With `adds` the gradients `other` are added to those of `x`.
+/// Adds the sums of all rows side by side to those of the first.
+#[cube]
+fn join_lines(sums: &mut Array<f32>, lines: &mut Shared<[F32x4]>, unit: u32, #[comptime] plan: Plan) {
+    #[unroll]
+    for line in 1..comptime![plan.side] {
+        sync_cube();
+        if UNIT_POS / comptime![plan.units] == line {
+            #[unroll]
+            for h in 0..comptime![2 * plan.vectors] {
+                lines[unit as usize + comptime![h * plan.units as usize]] = half(sums, comptime![h * 4]);
+            }
+        }
+        sync_cube();
+        if UNIT_POS < comptime![plan.units] {
+            #[unroll]
+            for h in 0..comptime![2 * plan.vectors] {
+                let share = lines[unit as usize + comptime![h * plan.units as usize]];
+                #[unroll]
+                for i in 0..4usize {
+                    sums[comptime![h * 4 + i]] = sums[comptime![h * 4 + i]] + share.extract(i);
+                }
+            }
+        }
+    }
+}
+
+/// A cube takes `side` rows at a time, every so manyth, and leaves its shares of the gradients of `w`, and behind them those
+/// of `b`, in a row of `parts`. With `adds` the gradients `other` are added to those of `x`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn norm_backward<E: Float>(
@@ -44,10 +72,18 @@ pub fn norm_backward<E: Float>(
     let mut values = Array::<Vec8<E>>::new(comptime![plan.held()]);
     let mut slopes = Array::<Vec8<E>>::new(comptime![plan.held()]);
     let mut others = Array::<Vec8<E>>::new(comptime![if adds { plan.held() } else { 1 }]);
+    let mut starts = Array::<f32>::new(comptime![plan.ahead + 1]);
+    #[unroll]
+    for k in 0..comptime![plan.ahead + 1] {
+        starts[k] = 0.0;
+    }
     #[unroll]
     for k in 0..comptime![plan.ahead] {
         let row = line + comptime![k as u32] * stride;
         read_row(x, &mut values, comptime![k], row, rows, unit, width, plan);
+        if comptime![centred] {
+            read_start(x, &mut starts, comptime![k], row, rows, width);
+        }
         read_row(y_gradient, &mut slopes, comptime![k], row, rows, unit, width, plan);
         if comptime![adds] {
             read_row(other, &mut others, comptime![k], row, rows, unit, width, plan);
@@ -69,14 +105,19 @@ pub fn norm_backward<E: Float>(
     while first < rows {
         let next = row + comptime![plan.ahead as u32] * stride;
         read_row(x, &mut values, comptime![plan.ahead], next, rows, unit, width, plan);
+        if comptime![centred] {
+            read_start(x, &mut starts, comptime![plan.ahead], next, rows, width);
+        }
         read_row(y_gradient, &mut slopes, comptime![plan.ahead], next, rows, unit, width, plan);
         if comptime![adds] {
             read_row(other, &mut others, comptime![plan.ahead], next, rows, unit, width, plan);
         }
+        let start = starts[0usize];
         let sums = comptime![Sums { centred, slopes: true }];
-        let of_row = moments(&values, &slopes, &weights, &mut shared, turn, unit, width, inverse, sums, plan);
+        let of_row = moments(&values, &slopes, &weights, start, &mut shared, turn, unit, width, inverse, sums, plan);
         let factor = rsqrt(of_row.squares * inverse + eps);
-        let along = of_row.product * factor * factor * factor * inverse;
+        let shift = of_row.mean * factor;
+        let along = of_row.product * factor * factor * inverse;
         let slope_mean = of_row.weighted * inverse * factor;
         #[unroll]
         for v in 0..comptime![plan.vectors] {
@@ -87,15 +128,15 @@ pub fn norm_backward<E: Float>(
                 #[unroll]
                 for i in 0..8usize {
                     let k = comptime![v * 8 + i];
-                    let away = f32::cast_from(value.extract(i)) - of_row.mean;
+                    let normal = (f32::cast_from(value.extract(i)) - start) * factor - shift;
                     let slope = f32::cast_from(slope.extract(i));
                     let weighted = slope * f32::cast_from(weight.extract(i));
-                    let mut change = weighted * factor - away * along;
+                    let mut change = weighted * factor - normal * along;
                     if comptime![centred] {
                         change -= slope_mean;
                         b_sums[k] = b_sums[k] + slope;
                     }
-                    w_sums[k] = w_sums[k] + slope * (away * factor);
+                    w_sums[k] = w_sums[k] + slope * normal;
                     let mut rounded = E::cast_from(change);
                     if comptime![adds] {
                         // As a sum of its own would round.
@@ -108,6 +149,7 @@ pub fn norm_backward<E: Float>(
         }
         advance(&mut values, plan);
         advance(&mut slopes, plan);
+        advance_starts(&mut starts, plan);
         if comptime![adds] {
             advance(&mut others, plan);
         }
@@ -115,17 +157,25 @@ pub fn norm_backward<E: Float>(
         row += stride;
         first += stride;
     }
+    if comptime![plan.side > 1] {
+        let mut lines = Shared::<[F32x4]>::new_slice(comptime![2 * plan.vectors * plan.units as usize]);
+        join_lines(&mut w_sums, &mut lines, unit, plan);
+        if comptime![centred] {
+            join_lines(&mut b_sums, &mut lines, unit, plan);
+        }
+    }
     let kinds = comptime![if centred { 2u32 } else { 1 }];
     #[unroll]
     for v in 0..comptime![plan.vectors] {
         let column = unit + comptime![v as u32 * plan.units];
-        if inside(column, width, plan) {
-            let at = (line * kinds * width + column) * 2;
-            write_half(parts, at, &w_sums, comptime![v * 8]);
-            write_half(parts, at + 1, &w_sums, comptime![v * 8 + 4]);
+        if UNIT_POS < comptime![plan.units] && inside(column, width, plan) {
+            let at = (CUBE_POS_X * kinds * width + column) * 2;
+            parts[at as usize] = half(&mut w_sums, comptime![v * 8]);
+            parts[at as usize + 1] = half(&mut w_sums, comptime![v * 8 + 4]);
             if comptime![centred] {
-                write_half(parts, at + 2 * width, &b_sums, comptime![v * 8]);
-                write_half(parts, at + 2 * width + 1, &b_sums, comptime![v * 8 + 4]);
+                let at = (at + 2 * width) as usize;
+                parts[at] = half(&mut b_sums, comptime![v * 8]);
+                parts[at + 1] = half(&mut b_sums, comptime![v * 8 + 4]);
             }
         }
     }
@@ -182,7 +232,7 @@ pub fn backward_planned<E: Float>(
     let (width, vector) = (columns / 8, 8 * size_of::<E>());
     let (len, sums) = (rows * width, if affine.centred() { 2 * columns } else { columns });
     let count = plan.count(shape);
-    let shares = (count * plan.side) as usize;
+    let shares = count as usize;
     let parts = client.empty(4 * shares * sums);
     // What is not there is another buffer, which the kernel does not touch in this place.
     let other = buffer("the addend", adds.unwrap_or(x), len, vector)?;

@@ -1,6 +1,8 @@
 //! The normalised rows.
 use super::moments::{Sums, moments, scratch};
-use super::{Affine, NormShape, Plan, Weights, advance, hold_weights, inside, place, read_row};
+use super::{
+    Affine, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, place, read_row, read_start,
+};
 use crate::hopper::ptx::rsqrt;
 use crate::pointwise::{F32x4, PointwiseError, Vec8, buffer};
 use cubecl::prelude::*;
@@ -31,11 +33,25 @@ pub fn norm_forward<E: Float>(
     let mut row = CUBE_POS_X * comptime![plan.side] + UNIT_POS / comptime![plan.units];
     let mut values = Array::<Vec8<E>>::new(comptime![plan.held()]);
     let mut others = Array::<Vec8<E>>::new(comptime![if adds { plan.held() } else { 1 }]);
+    let mut starts = Array::<f32>::new(comptime![plan.ahead + 1]);
+    let mut other_starts = Array::<f32>::new(comptime![plan.ahead + 1]);
+    #[unroll]
+    for k in 0..comptime![plan.ahead + 1] {
+        starts[k] = 0.0;
+        other_starts[k] = 0.0;
+    }
     #[unroll]
     for k in 0..comptime![plan.ahead] {
-        read_row(x, &mut values, comptime![k], row + comptime![k as u32] * stride, rows, unit, width, plan);
+        let row = row + comptime![k as u32] * stride;
+        read_row(x, &mut values, comptime![k], row, rows, unit, width, plan);
+        if comptime![centred] {
+            read_start(x, &mut starts, comptime![k], row, rows, width);
+        }
         if comptime![adds] {
-            read_row(other, &mut others, comptime![k], row + comptime![k as u32] * stride, rows, unit, width, plan);
+            read_row(other, &mut others, comptime![k], row, rows, unit, width, plan);
+            if comptime![centred] {
+                read_start(other, &mut other_starts, comptime![k], row, rows, width);
+            }
         }
     }
     let mut weights = Weights::<E>::new_slice(comptime![plan.room()]);
@@ -50,8 +66,14 @@ pub fn norm_forward<E: Float>(
     while first < rows {
         let next = row + comptime![plan.ahead as u32] * stride;
         read_row(x, &mut values, comptime![plan.ahead], next, rows, unit, width, plan);
+        if comptime![centred] {
+            read_start(x, &mut starts, comptime![plan.ahead], next, rows, width);
+        }
         if comptime![adds] {
             read_row(other, &mut others, comptime![plan.ahead], next, rows, unit, width, plan);
+            if comptime![centred] {
+                read_start(other, &mut other_starts, comptime![plan.ahead], next, rows, width);
+            }
             #[unroll]
             for v in 0..comptime![plan.vectors] {
                 let column = unit + comptime![v as u32 * plan.units];
@@ -71,8 +93,10 @@ pub fn norm_forward<E: Float>(
             }
         }
         let sums = comptime![Sums { centred, slopes: false }];
-        let of_row = moments(&values, &values, &weights, &mut shared, turn, unit, width, inverse, sums, plan);
+        let start = starts[0usize] + other_starts[0usize];
+        let of_row = moments(&values, &values, &weights, start, &mut shared, turn, unit, width, inverse, sums, plan);
         let factor = rsqrt(of_row.squares * inverse + eps);
+        let shift = of_row.mean * factor;
         #[unroll]
         for v in 0..comptime![plan.vectors] {
             let column = unit + comptime![v as u32 * plan.units];
@@ -84,8 +108,8 @@ pub fn norm_forward<E: Float>(
                 }
                 #[unroll]
                 for i in 0..8usize {
-                    let away = f32::cast_from(value.extract(i)) - of_row.mean;
-                    let mut scaled = away * factor * f32::cast_from(weight.extract(i));
+                    let away = f32::cast_from(value.extract(i)) - start;
+                    let mut scaled = (away * factor - shift) * f32::cast_from(weight.extract(i));
                     if comptime![centred] {
                         scaled += f32::cast_from(result.extract(i));
                     }
@@ -95,6 +119,8 @@ pub fn norm_forward<E: Float>(
             }
         }
         advance(&mut values, plan);
+        advance_starts(&mut starts, plan);
+        advance_starts(&mut other_starts, plan);
         if comptime![adds] {
             advance(&mut others, plan);
         }

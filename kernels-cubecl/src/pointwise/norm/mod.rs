@@ -1,10 +1,9 @@
 //! RMSNorm, `y = w x / √(mean(x²) + eps)`, and LayerNorm, `y = w (x − mean) / √(var + eps) + b`, over rows, and their
-//! gradients. The variance is that of the centred row: taken from the mean of squares it would lose the digits that the
-//! mean has.
+//! gradients.
 //!
-//! Cubes stay for many rows: they hold the weights in shared memory, read the next row while they sum up the one at hand,
-//! meet once for each row, and write their share of the weights' gradients once. What is added to the residual stream in
-//! front of a norm, and the gradients that meet there, can be added on the way.
+//! The units of a row meet once for it. In the backward pass cubes stay for many rows: they read the next one while they sum
+//! up the one at hand, and write their share of the weights' gradients once. What is added to the residual stream in front
+//! of a norm, and the gradients that meet there, can be added on the way.
 pub mod backward;
 pub mod forward;
 mod moments;
@@ -96,6 +95,21 @@ fn read_row<E: Float>(
     }
 }
 
+/// The first number of a row, to place `slot` of `to`, if there is such a row.
+#[cube]
+fn read_start<E: Float>(
+    from: &[Vec8<E>],
+    to: &mut Array<f32>,
+    #[comptime] slot: usize,
+    row: u32,
+    rows: u32,
+    width: u32,
+) {
+    if row < rows {
+        to[slot] = f32::cast_from(from[(row * width) as usize].extract(0usize));
+    }
+}
+
 /// A row of weights in shared memory, where each unit reads only what it has written. In registers they would stay there
 /// unpacked, and the rows would not.
 type Weights<E> = Shared<[Vec8<E>]>;
@@ -113,6 +127,15 @@ fn hold_weights<E: Float>(from: &[Vec8<E>], to: &mut Weights<E>, unit: u32, widt
         if inside(column, width, plan) {
             to[place(comptime![v], plan)] = from[column as usize];
         }
+    }
+}
+
+/// Every number in `held` moves a place to the front.
+#[cube]
+fn advance_starts(held: &mut Array<f32>, #[comptime] plan: Plan) {
+    #[unroll]
+    for i in 0..comptime![plan.ahead] {
+        held[i] = held[comptime![i + 1]];
     }
 }
 

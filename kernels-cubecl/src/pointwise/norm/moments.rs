@@ -1,15 +1,13 @@
 //! The sums over a row that its units need together, at the price of one meeting.
 //!
-//! A plane takes its sums about its own mean; those about the row's mean follow from them without a loss of digits (Chan,
-//! Golub and LeVeque, Algorithms for computing the sample variance, 1983).
+//! Sums about the mean follow from those about the row's first number: the square of its distance from the mean is at most
+//! as often the variance as there are numbers in the row, so that of fp32's digits enough are left for half precision
+//! types even if it lies far off, and all if it does not. Sums about zero would lose the digits that the mean has.
 use super::{Plan, Weights, inside, place};
 use crate::hopper::ptx::named_barrier_sync;
 use crate::pointwise::cube::plane_total;
 use crate::pointwise::{F32x4, Vec8};
 use cubecl::prelude::*;
-
-/// Vectors that a plane leaves for the others: its sums, and in another one how many numbers it has.
-const LEFT: usize = 2;
 
 /// What is summed up of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,7 +21,7 @@ pub struct Sums {
 /// Sums over a row, in all its units.
 #[derive(CubeType, Clone, Copy)]
 pub struct Moments {
-    /// The mean if sums are about it, else 0.
+    /// The mean, counted from the row's first number, if sums are about it; else 0.
     pub mean: f32,
     /// Of squares.
     pub squares: f32,
@@ -35,17 +33,19 @@ pub struct Moments {
 
 /// Shared vectors that [`moments`] uses.
 pub fn scratch(plan: Plan) -> usize {
-    2 * LEFT * plan.side as usize * plan.shape().planes()
+    2 * plan.side as usize * plan.shape().planes()
 }
 
-/// The sums of the row in the first places of `values` and `slopes`. `inverse` is one over its length. Calls in a row alternate
-/// `turn` between 0 and 1, so that units need to meet only once for a call, which all of the cube make.
+/// The sums of the row in the first places of `values` and `slopes`, whose first number is `start` (0 if sums are not about
+/// the mean). `inverse` is one over its length. Calls in a row alternate `turn` between 0 and 1, so that units need to meet
+/// only once for a call, which all of the cube make.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub fn moments<E: Float>(
     values: &Array<Vec8<E>>,
     slopes: &Array<Vec8<E>>,
     weights: &Weights<E>,
+    start: f32,
     scratch: &mut Shared<[F32x4]>,
     turn: u32,
     unit: u32,
@@ -55,41 +55,9 @@ pub fn moments<E: Float>(
     #[comptime] plan: Plan,
 ) -> Moments {
     let cube = comptime![plan.shape()];
-    let mut mean = 0.0f32;
-    let mut weighted = 0.0f32;
-    // Numbers of the plane.
-    let mut count = comptime![(plan.plane as usize * plan.vectors * 8) as f32].runtime();
-    if comptime![sums.centred] {
-        let mut sum = 0.0f32;
-        let mut own = 0.0f32;
-        #[unroll]
-        for v in 0..comptime![plan.vectors] {
-            if inside(unit + comptime![v as u32 * plan.units], width, plan) {
-                let value = values[v];
-                #[unroll]
-                for i in 0..8usize {
-                    sum += f32::cast_from(value.extract(i));
-                }
-                if comptime![sums.slopes] {
-                    let (slope, weight) = (slopes[v], weights[place(comptime![v], plan)]);
-                    #[unroll]
-                    for i in 0..8usize {
-                        weighted += f32::cast_from(slope.extract(i)) * f32::cast_from(weight.extract(i));
-                    }
-                }
-                own += 8.0;
-            }
-        }
-        sum = plane_total(sum, cube);
-        if comptime![sums.slopes] {
-            weighted = plane_total(weighted, cube);
-        }
-        if comptime![!plan.whole] {
-            count = plane_total(own, cube);
-        }
-        mean = sum / max(count, 1.0);
-    }
+    let mut sum = 0.0f32;
     let mut squares = 0.0f32;
+    let mut weighted = 0.0f32;
     let mut product = 0.0f32;
     #[unroll]
     for v in 0..comptime![plan.vectors] {
@@ -97,15 +65,22 @@ pub fn moments<E: Float>(
             let value = values[v];
             #[unroll]
             for i in 0..8usize {
-                let away = f32::cast_from(value.extract(i)) - mean;
+                let away = f32::cast_from(value.extract(i)) - start;
                 squares += away * away;
+                if comptime![sums.centred] {
+                    sum += away;
+                }
             }
             if comptime![sums.slopes] {
                 let (slope, weight) = (slopes[v], weights[place(comptime![v], plan)]);
                 #[unroll]
                 for i in 0..8usize {
-                    let away = f32::cast_from(value.extract(i)) - mean;
-                    product += away * (f32::cast_from(slope.extract(i)) * f32::cast_from(weight.extract(i)));
+                    let away = f32::cast_from(value.extract(i)) - start;
+                    let both = f32::cast_from(slope.extract(i)) * f32::cast_from(weight.extract(i));
+                    product += away * both;
+                    if comptime![sums.centred] {
+                        weighted += both;
+                    }
                 }
             }
         }
@@ -114,27 +89,41 @@ pub fn moments<E: Float>(
     if comptime![sums.slopes] {
         product = plane_total(product, cube);
     }
+    if comptime![sums.centred] {
+        sum = plane_total(sum, cube);
+        if comptime![sums.slopes] {
+            weighted = plane_total(weighted, cube);
+        }
+    }
     let planes = comptime![cube.planes()];
     if comptime![planes > 1] {
         let line = UNIT_POS / comptime![plan.units];
-        let at = (turn * comptime![plan.side] + line) as usize * comptime![LEFT * planes];
+        let at = (turn * comptime![plan.side] + line) as usize * planes;
         if UNIT_POS % comptime![cube.plane] == 0 {
-            let at = at + (unit / comptime![cube.plane]) as usize;
             let mut left = F32x4::empty();
-            left.insert(0usize, squares);
-            left.insert(1usize, product);
-            left.insert(2usize, mean);
-            left.insert(3usize, weighted);
-            scratch[at] = left;
-            if comptime![!plan.whole] {
-                scratch[at + planes] = F32x4::new(count);
-            }
+            left.insert(0usize, sum);
+            left.insert(1usize, squares);
+            left.insert(2usize, weighted);
+            left.insert(3usize, product);
+            scratch[at + (unit / comptime![cube.plane]) as usize] = left;
         }
         meet(line, plan);
-        join(scratch, at, count, inverse, sums, plan)
-    } else {
-        Moments { mean, squares, weighted, product }
+        let mut all = scratch[at];
+        #[unroll]
+        for i in 1..planes {
+            all += scratch[at + i];
+        }
+        sum = all.extract(0usize);
+        squares = all.extract(1usize);
+        weighted = all.extract(2usize);
+        product = all.extract(3usize);
     }
+    let mean = sum * inverse;
+    if comptime![sums.centred] {
+        squares = max(squares - sum * mean, 0.0);
+        product -= mean * weighted;
+    }
+    Moments { mean, squares, weighted, product }
 }
 
 /// The units of a row meet.
@@ -150,46 +139,4 @@ fn meet(line: u32, #[comptime] plan: Plan) {
             }
         }
     }
-}
-
-/// Joins what the planes left from `at` on. Each has `count` numbers in a whole row.
-#[cube]
-fn join(
-    scratch: &mut Shared<[F32x4]>,
-    at: usize,
-    count: f32,
-    inverse: f32,
-    #[comptime] sums: Sums,
-    #[comptime] plan: Plan,
-) -> Moments {
-    let planes = comptime![plan.shape().planes()];
-    let mut counts = Array::<f32>::new(planes);
-    let mut mean = 0.0f32;
-    #[unroll]
-    for i in 0..planes {
-        counts[i] = count;
-        if comptime![!plan.whole] {
-            counts[i] = scratch[at + comptime![planes + i]].extract(0usize);
-        }
-        if comptime![sums.centred] {
-            mean += scratch[at + i].extract(2usize) * counts[i];
-        }
-    }
-    mean *= inverse;
-    let mut squares = 0.0f32;
-    let mut weighted = 0.0f32;
-    let mut product = 0.0f32;
-    #[unroll]
-    for i in 0..planes {
-        let left = scratch[at + i];
-        squares += left.extract(0usize);
-        product += left.extract(1usize);
-        if comptime![sums.centred] {
-            let apart = left.extract(2usize) - mean;
-            squares += counts[i] * apart * apart;
-            weighted += left.extract(3usize);
-            product += apart * left.extract(3usize);
-        }
-    }
-    Moments { mean, squares, weighted, product }
 }

@@ -51,10 +51,14 @@ impl Plan {
         let whole = width == vectors * units;
         let units = units as u32;
         let side = if cube.plane == 1 { 1 } else { (UNITS[usize::from(backward)] / units).max(1) };
-        let together = if backward { 512 } else { 1024 };
-        let each = if cube.plane == 1 { 1 } else { (together / (units * side)).max(1) };
-        let cubes = processors * each;
-        Self { units, plane: cube.plane, vectors, side, ahead: usize::from(vectors <= 2), whole, cubes }
+        let (ahead, cubes) = match (cube.plane == 1, backward) {
+            (true, _) => (1, processors),
+            // A cube for each row, so that none waits for a slow multiprocessor at the end.
+            (_, false) => (0, u32::MAX),
+            // Cubes that stay: one a multiprocessor, as they leave shares to add up.
+            (_, true) => (usize::from(vectors <= 2), processors * (512 / (units * side)).max(1)),
+        };
+        Self { units, plane: cube.plane, vectors, side, ahead, whole, cubes }
     }
 
     /// The units of a row as those of a cube.

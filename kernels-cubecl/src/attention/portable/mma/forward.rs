@@ -1,6 +1,7 @@
 //! The forward kernel: four planes of 16 queries each go through the keys block by block.
 use super::tile::{self, Pair, Place, ROWS, Sums, Vec8};
 use crate::attention::portable::draw::{self, Draws, RowWords};
+use crate::attention::portable::exponential::{exp, ln};
 use crate::attention::portable::sight::{self, Plan, Rows, Sizes};
 use cubecl::prelude::*;
 
@@ -95,7 +96,7 @@ pub fn mma_forward<E: Float>(
             }
             highest = max(highest, plane_shuffle_xor(highest, 1u32));
             highest = max(highest, plane_shuffle_xor(highest, 2u32));
-            let factor = (top[half] - highest).exp();
+            let factor = exp::<f32>(top[half] - highest);
             top[half] = highest;
             let mut more = total[half] * factor;
             #[unroll]
@@ -105,7 +106,7 @@ pub fn mma_forward<E: Float>(
                 for i in 0..2usize {
                     let score = pair.extract(i);
                     // While a row has seen no key its highest score is as low as a hidden one.
-                    let mut weight = select(score > 0.5 * HIDDEN, (score - highest).exp(), 0.0);
+                    let mut weight = select(score > 0.5 * HIDDEN, exp::<f32>(score - highest), 0.0);
                     more += weight;
                     if comptime![plan.dropout] {
                         let at = column + comptime![(8 * nth + i) as u32];
@@ -135,7 +136,7 @@ pub fn mma_forward<E: Float>(
         let query = row + comptime![8 * half as u32];
         if UNIT_POS % 4 == 0 && query < sizes.queries {
             let place = ((batch * CUBE_COUNT_Y + head) * sizes.statistics + query) as usize;
-            lse[place] = select(is_seen, top[half] + divisor.ln(), f32::NEG_INFINITY);
+            lse[place] = select(is_seen, top[half] + ln::<f32>(divisor), f32::NEG_INFINITY);
         }
     }
     tile::store(out, out_place, &sums, &factors, row, sizes.queries, batch, head, plan.value_dim);

@@ -1,6 +1,7 @@
 //! The gradients of the keys and values: four planes of 16 keys each go through the queries block by block, head by head.
 use super::tile::{self, Pair, Place, ROWS, Vec8};
 use crate::attention::portable::draw::{self, Draws};
+use crate::attention::portable::exponential::exp;
 use crate::attention::portable::sight::{self, Plan, Rows, Sizes};
 use cubecl::prelude::*;
 
@@ -94,7 +95,7 @@ pub fn mma_key_gradient<E: Float>(
                         let is_seen = at >= rows.first && at < rows.end;
                         let mut score = scores.index(nth)[half];
                         let mut pull = pulls.index(nth)[half];
-                        let weight = select(is_seen, (score.extract(i) * scale - log_total).exp(), 0.0);
+                        let weight = select(is_seen, exp::<f32>(score.extract(i) * scale - log_total), 0.0);
                         let mut kept = weight;
                         let mut pulled = pull.extract(i);
                         if comptime![plan.dropout] {

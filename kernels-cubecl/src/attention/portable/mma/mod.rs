@@ -6,7 +6,8 @@ pub mod key_gradient;
 pub mod query_gradient;
 mod tile;
 
-use super::{Call, Element, arg, delta};
+use super::call::{Call, arg};
+use super::{Element, delta};
 use crate::attention::{AttentionError, AttentionShape, Extras, Gradients, Half, Saved, Tensor4};
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;

@@ -1,6 +1,7 @@
 //! The gradient of the queries: four planes of 16 queries each go through the keys block by block.
 use super::tile::{self, Pair, Place, ROWS, Vec8};
 use crate::attention::portable::draw::{self, Draws, RowWords};
+use crate::attention::portable::exponential::exp;
 use crate::attention::portable::sight::{self, Plan, Rows, Sizes};
 use cubecl::prelude::*;
 
@@ -87,7 +88,7 @@ pub fn mma_query_gradient<E: Float>(
                     if comptime![plan.dropout] {
                         pull *= draw::keep(draws, words.index(half), at);
                     }
-                    let weight = (scores.extract(i) * scale - log_totals[half]).exp();
+                    let weight = exp::<f32>(scores.extract(i) * scale - log_totals[half]);
                     pair.insert(i, select(at >= rows.first && at < rows.end, weight * (pull - shares[half]), 0.0));
                 }
                 registers[half] = pair;

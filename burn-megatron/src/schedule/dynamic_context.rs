@@ -1,0 +1,231 @@
+//! Which ranks compute which sequence, where sequences of a step differ in length: short ones stay on a rank of their own,
+//! long ones are shared by as many as they need (Megatron's `--hybrid-context-parallel`,
+//! `megatron/core/pipeline_parallel/hybrid_cp_schedule.py`).
+//!
+//! Ranks are those that hold the same weights. Sequences are shared by blocks of neighbours: 2, 4, 8, …, or all. Blocks lie
+//! inside each other, and all ranks take their sequences in one order, the widest blocks first: ranks that meet in a block
+//! have nothing else to wait for.
+
+use std::ops::Range;
+
+/// A sequence and the ranks that share it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// Which sequence.
+    pub sequence: usize,
+    /// Its ranks, neighbours.
+    pub ranks: Range<usize>,
+}
+
+/// The sequences of a step in the order in which every rank takes those that it shares.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DynamicContext {
+    /// All sequences.
+    pub order: Vec<Shared>,
+    /// When the last rank is done, in units of [`Effort`].
+    pub makespan: f64,
+}
+
+/// What sequences cost, in pairs of positions that attention compares. No count of operations, but enough to weigh lengths.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Effort {
+    /// What a token costs outside of attention.
+    pub token: f64,
+    /// What it costs more when it travels round a block of ranks.
+    pub travel: f64,
+}
+
+impl Effort {
+    /// Of a model of this width: the matrices of a layer take about 24 hidden² operations per token, causal attention 2 hidden
+    /// per pair of positions.
+    pub fn of_width(hidden: usize) -> Self {
+        let token = 12.0 * hidden as f64;
+        Self { token, travel: token / 16.0 }
+    }
+
+    /// Time that each of `ranks` ranks takes for a sequence that they share.
+    pub fn of(&self, length: usize, ranks: usize) -> f64 {
+        let (length, ranks) = (length as f64, ranks as f64);
+        length * (length + self.token) / ranks + self.travel * length * (ranks - 1.0) / ranks
+    }
+}
+
+/// No block of ranks can hold a sequence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a sequence of {length} tokens over {ranks} ranks is more than max-seqlen-per-dp-cp-rank {most} on each; nearest legal: \
+     {nearest}"
+)]
+pub struct TooLong {
+    /// Tokens.
+    pub length: usize,
+    /// All ranks.
+    pub ranks: usize,
+    /// Tokens that a rank may have of a sequence.
+    pub most: usize,
+    /// What it would have to be.
+    pub nearest: usize,
+}
+
+/// Improvement of the makespan that is worth a wider block.
+const WORTH: f64 = 0.98;
+
+/// The sizes of blocks of `ranks` ranks: powers of two that divide them, and all.
+pub fn block_sizes(ranks: usize) -> Vec<usize> {
+    let powers = std::iter::successors(Some(1), |size| Some(2 * size));
+    let mut sizes: Vec<usize> = powers.take_while(|size| *size < ranks && ranks.is_multiple_of(*size)).collect();
+    sizes.push(ranks);
+    sizes
+}
+
+impl DynamicContext {
+    /// Deals sequences of `lengths` tokens to `ranks` ranks, none of which has more than `most` tokens of a sequence. Every
+    /// rank has something to do, if there is a sequence.
+    ///
+    /// # Errors
+    /// The first sequence that is too long for all ranks together.
+    pub fn new(lengths: &[usize], ranks: usize, most: usize, effort: Effort) -> Result<Self, TooLong> {
+        let sizes = block_sizes(ranks);
+        let least = |length: &usize| {
+            let fits = sizes.iter().position(|size| length.div_ceil(*size) <= most);
+            fits.ok_or(TooLong { length: *length, ranks, most, nearest: length.div_ceil(ranks) })
+        };
+        // As indices into the sizes.
+        let mut widths = lengths.iter().map(least).collect::<Result<Vec<_>, _>>()?;
+        let deal =
+            |widths: &[usize]| deal(lengths, &widths.iter().map(|at| sizes[*at]).collect::<Vec<_>>(), ranks, effort);
+        let mut best = deal(&widths);
+        // The work of the busiest rank is spread over wider blocks as long as that ends the step sooner.
+        loop {
+            let cost = |sequence: usize| effort.of(lengths[sequence], sizes[widths[sequence]]);
+            let idle = best.loads.contains(&0.0);
+            let busiest = best.busiest();
+            let wider = best.plan.order.iter().filter(|shared| idle || shared.ranks.contains(&busiest));
+            let wider = wider.map(|shared| shared.sequence).filter(|sequence| widths[*sequence] + 1 < sizes.len());
+            let Some(sequence) = wider.max_by(|a, b| cost(*a).total_cmp(&cost(*b))) else { break };
+            widths[sequence] += 1;
+            let other = deal(&widths);
+            if !idle && other.plan.makespan > WORTH * best.plan.makespan {
+                break;
+            }
+            best = other;
+        }
+        Ok(best.plan)
+    }
+
+    /// What `rank` computes, in its order.
+    pub fn of_rank(&self, rank: usize) -> impl Iterator<Item = &Shared> {
+        self.order.iter().filter(move |shared| shared.ranks.contains(&rank))
+    }
+}
+
+struct Dealt {
+    plan: DynamicContext,
+    /// When each rank is done.
+    loads: Vec<f64>,
+}
+
+impl Dealt {
+    fn busiest(&self) -> usize {
+        let ranks = 0..self.loads.len();
+        ranks.max_by(|a, b| self.loads[*a].total_cmp(&self.loads[*b])).unwrap_or_default()
+    }
+}
+
+/// The widest first, and of those the costliest, each to the block that is free first.
+fn deal(lengths: &[usize], widths: &[usize], ranks: usize, effort: Effort) -> Dealt {
+    let mut order: Vec<usize> = (0..lengths.len()).collect();
+    order.sort_by_key(|sequence| std::cmp::Reverse((widths[*sequence], lengths[*sequence])));
+    let mut loads = vec![0.0f64; ranks];
+    let mut place = |sequence: usize| {
+        let (width, cost) = (widths[sequence], effort.of(lengths[sequence], widths[sequence]));
+        // A block begins when the last of its ranks is free.
+        let free = |block: usize| loads[block * width..(block + 1) * width].iter().fold(0.0f64, |a, b| a.max(*b));
+        let block = (0..ranks / width).min_by(|a, b| free(*a).total_cmp(&free(*b))).expect("a block of a legal size");
+        let (end, ranks) = (free(block) + cost, block * width..(block + 1) * width);
+        loads[ranks.clone()].fill(end);
+        Shared { sequence, ranks }
+    };
+    let order: Vec<Shared> = order.into_iter().map(&mut place).collect();
+    let makespan = loads.iter().fold(0.0f64, |a, b| a.max(*b));
+    Dealt { plan: DynamicContext { order, makespan }, loads }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const EFFORT: Effort = Effort { token: 64.0, travel: 4.0 };
+
+    #[test]
+    fn blocks_lie_inside_each_other() {
+        assert_eq!(block_sizes(8), [1, 2, 4, 8]);
+        assert_eq!(block_sizes(12), [1, 2, 4, 12]);
+        assert_eq!(block_sizes(3), [1, 3]);
+        assert_eq!(block_sizes(1), [1]);
+    }
+
+    #[test]
+    fn long_sequences_are_shared_and_short_ones_are_not() {
+        let lengths = [100, 4000, 100, 100, 100];
+        let plan = DynamicContext::new(&lengths, 4, 1000, EFFORT).unwrap();
+        let of = |sequence: usize| plan.order.iter().find(|shared| shared.sequence == sequence).unwrap().ranks.clone();
+        assert_eq!(of(1), 0..4);
+        assert!([0, 2, 3, 4].iter().all(|sequence| of(*sequence).len() == 1), "{plan:?}");
+        let refused = DynamicContext::new(&[4001], 4, 1000, EFFORT).unwrap_err().to_string();
+        assert!(refused.contains("4001 tokens over 4 ranks") && refused.ends_with("nearest legal: 1001"), "{refused}");
+    }
+
+    /// Many short sequences and a few long ones, as in texts from the web: against all ranks sharing every sequence, and
+    /// against the smallest size that the longest one needs.
+    #[test]
+    fn a_skewed_step_ends_sooner_than_with_one_size() {
+        let lengths: Vec<usize> = (0..120).map(|i| if i % 40 == 0 { 8192 } else { 128 + 7 * i }).collect();
+        let effort = Effort::of_width(512);
+        let dynamic = DynamicContext::new(&lengths, 8, 2048, effort).unwrap().makespan;
+        for size in [4, 8] {
+            let one_size = deal(&lengths, &vec![size; lengths.len()], 8, effort).plan.makespan;
+            assert!(dynamic < 0.97 * one_size, "{dynamic} against {one_size} with blocks of {size}");
+        }
+    }
+
+    /// Every rank goes through its list; a sequence is computed when all of its ranks have come to it.
+    fn ends(plan: &DynamicContext, ranks: usize) -> bool {
+        let mut lists: Vec<Vec<&Shared>> = (0..ranks).map(|rank| plan.of_rank(rank).collect()).collect();
+        lists.iter_mut().for_each(|list| list.reverse());
+        loop {
+            let ready = |shared: &Shared| shared.ranks.clone().all(|rank| lists[rank].last() == Some(&shared));
+            let next = lists.iter().filter_map(|list| list.last()).find(|shared| ready(shared));
+            let Some(next) = next.copied() else { return lists.iter().all(Vec::is_empty) };
+            next.ranks.clone().for_each(|rank| drop(lists[rank].pop()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_sequence_is_computed_once_by_ranks_that_can_hold_it(
+            lengths in prop::collection::vec(1usize..5000, 1..60),
+            ranks in 1usize..17,
+            spare in 1usize..4000,
+        ) {
+            let most = lengths.iter().max().unwrap().div_ceil(ranks) + spare;
+            let plan = DynamicContext::new(&lengths, ranks, most, EFFORT).unwrap();
+            let mut seen: Vec<usize> = plan.order.iter().map(|shared| shared.sequence).collect();
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..lengths.len()).collect::<Vec<_>>());
+            for Shared { sequence, ranks: block } in &plan.order {
+                prop_assert!(block_sizes(ranks).contains(&block.len()) && block.start.is_multiple_of(block.len()));
+                prop_assert!(lengths[*sequence].div_ceil(block.len()) <= most);
+            }
+            prop_assert!((0..ranks).all(|rank| plan.of_rank(rank).next().is_some()), "a rank has nothing to do");
+            prop_assert!(ends(&plan, ranks));
+            // Never worse than the blocks that lengths ask for, unless a rank had nothing to do.
+            let least: Vec<usize> = (lengths.iter())
+                .map(|length| *block_sizes(ranks).iter().find(|size| length.div_ceil(**size) <= most).unwrap())
+                .collect();
+            let first = deal(&lengths, &least, ranks, EFFORT);
+            prop_assert!(first.loads.contains(&0.0) || plan.makespan <= first.plan.makespan);
+        }
+    }
+}

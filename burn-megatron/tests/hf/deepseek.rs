@@ -1,0 +1,88 @@
+//! DeepSeek-V3 from transformers, which leaves out modules of multi-token prediction, and with them.
+
+use std::process::Command;
+
+use backend_dist::mesh::ParallelLayout;
+use burn::tensor::{Device, FloatDType};
+use burn_megatron::forward::{Settings, forward, read_input};
+use burn_megatron::hf::HfFolder;
+
+use crate::files::{Tensors, changed, golden, read};
+use crate::forward::{difference, last};
+
+const MODEL: &str = "deepseek_v3";
+
+/// transformers computes the router in fp32, so logits are as far apart as fp32 rounds.
+#[test]
+fn forward_is_transformers() {
+    let path = golden(MODEL).join("oracle.safetensors");
+    let (input, oracle, folder) = (read_input(&path).unwrap(), read(&path), HfFolder::open(golden(MODEL)).unwrap());
+    for layout in ["TP1", "TP2 SP", "TP4", "DP2 EP2", "TP2 EP2 ETP1"] {
+        let settings = Settings {
+            layout: layout.parse::<ParallelLayout>().unwrap(),
+            devices: vec![Device::flex()],
+            dtype: FloatDType::F64,
+            exact: false,
+            gradients: true,
+        };
+        let output = forward(folder.config(), &folder, &input, &settings).unwrap();
+        let gap = difference(&last(&output, &input), &oracle["logits_last8"].values());
+        assert!(gap < 2e-7, "{layout}: logits {gap:e}");
+        let mut compared = 0;
+        for (name, expected) in
+            oracle.iter().filter_map(|(name, expected)| Some((name.strip_prefix("grad.")?, expected)))
+        {
+            let gap = difference(&output.gradients[name].data, &expected.values());
+            assert!(gap < 1e-6, "{layout}: gradient of {name} {gap:e}");
+            compared += 1;
+        }
+        assert!(compared > 40);
+    }
+}
+
+/// What comes out of `import` and `export`.
+fn there_and_back(change: impl FnOnce(&mut Tensors)) -> (Tensors, serde_json::Value) {
+    let (from, root) = (changed(MODEL, change), tempfile::tempdir().unwrap());
+    let (checkpoint, to) = (root.path().join("checkpoint"), root.path().join("out"));
+    let run = |words: [&str; 5]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_burn-megatron")).args(words).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    run(["import", "--hf", from.path().to_str().unwrap(), "--output", checkpoint.to_str().unwrap()]);
+    run(["export", "--hf", to.to_str().unwrap(), "--checkpoint", checkpoint.to_str().unwrap()]);
+    let config = std::fs::read_to_string(to.join("config.json")).unwrap();
+    (read(&to.join("model.safetensors")), serde_json::from_str(&config).unwrap())
+}
+
+#[test]
+fn weights_go_in_and_out() {
+    let (weights, config) = there_and_back(|_| {});
+    assert!(weights == read(&golden(MODEL).join("model.safetensors")));
+    assert_eq!(config["num_nextn_predict_layers"], 0);
+}
+
+/// The published files have the modules as layers after the last one, with copies of embedding and output layer.
+#[test]
+fn modules_of_multi_token_prediction_go_in_and_out() {
+    let mut whole = Tensors::new();
+    let (weights, config) = there_and_back(|tensors| {
+        let layer = |name: &str| name.strip_prefix("model.layers.3.").map(|rest| format!("model.layers.4.{rest}"));
+        let module: Tensors = tensors.iter().filter_map(|(name, value)| Some((layer(name)?, value.clone()))).collect();
+        tensors.extend(module);
+        let vector = tensors["model.norm.weight"].clone();
+        for norm in ["enorm", "hnorm", "shared_head.norm"] {
+            tensors.insert(format!("model.layers.4.{norm}.weight"), vector.clone());
+        }
+        let mut projection = tensors["model.layers.0.self_attn.o_proj.weight"].clone();
+        assert_eq!(projection.shape, [32, 64]);
+        projection.data.reverse();
+        tensors.insert("model.layers.4.eh_proj.weight".into(), projection);
+        whole = tensors.clone();
+        let table = tensors["lm_head.weight"].clone();
+        tensors.insert("model.layers.4.shared_head.head.weight".into(), table);
+        let table = tensors["model.embed_tokens.weight"].clone();
+        tensors.insert("model.layers.4.embed_tokens.weight".into(), table);
+    });
+    assert!(weights == whole);
+    assert_eq!(config["num_nextn_predict_layers"], 1);
+}
