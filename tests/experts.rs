@@ -101,7 +101,7 @@ fn biases_that_balance_experts() {
         "DP4 EP4 ZeRO3",
         "TP2 SP EP2 ETP1 x2",
         "TP2 SP DP2 EP2 ETP1 ZeRO1",
-        "PP2 DP2 EP2 x2 1f1b",
+        "PP2 DP2 EP2 x2 1f1b Ett|tL",
         "DP2 EP2 uniform1",
     ];
     equal_one_device::<DeepSeekV3>(&config, &layouts);

@@ -13,7 +13,15 @@ use crate::engine::RankEngine;
 
 /// A bias that moves fast enough to send tokens elsewhere.
 fn config() -> DeepSeekV3Config {
-    DeepSeekV3Config { vocab_size: 33, moe_router_bias_update_rate: 0.05, ..DeepSeekV3Config::tiny() }
+    DeepSeekV3Config {
+        vocab_size: 33,
+        hidden_size: 32,
+        intermediate_size: 32,
+        moe_intermediate_size: 16,
+        num_hidden_layers: 2,
+        moe_router_bias_update_rate: 0.05,
+        ..DeepSeekV3Config::tiny()
+    }
 }
 
 fn pretraining(layout: &str, folder: &Path, every: Option<u64>) -> Pretraining<DeepSeekV3> {
@@ -23,7 +31,7 @@ fn pretraining(layout: &str, folder: &Path, every: Option<u64>) -> Pretraining<D
     };
     let data = (data(900, 1), data(200, 2));
     let checkpoints = CheckpointOptions { root: folder.join("checkpoints"), every, saver: SaverOptions::default() };
-    Pretraining::new(mesh, engine(), 6, data, config().dims(), build)
+    Pretraining::new(mesh, engine(), 5, data, config().dims(), build)
         .evaluate(3, 1)
         .directory(folder.join("run"))
         .checkpoints(checkpoints)
@@ -44,8 +52,8 @@ fn any_layout_goes_on_with_the_experts_and_biases_of_any_other() {
     for line in &lines {
         let experts = line["experts"].as_array().unwrap();
         let layers: Vec<u64> = experts.iter().map(|layer| layer["layer"].as_u64().unwrap()).collect();
-        assert_eq!(layers, [1, 2, 3], "the layer of multi-token prediction comes last");
-        for layer in &experts[..2] {
+        assert_eq!(layers, [1, 2], "the layer of multi-token prediction comes last");
+        for layer in &experts[..1] {
             let tokens = layer["tokens"].as_array().unwrap().iter().map(|count| count.as_u64().unwrap());
             assert_eq!(tokens.sum::<u64>(), 2 * 8 * SEQ as u64, "two experts for each token of the batch");
             let entropy = layer["entropy"].as_f64().unwrap();
@@ -54,27 +62,29 @@ fn any_layout_goes_on_with_the_experts_and_biases_of_any_other() {
         assert!(line["expert_balance"].as_f64().unwrap() >= 1.0 && line["dropped_tokens"].as_f64() == Some(0.0));
     }
     let picture = std::fs::read_to_string(whole.path().join("trace.json.experts.svg")).unwrap();
-    assert_eq!(picture.matches("<rect").count(), 3 * 8 + 5, "{picture}");
+    assert_eq!(picture.matches("<rect").count(), 2 * 8 + 5, "{picture}");
 
     let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&3].clone();
     let saved = Checkpoint::open(&from).unwrap();
     let bias = saved.tensor(Kind::Weight, "layers.1.mlp.router.expert_bias").expect("it is saved");
     assert_eq!(bias.global_shape, [8]);
     let values = saved.read_f64(Kind::Weight, &bias.name, &[8], &[0..8]).unwrap();
-    assert!(values.iter().all(|value| value.abs() < 0.15 + 1e-12) && values.iter().any(|value| value.abs() > 0.1));
+    // Three steps of 0.05 up or down, or none.
+    let is_sum = |value: &f64| (value / 0.05 - (value / 0.05).round()).abs() < 1e-9 && value.abs() < 0.16;
+    assert!(values.iter().all(is_sum) && values.iter().any(|value| *value != 0.0), "{values:?}");
     assert!(saved.tensor(Kind::FirstMoment, &bias.name).is_none(), "no gradient, no moments");
 
-    for layout in ["TP1", "DP2 EP2", "DP4 EP4 ZeRO3", "TP2 EP2 ETP1", "TP2 SP DP2 EP2 ZeRO2", "PP2 DP2 EP2"] {
+    for layout in ["TP1", "DP4 EP4 ZeRO3", "TP2 EP2 ETP1", "PP2 DP2 EP2"] {
         let folder = tempfile::tempdir().unwrap();
         let run = pretraining(layout, folder.path(), None).resume(Resume::From(from.clone()));
         let error = launch(&run).error;
         assert!(error.is_none(), "{layout}: {error:?}");
         let again = train_lines(folder.path());
-        assert_eq!(again.len(), 3);
+        assert_eq!(again.len(), 2);
         for (line, expected) in again.iter().zip(&lines[3..]) {
             let (loss, expected_loss) = (line["loss"].as_f64().unwrap(), expected["loss"].as_f64().unwrap());
             assert!((loss - expected_loss).abs() < 1e-10 * expected_loss, "{layout}: {loss}, not {expected_loss}");
-            let tokens = |line: &Value| [0, 1].map(|layer| line["experts"][layer]["tokens"].clone());
+            let tokens = |line: &Value| line["experts"][0]["tokens"].clone();
             assert_eq!(tokens(line), tokens(expected), "{layout}");
         }
         // What the layout would save at once is what was saved, bit for bit.
