@@ -1,11 +1,11 @@
 //! Softmax as Hugging Face transformers computes a router's: in fp32 whatever the model computes in.
 //!
 //! transformers casts a router's logits to fp32 even where the model is double precision. Exponentials are those of Sleef
-//! (`xexpf` in `src/libm/sleefsimdsp.c`, with fused products), and sums have the order of PyTorch on a CPU with AVX2
+//! (`xexpf` in `src/libm/sleefsimdsp.c`, with fused products), and sums have the order of PyTorch on a CPU with AVX-512
 //! (`aten/src/ATen/native/cpu/SoftMaxKernel.cpp`, `aten/src/ATen/cpu/vec/functional_base.h`).
 
 /// Lanes of a register.
-const LANES: usize = 8;
+const LANES: usize = 16;
 
 /// The softmax of every row of `n` values, in fp32.
 pub(in crate::layers) fn softmax(logits: &[f64], n: usize) -> Vec<f32> {
@@ -37,7 +37,7 @@ fn sum(values: &[f32]) -> f32 {
 }
 
 /// Sleef's exponential, to one unit in the last place.
-fn exp(x: f32) -> f32 {
+pub(in crate::layers) fn exp(x: f32) -> f32 {
     const LN_2_HIGH: f32 = 0.693_145_75;
     const LN_2_LOW: f32 = 1.428_606_8e-6;
     const COEFFICIENTS: [f32; 5] = [0.001_393_043_6, 0.008_333_361, 0.041_666_485, 0.166_666_67, 0.5];
@@ -73,12 +73,13 @@ mod tests {
     #[test]
     fn values_are_added_in_pytorchs_order() {
         const BIG: f32 = 16_777_216.0;
-        let mut values = [1.0; 8];
+        let mut values = [1.0; 16];
         values[0] = BIG;
-        // BIG + 1 is BIG; then two, then four others at once.
-        assert_eq!(sum(&values), BIG + 6.0);
+        // BIG + 1 is BIG; then two, four and eight others at once.
+        assert_eq!(sum(&values), BIG + 14.0);
         // A second register swallows one of its lanes.
-        assert_eq!(sum(&[&values[..], &[1.0; 8]].concat()), BIG + 14.0);
+        assert_eq!(sum(&[&values[..], &[1.0; 16]].concat()), BIG + 30.0);
+        // What fills no register is added one after the other.
         assert_eq!(sum(&[BIG, 1.0, 1.0]), BIG);
     }
 
