@@ -58,6 +58,7 @@ fn verify_runs_in_every_precision() {
     for (arguments, words) in [
         ("--dtype f16", "legal: f64, f32, bf16"),
         ("--dtype bf16 --steps 2", "nearest legal: 1"),
+        ("--dtype bf16 --model mixtral", "legal: f64, f32, or a --tolerance"),
         ("--dtype bf16 --curve 5", "--curve compares f32 or f64"),
     ] {
         let output = run(&format!("verify {arguments}"));

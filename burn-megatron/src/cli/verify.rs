@@ -121,6 +121,14 @@ impl Args {
             (Precision::Bf16, Some(steps), _) if steps != 1 => {
                 bail!("--steps {steps} in bf16: after one step the weights differ by their rounding; nearest legal: 1")
             }
+            (Precision::Bf16, ..)
+                if self.tolerance.is_none() && matches!(self.model, Family::Mixtral | Family::Qwen3Moe) =>
+            {
+                bail!(
+                    "--dtype bf16 with experts: a token whose experts are nearly alike chooses others than in f64, on one rank \
+                     too, which is no rounding; legal: f64, f32, or a --tolerance of your own"
+                )
+            }
             (_, _, Some(0)) | (_, Some(0), _) => bail!("nothing to verify: 0 steps"),
             (_, _, Some(steps)) => steps,
             (Precision::Bf16, ..) => 1,
