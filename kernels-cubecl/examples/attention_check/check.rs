@@ -1,6 +1,6 @@
 //! The kernels against the reference.
 use crate::case::Case;
-use crate::reference::{Gradients, Problem, Rounding, normal};
+use crate::reference::{Gradients, Problem, Rounding};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
@@ -202,9 +202,4 @@ fn rows(tensor: &Tensor4, step: usize, len: usize) -> Tensor4 {
         shape: [len, batch, heads, dim],
         strides: tensor.strides,
     }
-}
-
-/// Random numbers on the device.
-pub fn random(client: &Client, shape: [usize; 4], seed: u64, element: Half) -> Tensor4 {
-    upload(client, &normal(shape.iter().product(), seed, element), shape, element)
 }
