@@ -23,6 +23,8 @@ mod drop_key;
 mod flex;
 pub mod fp8;
 mod fused;
+#[cfg(feature = "cuda")]
+pub mod grouped;
 mod kernels;
 mod local;
 pub mod main_grads;
