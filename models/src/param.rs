@@ -7,6 +7,7 @@ use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, GridKind};
+use backend_dist::ops::LOGITS_AT_ONCE;
 use backend_dist::ops::fp8::{Fp8Linear, Fp8Recipe};
 use backend_dist::random;
 use backend_dist::shard::{HostTensor, Init, ParamSpec, Place, Registry, RegistryError, Section, Unit};
@@ -72,6 +73,8 @@ pub struct TensorParallel {
     pub sequence: bool,
     /// Where the group has a device link its exchanges run beside the matrix products.
     pub overlap: bool,
+    /// Logits that a rank holds at a time, see [`positions_at_once`](backend_dist::ops::positions_at_once).
+    pub logits_at_once: usize,
 }
 
 impl TensorParallel {
@@ -168,6 +171,7 @@ impl<'a> ParamBuilder<'a> {
                 group: rank.group(Axis::Tp),
                 sequence: rank.mesh.layout().sequence_parallel(),
                 overlap: true,
+                logits_at_once: LOGITS_AT_ONCE,
             },
             experts: ExpertParallel::of(rank),
             device: rank.device.clone().autodiff(),
@@ -254,6 +258,12 @@ impl<'a> ParamBuilder<'a> {
     /// (Megatron's `--tp-comm-overlap`).
     pub fn with_tp_comm_overlap(mut self, overlap: bool) -> Self {
         self.parallel.overlap = overlap;
+        self
+    }
+
+    /// Output layers compute losses with about this many logits at a time, [`LOGITS_AT_ONCE`] without this.
+    pub fn with_logits_at_once(mut self, logits: usize) -> Self {
+        self.parallel.logits_at_once = logits;
         self
     }
 
