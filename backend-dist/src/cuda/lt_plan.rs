@@ -17,6 +17,7 @@ use kernels_cubecl::fp8::Format;
 
 use super::watch::planning;
 use crate::column_major::{Problem, Stored, alignment};
+use crate::gpu::memory_use::ledger;
 pub(crate) use tune::tune_products;
 
 /// Bytes of scratch memory that an algorithm may use. NVIDIA recommends at least 32 MiB on Hopper.
@@ -163,7 +164,7 @@ pub(super) unsafe fn run(
     STREAMS.with_borrow_mut(|streams| {
         let state = match streams.entry((device, stream as usize)) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Stream::new()?),
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Stream::new(device)?),
         };
         if state.plans.len() >= MOST_PLANS && !state.plans.contains_key(&key) {
             state.plans.clear();
@@ -190,11 +191,12 @@ pub(super) unsafe fn run(
 }
 
 impl Stream {
-    fn new() -> Result<Self, String> {
+    fn new(device: DeviceId) -> Result<Self, String> {
         let handle = result::create_handle().map_err(|error| format!("cublasLtCreate: {}", name(error)))?;
         // SAFETY: the device's context is current on this thread.
         let workspace = unsafe { driver::malloc_sync(WORKSPACE) }
             .map_err(|error| format!("no {} MiB for cuBLASLt's workspace: {error}", WORKSPACE >> 20))?;
+        ledger::add(ledger::Kind::Workspace, usize::from(device.index_id), WORKSPACE as u64);
         Ok(Self { handle, workspace, plans: HashMap::new() })
     }
 }
