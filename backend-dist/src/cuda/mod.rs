@@ -16,6 +16,7 @@ use cubecl_common::device_handle::DeviceHandle;
 use cubecl_environment::backtrace::BackTrace;
 use cubecl_environment::stream::StreamId;
 use cubecl_runtime::server::{ServerError, ServerStorage};
+use cubecl_server::storage::ComputeStorage;
 use cubecl_server::stream::{FailureStore, WriteScoped};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
@@ -45,8 +46,11 @@ pub(crate) fn submit<const N: usize>(
                 let resource = server.get_resource(binding.clone(), stream_id);
                 resources.push(resource.map_err(|error| format!("{error:?}"))?);
             }
-            let compute = server.write_streams().try_stream_mut(&stream_id).ok_or("the compute stream is gone")?.sys;
-            work(std::array::from_fn(|i| resources[i].resource().ptr as *mut c_void), compute)
+            let stream = server.write_streams().try_stream_mut(&stream_id).ok_or("the compute stream is gone")?;
+            // Pages that CubeCL has emptied, having gone over to larger ones, stay with it until it is told to flush: not
+            // counted any more, and not free.
+            stream.memory_management_gpu.storage().flush();
+            work(std::array::from_fn(|i| resources[i].resource().ptr as *mut c_void), stream.sys)
         };
         if let Err(message) = queue() {
             let error = ServerError::Generic { reason: message.clone(), backtrace: BackTrace::default() };
