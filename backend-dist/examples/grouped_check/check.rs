@@ -29,7 +29,7 @@ pub fn check(device: &Device) -> usize {
     let mut bad = 0;
     for dtype in [DType::BF16, DType::F16] {
         for layer in layers() {
-            bad += check_layer(device, &layer, dtype, &[How::Wide, How::Paired, How::Chosen, How::Loop]);
+            bad += check_layer(device, &layer, dtype, &[How::Wide, How::Roomy, How::Paired, How::Chosen, How::Loop]);
         }
         for layer in others() {
             bad += check_layer(device, &layer, dtype, &[How::Chosen]);

@@ -52,7 +52,10 @@ pub fn time(device: &Device, words: &[String]) -> usize {
             lines.push(line);
         }
     }
-    println!("\n{:<34} {:<24} {:>7} {:>7} {:>7}  error (TFLOP/s)", "layer", "product", "loop", "wide", "paired");
+    println!(
+        "\n{:<34} {:<24} {:>7} {:>7} {:>7} {:>7}  error (TFLOP/s)",
+        "layer", "product", "loop", "wide", "roomy", "paired"
+    );
     lines.iter().for_each(|line| println!("{line}"));
     bad
 }
@@ -72,7 +75,7 @@ fn line(device: &Device, name: &str, layer: &Layer, what: What, bad: &mut usize)
     let expected = run(layer, what, How::Loop, &operands, &Tensor::zeros(shape, (device, dtype)));
     let mut speeds = Vec::new();
     let mut worst = 0.0;
-    for how in [How::Loop, How::Wide, How::Paired] {
+    for how in [How::Loop, How::Wide, How::Roomy, How::Paired] {
         let out = Tensor::zeros(shape, (device, dtype));
         let found = run(layer, what, how, &operands, &out);
         let error = difference(found, expected.clone());

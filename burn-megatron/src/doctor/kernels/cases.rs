@@ -1,7 +1,10 @@
 //! The operations and the sizes they are checked in.
 
+use std::sync::Arc;
+
 use backend_dist::comm::Group;
 use backend_dist::ops::context::{Documents, attention_in_context};
+use backend_dist::ops::moe::grouped_linear;
 use backend_dist::ops::{
     AttentionDropout, AttentionOptions, DropKey, GeluKind, LinearOptions, PackedHeads, Prologue, Residual, add_bias,
     attention, attention_packed, dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed,
@@ -172,6 +175,16 @@ fn products(scale: &Scale) -> Vec<Case> {
         let (input, w) = (x[0].clone().reshape([seq, batch, hidden]), x[1].clone().reshape([ffn, hidden]));
         flat(linear_with(input, Prologue::None, w, Some(x[2].clone()), LinearOptions::default()))
     }));
+    // Groups that fill tiles of a GPU, and groups that do not; one of each is empty.
+    for (name, counts) in [("grouped_linear", [128, 0, 256, 128]), ("grouped_linear, odd groups", [13, 0, 1, 40])] {
+        let (rows, counts): (usize, Arc<[usize]>) = (counts.iter().sum(), Arc::from(counts));
+        let inputs = [("x", rows * hidden), ("w", 4 * ffn * hidden)];
+        let shape = format!("{counts:?} rows of {hidden} · 4 [{ffn}, {hidden}]ᵀ");
+        found.push(case(name, shape, 1, &inputs, move |_, x| {
+            let (input, w) = (x[0].clone().reshape([rows, hidden]), x[1].clone().reshape([4 * ffn, hidden]));
+            flat(grouped_linear(input, w, &counts))
+        }));
+    }
     found
 }
 
