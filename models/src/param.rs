@@ -18,6 +18,7 @@ use std::ops::Range;
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
+use backend_dist::ops::LOGITS_AT_ONCE;
 use backend_dist::ops::fp8::{Fp8Linear, Fp8Recipe};
 use backend_dist::shard::{Place, Registry, Unit};
 use burn::tensor::{Device, FloatDType};
@@ -58,6 +59,7 @@ impl<'a> ParamBuilder<'a> {
                 group: rank.group(Axis::Tp),
                 sequence: rank.mesh.layout().sequence_parallel(),
                 overlap: true,
+                logits_at_once: LOGITS_AT_ONCE,
             },
             experts: ExpertParallel::of(rank),
             device: rank.device.clone().autodiff(),
@@ -144,6 +146,12 @@ impl<'a> ParamBuilder<'a> {
     /// (Megatron's `--tp-comm-overlap`).
     pub fn with_tp_comm_overlap(mut self, overlap: bool) -> Self {
         self.parallel.overlap = overlap;
+        self
+    }
+
+    /// Output layers compute losses with about this many logits at a time, [`LOGITS_AT_ONCE`] without this.
+    pub fn with_logits_at_once(mut self, logits: usize) -> Self {
+        self.parallel.logits_at_once = logits;
         self
     }
 

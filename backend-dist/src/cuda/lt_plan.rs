@@ -19,6 +19,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::watch::planning;
 use crate::column_major::{Problem, alignment};
+use crate::gpu::memory_use::ledger;
 use kinds::Kinds;
 pub(crate) use kinds::{Onto, Sums};
 pub(super) use kinds::{fp8_kinds, kinds};
@@ -97,7 +98,7 @@ pub(super) unsafe fn run(
     STREAMS.with_borrow_mut(|streams| {
         let state = match streams.entry((device, stream as usize)) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(Stream::new()?),
+            Entry::Vacant(entry) => entry.insert(Stream::new(device)?),
         };
         if state.plans.len() >= MOST_PLANS && !state.plans.contains_key(&key) {
             state.plans.clear();
@@ -124,11 +125,12 @@ pub(super) unsafe fn run(
 }
 
 impl Stream {
-    fn new() -> Result<Self, String> {
+    fn new(device: DeviceId) -> Result<Self, String> {
         let handle = result::create_handle().map_err(|error| format!("cublasLtCreate: {}", name(error)))?;
         // SAFETY: the device's context is current on this thread.
         let workspace = unsafe { driver::malloc_sync(WORKSPACE) }
             .map_err(|error| format!("no {} MiB for cuBLASLt's workspace: {error}", WORKSPACE >> 20))?;
+        ledger::add(ledger::Kind::Workspace, usize::from(device.index_id), WORKSPACE as u64);
         Ok(Self { handle, workspace, plans: HashMap::new() })
     }
 }

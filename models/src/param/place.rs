@@ -16,6 +16,8 @@ pub struct TensorParallel {
     pub sequence: bool,
     /// Where the group has a device link its exchanges run beside the matrix products.
     pub overlap: bool,
+    /// Logits that a rank holds at a time, see [`positions_at_once`](backend_dist::ops::positions_at_once).
+    pub logits_at_once: usize,
 }
 
 impl TensorParallel {
