@@ -34,6 +34,7 @@ pub(crate) mod pieces;
 mod plain;
 mod product;
 mod prologue;
+mod residual;
 mod tape;
 #[cfg(test)]
 mod tests;
@@ -52,4 +53,5 @@ pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
 pub use product::{Entry, Exit};
 pub use prologue::Prologue;
+pub use residual::Residual;
 pub use tape::{Tape, pull_back};

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Distribution, Record};
+use super::{Distribution, DocumentReport, Record};
 use crate::plan::bytes;
 
 fn percent(share: Option<f64>) -> String {
@@ -45,6 +45,20 @@ pub fn text(record: &Record) -> String {
             setup.tokens_per_rank, setup.global_batch, setup.seq_length, setup.data, setup.micro_batch
         ),
     );
+    if let Some(documents) = &record.documents {
+        let DocumentReport { per_step, mean, median, longest, .. } = documents;
+        line(
+            "documents",
+            format!(
+                "{} a step: mean {} tokens, median {median}, longest {longest}; padding {}",
+                number(*per_step),
+                number(*mean),
+                percent(Some(documents.padding))
+            ),
+        );
+        let times: Vec<String> = documents.simulated.iter().map(|(way, time)| format!("{way} {time:.3}")).collect();
+        line("  simulated step", format!("{} (1: ranks equally loaded, nothing exchanged)", times.join(", ")));
+    }
     line(&format!("tokens/s/{each}"), {
         let runs: Vec<String> = record.runs.iter().map(|run| number(run.tokens_per_second_per_rank)).collect();
         format!("{}  (median of runs: {})", number(record.tokens_per_second_per_rank), runs.join(", "))
