@@ -1,5 +1,6 @@
 //! What is kept of a measurement, and the numbers that follow from it.
 
+use backend_dist::gpu::MemoryUse;
 use backend_dist::startup::Startup;
 use serde::{Deserialize, Serialize};
 
@@ -177,6 +178,9 @@ pub struct Record {
     pub power: Option<f64>,
     /// Bytes of the fullest rank.
     pub memory: Memory,
+    /// Where the memory of every rank's GPU was after the last run.
+    #[serde(default)]
+    pub memory_use: Vec<MemoryUse>,
     /// Loss of the very first step, which warms up.
     pub first_loss: f64,
     /// Loss of the last step.
@@ -241,6 +245,7 @@ impl Record {
             clock,
             power: mean(&seen.ranks, |rank| rank.power),
             memory: Memory { planned, used: most(|rank| rank.memory), reserved: most(|rank| rank.reserved) },
+            memory_use: seen.memory,
             first_loss: seen.losses.first().copied().unwrap_or(f64::NAN),
             last_loss: seen.losses.last().copied().unwrap_or(f64::NAN),
             first_step: seen.first_step,

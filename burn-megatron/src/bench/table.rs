@@ -91,6 +91,9 @@ pub fn text(record: &Record) -> String {
             record.memory.reserved.map_or(String::new(), |size| format!(", {} by the allocator", bytes(size)));
         format!("{}{reserved}; planned {}", size(record.memory.used), size(record.memory.planned))
     });
+    if let Some(fullest) = record.memory_use.iter().max_by_key(|memory| memory.used) {
+        line("  after the last run", fullest.to_string());
+    }
     line("loss", format!("{:.4} in the first step, {:.4} in the last", record.first_loss, record.last_loss));
     line("start of rank 0", format!("{}; {:.1} s of them from the launch", record.startup, record.first_step));
     line("measured", format!("{} runs of {} steps after {} that warm up", timing.runs, timing.steps, timing.warmup));

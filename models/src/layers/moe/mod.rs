@@ -8,6 +8,7 @@ mod experts;
 mod layer;
 mod plan;
 mod router;
+mod routing_replay;
 mod select;
 mod shared;
 pub mod stats;
@@ -17,3 +18,4 @@ pub use config::{
     SharedExperts,
 };
 pub use layer::MoeLayer;
+pub use routing_replay::RoutingReplay;

@@ -9,9 +9,10 @@ use burn::tensor::{Bool, DType, Tensor, TensorData};
 use super::balance::{self, Shares};
 use super::capacity::{drop_tokens, room};
 use super::config::{Capacity, MoeConfig, RouterConfig, Scores};
+use super::routing_replay::{self, Chosen, Routed};
 use super::select::{Choice, choose, choose_freely};
 use super::stats;
-use crate::layers::fp32_softmax;
+use crate::layers::{DropoutKey, fp32_softmax};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -74,12 +75,18 @@ impl Router {
         let logits = router_logits(x, self.weight.val());
         let ([count, experts], scores) = (logits.dims(), host(&self.compared(&logits)));
         let bias = self.expert_bias.as_ref().map(|bias| host(&bias.val()));
-        let mut choice = choose(&scores, [count, tokens.valid], &self.config, bias.as_deref());
+        let choice = choose(&scores, [count, tokens.valid], &self.config, bias.as_deref());
+        let mut choice = self.replayed(Chosen::Used, choice, tokens, batch);
         let mut probs = self.probabilities(&logits, &choice);
         if batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0) {
             let plain = self.config.groups.is_none() && bias.is_none();
-            let counted =
-                if plain { choice.clone() } else { choose_freely(&scores, [count, tokens.valid], &self.config) };
+            let counted = match plain {
+                true => choice.clone(),
+                false => {
+                    let choice = choose_freely(&scores, [count, tokens.valid], &self.config);
+                    self.replayed(Chosen::Counted, choice, tokens, batch)
+                }
+            };
             if let Some(loss) = self.losses(&logits, &counted, tokens, batch) {
                 probs = inject(probs, loss, batch.auxiliary);
             }
@@ -96,6 +103,24 @@ impl Router {
             self.count(&logits, &routed, tokens.valid, dropped);
         }
         Routing { choice, probs, pad_to }
+    }
+
+    /// The choice, or that of the run which this one follows.
+    fn replayed(&self, what: Chosen, choice: Choice, tokens: Tokens, batch: &MicroBatch) -> Choice {
+        let Some(replay) = routing_replay::current() else { return choice };
+        let key = batch.dropout.unwrap_or(DropoutKey { seed: 0, first_sample: 0 });
+        let places = self.shares.places(choice.tokens(), tokens, batch);
+        let (layer, step) = (self.layer, key.seed);
+        let row = |place| {
+            (0..tokens.samples).map(move |sample| Routed {
+                layer,
+                what,
+                step,
+                sample: key.first_sample + sample,
+                place,
+            })
+        };
+        replay.of(choice, places.into_iter().flat_map(row))
     }
 
     /// What experts are compared by, without a graph: a softmax changes no order but that of sums over groups.
