@@ -87,6 +87,7 @@ impl MoeLayer {
     /// The routed experts for this rank's own rows, of which the first `valid` count.
     fn own(&self, x: Tensor<3>, valid: usize, batch: &MicroBatch) -> Tensor<3> {
         let [rows, samples, hidden] = x.dims();
+        let valid = if batch.is_filling { 0 } else { valid };
         let x = x.reshape([rows * samples, hidden]);
         let routing = self.router.forward(x.clone(), Tokens { valid: valid * samples, samples }, batch);
         let out = self.dispatch.through(x, routing, |x, p, counts| self.experts.forward(x, p, counts));
