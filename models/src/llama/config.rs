@@ -12,7 +12,6 @@ use crate::layers::{
     RopeScaling, Vocab,
 };
 use crate::layout::ModelDims;
-use crate::megatron::MegatronDecoder;
 use crate::names::NameMap;
 
 /// The sizes of a Llama or one of its relatives.
@@ -259,25 +258,7 @@ impl ModelConfig for LlamaConfig {
     }
 
     fn megatron_names(&self) -> NameMap {
-        let decoder = MegatronDecoder {
-            vocab: self.vocab_size,
-            hidden: self.hidden_size,
-            intermediate: self.intermediate_size,
-            experts: None,
-            layers: self.num_hidden_layers,
-            heads: self.num_attention_heads,
-            kv_heads: self.num_key_value_heads,
-            head_dim: self.head_dim,
-            gated: true,
-            norm_bias: false,
-            head_norms: self.has_head_norms(),
-            qkv_bias: self.attention_bias,
-            proj_bias: self.attention_bias,
-            mlp_bias: self.mlp_bias,
-            positions: None,
-            tied: self.tie_word_embeddings,
-        };
-        decoder.names()
+        self.frame().megatron_names(|_| self.block())
     }
 
     fn hf_names(&self) -> NameMap {

@@ -12,7 +12,6 @@ use crate::layers::{
 };
 use crate::layout::{ExpertDims, ModelDims};
 use crate::llama::Frame;
-use crate::megatron::{MegatronDecoder, MegatronExperts};
 use crate::names::NameMap;
 
 /// The sizes of a Mixtral or one of its relatives.
@@ -174,10 +173,11 @@ impl MixtralConfig {
 
     /// Layers with an MLP instead of experts, in ascending order.
     pub fn dense_layers(&self) -> Vec<usize> {
-        let is_dense = |layer: &usize| {
-            self.mlp_only_layers.contains(layer) || !(layer + 1).is_multiple_of(self.decoder_sparse_step.max(1))
-        };
-        (0..self.num_hidden_layers).filter(is_dense).collect()
+        (0..self.num_hidden_layers).filter(|layer| self.is_dense(*layer)).collect()
+    }
+
+    fn is_dense(&self, layer: usize) -> bool {
+        self.mlp_only_layers.contains(&layer) || !(layer + 1).is_multiple_of(self.decoder_sparse_step.max(1))
     }
 
     /// Parameters that a token uses: all but those of the experts that it does not.
@@ -218,8 +218,7 @@ impl MixtralConfig {
         }
     }
 
-    /// A block with experts, or with an MLP.
-    pub(super) fn block(&self, dense: bool) -> BlockConfig {
+    pub(super) fn block(&self, layer: usize) -> BlockConfig {
         let linear = |bias, init| LinearConfig { bias, init };
         let (input, output) = (self.init(), self.residual_init());
         BlockConfig {
@@ -234,7 +233,7 @@ impl MixtralConfig {
                 input: linear(self.attention_bias, input),
                 output: linear(self.attention_bias, output),
             },
-            mlp: match dense {
+            mlp: match self.is_dense(layer) {
                 true => Ffn::Dense(MlpConfig {
                     hidden: self.hidden_size,
                     intermediate: self.intermediate_size,
@@ -327,27 +326,7 @@ impl ModelConfig for MixtralConfig {
     }
 
     fn megatron_names(&self) -> NameMap {
-        let experts =
-            MegatronExperts { count: self.num_experts, width: self.expert_size(), dense_layers: self.dense_layers() };
-        let decoder = MegatronDecoder {
-            vocab: self.vocab_size,
-            hidden: self.hidden_size,
-            intermediate: self.intermediate_size,
-            experts: Some(experts),
-            layers: self.num_hidden_layers,
-            heads: self.num_attention_heads,
-            kv_heads: self.num_key_value_heads,
-            head_dim: self.head_dim,
-            gated: true,
-            norm_bias: false,
-            head_norms: self.has_head_norms(),
-            qkv_bias: self.attention_bias,
-            proj_bias: self.attention_bias,
-            mlp_bias: false,
-            positions: None,
-            tied: self.tie_word_embeddings,
-        };
-        decoder.names()
+        self.frame().megatron_names(|layer| self.block(layer))
     }
 
     fn hf_names(&self) -> NameMap {
