@@ -135,7 +135,7 @@ fn megatron_lm_1622_1628_6080_gradients_of_experts_cut_otherwise_than_attention(
 #[test]
 fn transformer_engine_715_areno_496_replicated_latent_projections() {
     let one = train::<DeepSeekV3>(&deepseek(), "TP1", None);
-    for layout in ["TP8", "TP8 SP", "TP4 SP DP2 ZeRO1", "TP2 PP2 x2"] {
+    for layout in ["TP8", "TP8 SP", "TP4 SP DP2 ZeRO1", "TP2 PP2 x2 Ett|tL"] {
         let ranks = train::<DeepSeekV3>(&deepseek(), layout, None);
         assert_norm_counts_everything_once(layout, &ranks);
         assert_equals_one_device(&one, layout, &ranks);
@@ -151,7 +151,8 @@ fn megatron_lm_7452_further_tokens_over_all_ranks_and_computed_again() {
         mask[..SETTINGS.global_batch / 4 * SETTINGS.seq].fill(false);
     }
     let one = train_on::<DeepSeekV3>(&deepseek(), "TP1", &job);
-    for layout in ["DP4", "DP4 EP2 ZeRO2 x2", "TP2 SP DP2 uniform1", "TP2 CP2 block2", "TP2 SP PP2 x4 uniform1"] {
+    for layout in ["DP4", "DP4 EP2 ZeRO2 x2", "TP2 SP DP2 uniform1", "TP2 CP2 block2", "TP2 SP PP2 x4 Ett|tL uniform1"]
+    {
         assert_equals_one_device(&one, layout, &train_on::<DeepSeekV3>(&deepseek(), layout, &job));
     }
 }
