@@ -29,6 +29,7 @@ use backend_dist::ops::fp8::DelayedScaling;
 use backend_dist::shard::{ParamSpec, Unit, stable_hash};
 use burn::tensor::{DType, Tensor};
 use dynamic::DynamicGroups;
+pub use dynamic::packed_length;
 use models::CausalLm;
 use models::layers::DropoutKey;
 use models::layers::moe::stats;

@@ -181,7 +181,7 @@ pub fn replay(
         (model.megatron_names().import(&oracle.initial)?, model.megatron_names().import(&oracle.last)?);
 
     let candidate = Candidate { layout: layout.clone(), accumulation, ..Default::default() };
-    let job = Job { engine, batches: oracle.batches.clone() };
+    let job = Job { engine, batches: oracle.batches.clone(), routing: None };
     let ranks =
         model.visit(Run { candidate: &candidate, job: &job, devices, dims: &dims, dtype, initial: &initial })?;
     let ours = &ranks[0];

@@ -9,6 +9,7 @@ use crate::optim::AdamWConfig;
 use backend_dist::launch::Rank;
 use backend_dist::shard::{HostTensor, Init};
 use burn::tensor::{Device, FloatDType};
+use models::layers::moe::RoutingReplay;
 use models::param::ParamBuilder;
 use models::{CausalLm, ModelConfig, Recompute};
 
@@ -43,7 +44,7 @@ impl Settings {
             let mask = (0..self.global_batch * self.seq).map(|index| draw(&format!("mask {step}"), index) < 0.875);
             TokenBatch { mask: Some(mask.collect()), ..TokenBatch::from_sequences(&ids, self.seq) }
         };
-        Job { engine: self.engine(), batches: (0..self.steps).map(batch).collect() }
+        Job { engine: self.engine(), batches: (0..self.steps).map(batch).collect(), routing: None }
     }
 
     /// Warm-up, decay and clipping are all in use.
@@ -74,6 +75,9 @@ impl Settings {
 /// Trains `config` in double precision on one CPU device and, on `devices` in the precision of `settings`, in every
 /// candidate layout; `on_row` hears of each as it is done. Rank `r` owns `devices[r % devices.len()]`.
 ///
+/// In bf16 tokens use the experts that they use on the one device: in which of two nearly equal experts a token is is no
+/// matter of rounding. [`Row::rerouted`] says how many would have used others.
+///
 /// # Errors
 /// If a layout cannot be run; differences are in the rows.
 pub fn verify<M: CausalLm>(
@@ -83,9 +87,9 @@ pub fn verify<M: CausalLm>(
     candidates: &[Candidate],
     mut on_row: impl FnMut(&Row),
 ) -> Result<Vec<Row>, TraceError> {
-    let job = settings.job(config.vocab_size());
+    let routing = (settings.dtype == FloatDType::BF16).then(RoutingReplay::recording);
+    let job = Job { routing: routing.clone(), ..settings.job(config.vocab_size()) };
     let dims = config.dims();
-    let bounds = Bounds::new(settings.dtype, settings.tolerance, dims.layers);
     let initial = initial::<M>(config, settings)?;
     let build = |dtype, recompute: &Recompute| {
         let (recompute, initial) = (recompute.clone(), &initial);
@@ -96,11 +100,20 @@ pub fn verify<M: CausalLm>(
     };
     let single = Candidate::default();
     let one = trace(&single, &job, &[Device::flex()], &dims, build(FloatDType::F64, &single.recompute))?;
+    // Modules that predict further tokens are layers behind the last one.
+    let layers = one[0].parameters.iter().filter_map(|local| local.unit.layer()).max().map_or(0, |last| last + 1);
+    let bounds = Bounds::new(settings.dtype, settings.tolerance, layers);
     let reference = Reference::new(&one[0])?.from_initial(initial.clone());
     let mut rows = Vec::with_capacity(candidates.len());
     for candidate in candidates {
+        let routing = routing.as_ref().map(RoutingReplay::following);
+        let job = Job { routing: routing.clone(), ..job.clone() };
         let ranks = trace(candidate, &job, devices, &dims, build(settings.dtype, &candidate.recompute))?;
-        let row = Row { candidate: candidate.clone(), differences: compare(&reference, &ranks, &bounds) };
+        let row = Row {
+            candidate: candidate.clone(),
+            differences: compare(&reference, &ranks, &bounds),
+            rerouted: routing.map_or(0.0, |routing| routing.rerouted()),
+        };
         on_row(&row);
         rows.push(row);
     }
@@ -109,7 +122,7 @@ pub fn verify<M: CausalLm>(
 
 /// The random initial weights of the whole model, each rounded once to the precision of `settings`.
 pub(super) fn initial<M: CausalLm>(config: &M::Config, settings: &Settings) -> Result<Tensors, TraceError> {
-    let job = Job { engine: settings.engine(), batches: Vec::new() };
+    let job = Job { engine: settings.engine(), batches: Vec::new(), routing: None };
     let build = |rank: &Rank, part| {
         Ok(M::build(config, ParamBuilder::new(rank, FloatDType::F64, settings.seed).with_part(part))?)
     };

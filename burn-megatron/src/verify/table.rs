@@ -10,6 +10,8 @@ pub struct Row {
     pub candidate: Candidate,
     /// Its differences.
     pub differences: Differences,
+    /// Share of the choices of experts that were taken from the one device and would have been others.
+    pub rerouted: f64,
 }
 
 impl Row {
@@ -51,6 +53,7 @@ mod tests {
         let mut row = Row {
             candidate: Candidate { layout, accumulation: 2, ..Default::default() },
             differences: Differences::default(),
+            rerouted: 0.0,
         };
         assert!(row.to_string().ends_with("equal"));
         row.differences.gradients =

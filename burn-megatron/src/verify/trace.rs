@@ -7,6 +7,7 @@ use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{LayoutError, Mesh};
 use backend_dist::shard::{HostTensor, ParamSpec, Registry, RegistryError, Section, Unit};
 use burn::tensor::Device;
+use models::layers::moe::RoutingReplay;
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,8 @@ pub struct Job {
     pub engine: EngineConfig,
     /// One global batch per step.
     pub batches: Vec<TokenBatch>,
+    /// Keeps the experts of all tokens, or has them used again.
+    pub routing: Option<RoutingReplay>,
 }
 
 impl Job {
@@ -87,7 +90,7 @@ pub fn trace<M: CausalLm>(
 ) -> Result<Vec<RankTrace>, TraceError> {
     let mesh = Mesh::new(candidate.layout.clone())?;
     let config = job.engine_in(candidate);
-    let traces = launch(&mesh, devices, |rank| {
+    let train = |rank: Rank| {
         let mut engine = RankEngine::new(&rank, dims, |part| build(&rank, part), config.clone())?;
         let steps = job.batches.len();
         let mut trace = RankTrace {
@@ -104,6 +107,10 @@ pub fn trace<M: CausalLm>(
         }
         trace.parameters = parameters(&mut engine);
         Ok(trace)
+    };
+    let traces = launch(&mesh, devices, |rank| match &job.routing {
+        Some(routing) => routing.run(|| train(rank)),
+        None => train(rank),
     })?;
     Ok(traces)
 }

@@ -127,7 +127,7 @@ impl DeepSeekV3Config {
             moe_dispatcher: Dispatcher::AllToAll,
             num_nextn_predict_layers: 1,
             mtp_loss_scaling_factor: 0.1,
-            max_position_embeddings: 2048,
+            max_position_embeddings: 2560,
             rope_theta: 10_000.0,
             rope_scaling: Some(YarnScaling {
                 mscale: Some(1.0),

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use models::layers::BalanceOver;
-use models::{GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant};
+use models::{DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant};
 
 /// The model families that can be verified.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -17,6 +17,10 @@ pub enum Family {
     Mixtral,
     /// The same with norms of every query and key head, and an MLP in the first layer
     Qwen3Moe,
+    /// Latent attention with YaRN, an MLP in the first layer, then eight experts in four groups, chosen by sigmoid scores and
+    /// a bias, and a shared one; two modules that predict further tokens
+    #[value(name = "deepseek-v3", alias = "deepseek_v3")]
+    DeepSeekV3,
     /// LayerNorm, learned positions, GELU, biases, dropout, tied output
     Gpt,
 }
@@ -74,6 +78,30 @@ pub fn mixtral(sizes: &Sizes, variant: MixtralVariant) -> MixtralConfig {
         num_key_value_heads: sizes.kv_heads,
         head_dim: sizes.hidden / sizes.heads.max(1),
         ..MixtralConfig::tiny()
+    }
+}
+
+/// Heads have DeepSeek-V3's proportions: two parts that are not rotated, one that is, and values of two.
+pub fn deepseek_v3(sizes: &Sizes) -> DeepSeekV3Config {
+    let part = sizes.hidden / sizes.heads.max(1);
+    DeepSeekV3Config {
+        vocab_size: sizes.vocab,
+        hidden_size: sizes.hidden,
+        intermediate_size: sizes.ffn,
+        moe_intermediate_size: sizes.ffn / 2,
+        num_hidden_layers: sizes.layers,
+        num_attention_heads: sizes.heads,
+        q_lora_rank: Some(sizes.hidden / 2),
+        kv_lora_rank: sizes.hidden / 2,
+        qk_nope_head_dim: 2 * part,
+        qk_rope_head_dim: part,
+        v_head_dim: 2 * part,
+        moe_router_bias_update_rate: 0.01,
+        router_aux_loss_coef: 0.01,
+        router_balance: BalanceOver::Sequence,
+        num_nextn_predict_layers: 2,
+        mtp_loss_scaling_factor: 0.5,
+        ..DeepSeekV3Config::tiny()
     }
 }
 

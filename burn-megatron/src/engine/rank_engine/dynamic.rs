@@ -1,11 +1,11 @@
-//! Steps in which each document is shared by as many replicas as its length asks for.
+//! Steps in which each document is shared by as many replicas as its length asks for, and short ones share a row.
 
 use super::super::losses::Losses;
 use super::super::share::Share;
 use super::RankEngine;
 use crate::engine::{ContextError, EngineConfig, EngineError, LossMean, TokenBatch};
-use crate::schedule::dynamic_context::{DynamicContext, Effort, block_sizes};
-use crate::schedule::{Pass as Kind, Work};
+use crate::schedule::dynamic_context::{DynamicContext, Packed, block_sizes};
+use crate::schedule::{Effort, Pass as Kind, Work};
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::{Axis, ParallelLayout};
@@ -42,6 +42,13 @@ impl DynamicGroups {
     }
 }
 
+/// Tokens of a row of packed documents with `tokens` tokens that `cp` ranks share: what these can cut evenly. On GPUs each
+/// has a multiple of 128 of it, as for every other number of rows cuBLASLt needs a plan of its own.
+pub fn packed_length(layout: &ParallelLayout, cp: usize, tokens: usize, on_gpus: bool) -> usize {
+    let unit = sequence_unit(&ParallelLayout { cp, ..layout.clone() });
+    tokens.next_multiple_of(if on_gpus { 128 * unit } else { unit })
+}
+
 impl<M: CausalLm> RankEngine<M> {
     /// Rows of the global batch that this rank must be given for a step, micro-batch by micro-batch: its own ones, or all
     /// where documents are dealt out over the replicas.
@@ -52,29 +59,30 @@ impl<M: CausalLm> RankEngine<M> {
         }
     }
 
-    /// This rank's parts of the documents of a global batch, in the order in which it computes them.
+    /// This rank's parts of the packed documents of a global batch, in the order in which it computes them.
     pub(super) fn deal(&self, groups: &DynamicGroups, batch: &TokenBatch) -> Result<Vec<Share>, EngineError> {
         let (ranks, own) = (self.replicas.size(), self.replicas.rank());
-        let lengths = batch.document_lengths();
+        let places = batch.document_places();
+        let lengths: Vec<usize> = places.iter().map(Range::len).collect();
         let plan = DynamicContext::new(&lengths, ranks, groups.most, groups.effort)?;
-        let mut sizes = vec![1; lengths.len()];
-        plan.order.iter().for_each(|shared| sizes[shared.sequence] = shared.ranks.len());
-        let layout = self.rank.mesh.layout();
-        let unit = |cp: usize| sequence_unit(&ParallelLayout { cp, ..layout.clone() });
-        let documents = batch.split(|index, length| length.next_multiple_of(unit(sizes[index])));
         let comm = self.config.context.of_layer(0);
-        let share = |sequence: usize| {
-            let group = groups.blocks.get(&sizes[sequence]).cloned();
+        let share = |packed: &Packed| {
+            let cp = packed.ranks.len();
+            let group = groups.blocks.get(&cp).cloned();
             let context = group.map(|group| ContextParallel { group, comm });
-            let mut share = Share::new(&documents[sequence], context, self.config.documents);
-            share.of.dropout = Some(DropoutKey { seed: self.dropout_seed(), first_sample: sequence });
-            share.of.auxiliary = self.auxiliary_grad(&documents[sequence], &share);
+            let seq = packed_length(self.rank.mesh.layout(), cp, packed.tokens, self.runs_ahead);
+            let documents: Vec<_> = packed.sequences.iter().map(|sequence| places[*sequence].clone()).collect();
+            let row = batch.packed(&documents, seq);
+            let mut share = Share::new(&row, context, self.config.documents);
+            let first_sample = packed.sequences[0];
+            share.of.dropout = Some(DropoutKey { seed: self.dropout_seed(), first_sample });
+            share.of.auxiliary = self.auxiliary_grad(&row, &share);
             share
         };
-        Ok(plan.of_rank(own).map(|shared| share(shared.sequence)).collect())
+        Ok(plan.of_rank(own).map(share).collect())
     }
 
-    /// Forward and backward passes of one document after the other.
+    /// Forward and backward passes of one row after the other.
     pub(super) fn passes_in_turn(&mut self, shares: &[Share]) -> Result<Losses, EngineError> {
         let mut losses = Losses::default();
         // Nothing is sent: there is one stage.

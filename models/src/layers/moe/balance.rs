@@ -13,7 +13,7 @@ use burn::tensor::{Tensor, TensorData};
 use super::config::BalanceOver;
 use super::decide::Tokens;
 use super::stats;
-use crate::micro_batch::MicroBatch;
+use crate::micro_batch::{MicroBatch, part_of};
 use crate::param::ParamBuilder;
 
 /// The ranks whose tokens are counted together.
@@ -42,6 +42,15 @@ impl Shares {
     /// Tokens of the micro-batch, of which this rank has `own`.
     pub fn tokens(&self, own: usize, batch: &MicroBatch) -> f64 {
         self.over_micro_batch(vec![own as f64], batch)[0]
+    }
+
+    /// Places in the sequence of the rows that count of this rank, which has `own` tokens.
+    pub fn places(&self, own: usize, tokens: Tokens, batch: &MicroBatch) -> Vec<usize> {
+        let of_context = batch.context.as_ref().map_or(1, |context| context.group.size());
+        let region = self.tokens(tokens.valid, batch) as usize / of_context / tokens.samples;
+        let first = self.tp.rank() * own / tokens.samples;
+        let rows = first..first + tokens.valid / tokens.samples;
+        part_of(&batch.places(region), rows).into_iter().flatten().collect()
     }
 
     /// What the sums of scores are multiplied with, `experts` numbers or, over sequences, as many for each sample. `counted`

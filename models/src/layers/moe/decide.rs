@@ -6,6 +6,7 @@ use backend_dist::ops::moe::routing::{self, Chosen, Counted, Selection, Starts};
 use burn::tensor::{Bool, Tensor, TensorData};
 
 use super::config::{BalanceOver, RouterConfig};
+use super::routing_replay::Chosen as Purpose;
 use super::select::{Choice, choose, choose_freely};
 
 /// A rank's own tokens, position by position and in a position sample by sample.
@@ -54,24 +55,25 @@ fn is_free(config: &RouterConfig, bias: Option<&Tensor<1>>) -> bool {
     config.groups.is_none() && bias.is_none()
 }
 
-/// Decides on the host by `scores [tokens, experts]`, without a graph.
+/// Decides on the host by `scores [tokens, experts]`, without a graph. `follow` may put another choice in a choice's place.
 pub(super) fn on_host(
     scores: &Tensor<2>,
     tokens: Tokens,
     config: &RouterConfig,
     bias: Option<Tensor<1>>,
     balance: Option<BalanceOver>,
+    follow: impl Fn(Purpose, Choice) -> Choice,
 ) -> (Choice, Counts) {
     let [count, experts] = scores.dims();
     let (values, is_free) = (host(scores), is_free(config, bias.as_ref()));
     let sizes = [count, tokens.valid];
-    let choice = choose(&values, sizes, config, bias.map(|bias| host(&bias)).as_deref());
+    let choice = follow(Purpose::Used, choose(&values, sizes, config, bias.map(|bias| host(&bias)).as_deref()));
     let counted = balance.map(|over| {
         let samples = apart(over, tokens);
         if is_free {
             choice.counts_of(samples, experts)
         } else {
-            choose_freely(&values, sizes, config).counts_of(samples, experts)
+            follow(Purpose::Counted, choose_freely(&values, sizes, config)).counts_of(samples, experts)
         }
     });
     let routed = choice.counts(experts);

@@ -1,5 +1,6 @@
 //! The mixture-of-experts layer.
 
+use backend_dist::ops::Residual;
 use backend_dist::ops::conjugate::{gather_from_sequence_parallel_replicated, scatter_to_sequence_parallel};
 use backend_dist::ops::moe::row_multiple;
 use burn::module::Module;
@@ -61,8 +62,8 @@ impl MoeLayer {
     }
 
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
-    pub fn forward(&self, x: Tensor<3>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
-        let x = norm.forward(x);
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
+        let x = norm.of_residual(x.into());
         let shared = self.shared.as_ref().map(|shared| shared.forward(x.clone()));
         let routed = self.routed(x, batch);
         match shared {

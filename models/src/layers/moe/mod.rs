@@ -9,6 +9,7 @@ mod experts;
 mod layer;
 mod plan;
 mod router;
+mod routing_replay;
 mod select;
 mod shared;
 pub mod stats;
@@ -18,3 +19,4 @@ pub use config::{
     Scores, SharedExperts,
 };
 pub use layer::MoeLayer;
+pub use routing_replay::RoutingReplay;

@@ -10,9 +10,10 @@ use super::balance::{self, Shares};
 use super::capacity::{drop_tokens, room};
 use super::config::{Capacity, Dispatcher, DropPolicy, MoeConfig, RouterConfig, RouterPlace, Scores};
 use super::decide::{self, Choices, Counts, Tokens, host};
+use super::routing_replay::{self, Chosen, Routed};
 use super::select::Choice;
 use super::stats;
-use crate::layers::fp32_softmax;
+use crate::layers::{DropoutKey, fp32_softmax};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -78,13 +79,14 @@ impl Router {
         let auxiliary = batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0);
         let balance = self.config.balance.map(|balance| balance.over).filter(|_| auxiliary);
         let bias = self.expert_bias.as_ref().map(|bias| bias.val());
-        let (mut choice, counts, mut probs) = if self.on_device {
+        let (mut choice, counts, mut probs) = if self.on_device && routing_replay::current().is_none() {
             let (choice, counts, probs) = decide::on_device(&scores, tokens, &self.config, bias, balance, |chosen| {
                 self.probabilities(&logits, || chosen.others(), None)
             });
             (Choices::Device(choice), counts, probs)
         } else {
-            let (choice, counts) = decide::on_host(&scores, tokens, &self.config, bias, balance);
+            let follow = |what, choice| self.replayed(what, choice, tokens, batch);
+            let (choice, counts) = decide::on_host(&scores, tokens, &self.config, bias, balance, follow);
             let probs = self.probabilities(&logits, || decide::others(&choice, &logits), Some(&choice));
             (Choices::Host(choice), counts, probs)
         };
@@ -110,6 +112,24 @@ impl Router {
             self.count(&logits, &routed, tokens.valid, dropped);
         }
         Routing { choice, probs, pad_to }
+    }
+
+    /// The choice, or that of the run which this one follows.
+    fn replayed(&self, what: Chosen, choice: Choice, tokens: Tokens, batch: &MicroBatch) -> Choice {
+        let Some(replay) = routing_replay::current() else { return choice };
+        let key = batch.dropout.unwrap_or(DropoutKey { seed: 0, first_sample: 0 });
+        let places = self.shares.places(choice.tokens(), tokens, batch);
+        let (layer, step) = (self.layer, key.seed);
+        let row = |place| {
+            (0..tokens.samples).map(move |sample| Routed {
+                layer,
+                what,
+                step,
+                sample: key.first_sample + sample,
+                place,
+            })
+        };
+        replay.of(choice, places.into_iter().flat_map(row))
     }
 
     /// What experts are compared by, without a graph: a softmax changes no order but that of sums over groups.
