@@ -82,7 +82,8 @@ fn exactly() {
 fn in_lower_precision() {
     for model in MODELS {
         let (input, oracle) = input(model);
-        // In bf16 a token may use the other one of two experts that are almost equally good.
+        // In bf16 a token may use the other one of two experts that are almost equally good: Qwen3-MoE is 0.014 away on one rank and
+        // 0.052 in this layout. With the experts of fp64 both are within 0.03 (`models/tests/layouts/hf.rs`).
         let half = if ["mixtral", "qwen3_moe"].contains(&model) { 0.1 } else { 0.05 };
         for (dtype, limit) in [(FloatDType::F32, 2e-6), (FloatDType::BF16, half)] {
             let output = run(model, &input, &settings("TP2 SP", dtype)).unwrap();

@@ -212,6 +212,7 @@ fn norms_compile() {
         ("short", short, false, false),
         ("heads", heads, false, false),
         ("heads at once", Plan { cubes: None, ..heads }, false, false),
+        ("slender once", Plan { units: 128, vectors: 4, ..once }, true, false),
         ("further", further, false, false),
         ("further", further, true, false),
     ] {

@@ -218,25 +218,44 @@ pub fn norm_forward<E: Float>(
                 );
             }
         }
-        let mut weights = Array::<Vec8<E>>::new(comptime![plan.vectors]);
-        let mut biases = Array::<Vec8<E>>::new(comptime![plan.vectors]);
-        read_row(w, &mut weights, 0usize, 0u32, true, unit, width, plan);
-        if comptime![centred] {
-            read_row(b, &mut biases, 0usize, 0u32, true, unit, width, plan);
+        // Units that meet leave what they have read in shared memory until then: weights would be read behind the meeting, and rows
+        // be held unpacked, in so many registers that fewer cubes fit.
+        let meets = comptime![plan.units > plan.plane];
+        let mut kept = Weights::<E>::new_slice(comptime![if meets { plan.room() * (plan.ahead + 1) } else { 1 }]);
+        let mut weights = Weights::<E>::new_slice(comptime![if meets { plan.room() } else { 1 }]);
+        let mut biases = Weights::<E>::new_slice(comptime![if meets && centred { plan.room() } else { 1 }]);
+        let mut own_weights = Array::<Vec8<E>>::new(comptime![plan.vectors]);
+        let mut own_biases = Array::<Vec8<E>>::new(comptime![plan.vectors]);
+        if comptime![meets] {
+            hold_weights(w, &mut weights, unit, width, plan);
+            if comptime![centred] {
+                hold_weights(b, &mut biases, unit, width, plan);
+            }
+        } else {
+            read_row(w, &mut own_weights, 0usize, 0u32, true, unit, width, plan);
+            if comptime![centred] {
+                read_row(b, &mut own_biases, 0usize, 0u32, true, unit, width, plan);
+            }
         }
-        let none = Weights::<E>::new_slice(1usize);
         #[unroll]
         for k in 0..comptime![plan.ahead + 1] {
             let row = first + comptime![k as u32 * plan.side];
             if comptime![adds] {
                 add_row(&mut values, &others, comptime![k], sum, row, rows, unit, width, plan);
             }
+            if comptime![meets] {
+                #[unroll]
+                for v in 0..comptime![plan.vectors] {
+                    let slot = comptime![k * plan.vectors + v];
+                    kept[place(comptime![slot], plan)] = values[slot];
+                }
+            }
             let start = starts[k] + other_starts[k];
             let turn = comptime![k as u32 % 2].runtime();
             let (factor, shift) = scales(
                 &values,
                 comptime![k],
-                &none,
+                &weights,
                 start,
                 &mut shared,
                 turn,
@@ -251,8 +270,18 @@ pub fn norm_forward<E: Float>(
             for v in 0..comptime![plan.vectors] {
                 let column = unit + comptime![v as u32 * plan.units];
                 if row < rows && inside(column, width, plan) {
-                    let value = values[comptime![k * plan.vectors + v]];
-                    let result = normal::<E>(value, weights[v], biases[v], start, factor, shift, centred);
+                    let slot = comptime![k * plan.vectors + v];
+                    let mut value = values[slot];
+                    let mut weight = own_weights[v];
+                    let mut bias = own_biases[v];
+                    if comptime![meets] {
+                        value = kept[place(comptime![slot], plan)];
+                        weight = weights[place(comptime![v], plan)];
+                        if comptime![centred] {
+                            bias = biases[place(comptime![v], plan)];
+                        }
+                    }
+                    let result = normal::<E>(value, weight, bias, start, factor, shift, centred);
                     y[(row * width + column) as usize] = result;
                 }
             }

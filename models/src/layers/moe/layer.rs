@@ -7,10 +7,11 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::config::MoeConfig;
+use super::decide::Tokens;
 use super::dispatch::Dispatch;
 use super::experts::Experts;
 use super::plan::Members;
-use super::router::{Router, Tokens};
+use super::router::Router;
 use super::shared::Shared;
 use crate::layers::linear::pad_sequence;
 use crate::layers::norm::Norm;
