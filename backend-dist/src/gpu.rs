@@ -5,6 +5,7 @@
 #[cfg(feature = "cuda")]
 mod driver;
 mod library;
+pub(crate) mod memory_use;
 #[cfg(feature = "cuda")]
 mod nvml;
 mod out_of_memory;
@@ -12,6 +13,7 @@ mod out_of_memory;
 #[cfg(feature = "cuda")]
 pub(crate) use library::folders as library_folders;
 pub use library::{Library, libdevice};
+pub use memory_use::{MemoryUse, PoolUse, StreamUse, memory_use};
 #[cfg(feature = "cuda")]
 pub(crate) use out_of_memory::out_of_memory_on;
 pub use out_of_memory::{index, out_of_memory, release_memory};

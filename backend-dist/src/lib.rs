@@ -25,6 +25,8 @@ pub mod overlap;
 pub mod process;
 pub mod profile;
 pub mod random;
+#[cfg(any(feature = "cuda", test))]
+mod room;
 pub mod shard;
 #[cfg(any(feature = "cuda", test))]
 mod slots;

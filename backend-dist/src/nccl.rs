@@ -20,13 +20,12 @@ pub(crate) use links::Links;
 pub(crate) use work::exchanged;
 
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
-use crate::cuda::dense;
+use crate::cuda::{dense, empty};
 use crate::exchange::Exchange;
 use crate::profile;
 use burn::backend::Cube;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape};
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::result as driver;
 use cudarc::nccl::{result as nccl, sys as nccl_sys};
@@ -177,7 +176,7 @@ fn run(
     operation: Operation,
 ) -> CubeTensor {
     let x = dense(x);
-    let out = empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), shape, x.dtype);
+    let out = empty(&x, shape, x.dtype);
     // CubeCL reuses memory in the order of the compute stream, which has queued its wait when the buffers are let go.
     let noted = profile::operation(&x, || exchanged(&op, elements(&x) * x.dtype.size(), group.size(), ""));
     let sequence = group.issue(op.clone());

@@ -3,78 +3,12 @@
 //! The unit inside is *samples*: a schedule moves with the rows that successful steps consumed, so it does not change
 //! when the batch size does. Lengths may be given in steps; they are turned into samples once, with the global batch.
 
+mod span;
+
+pub use span::Span;
+
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
-use std::fmt;
-use std::str::FromStr;
-
-/// A length of training, in optimizer steps or in samples (rows): `100 steps`, `6400 samples`, or a number of steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "WrittenSpan", into = "String")]
-pub enum Span {
-    /// Optimizer steps of the run's global batch.
-    Steps(u64),
-    /// Rows of the data set.
-    Samples(u64),
-}
-
-impl Span {
-    /// The length in samples, where one step consumes `global_batch` of them.
-    pub fn samples(self, global_batch: usize) -> u64 {
-        match self {
-            Span::Steps(steps) => steps * global_batch as u64,
-            Span::Samples(samples) => samples,
-        }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum WrittenSpan {
-    Steps(u64),
-    Text(String),
-}
-
-impl TryFrom<WrittenSpan> for Span {
-    type Error = LrError;
-
-    fn try_from(written: WrittenSpan) -> Result<Self, LrError> {
-        match written {
-            WrittenSpan::Steps(steps) => Ok(Self::Steps(steps)),
-            WrittenSpan::Text(text) => text.parse(),
-        }
-    }
-}
-
-impl FromStr for Span {
-    type Err = LrError;
-
-    fn from_str(text: &str) -> Result<Self, LrError> {
-        let wrong = || LrError::Span { text: text.into() };
-        let (number, unit) = text.trim().split_once(' ').unwrap_or((text.trim(), "steps"));
-        let number = number.parse().map_err(|_| wrong())?;
-        match unit.trim() {
-            "step" | "steps" => Ok(Self::Steps(number)),
-            "sample" | "samples" => Ok(Self::Samples(number)),
-            _ => Err(wrong()),
-        }
-    }
-}
-
-impl fmt::Display for Span {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Steps(steps) => write!(f, "{steps} steps"),
-            Self::Samples(samples) => write!(f, "{samples} samples"),
-        }
-    }
-}
-
-impl From<Span> for String {
-    fn from(span: Span) -> Self {
-        span.to_string()
-    }
-}
 
 /// Form of the last part of a warm-up-stable-decay schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

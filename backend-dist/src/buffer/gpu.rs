@@ -1,22 +1,25 @@
 //! Buffers on CubeCL's memory.
 
+mod collectives;
+mod pieces;
+mod squares;
 mod updates;
 
-use super::chunks;
-use crate::collective;
-use crate::comm::{Group, ReduceOp};
 use crate::cuda::{self, dense};
-use crate::overlap::{self, Pending};
 use crate::profile::{Operation, operation};
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::server::Handle;
-use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
+use kernels_cubecl::pointwise::flat::{self, FloatType, Run};
 use std::fmt;
 use std::ops::Range;
-pub use updates::{adamw, momentum, muon_mix, muon_step};
+
+pub use collectives::Wait;
+pub use pieces::PieceTable;
+pub use squares::{ChunkTable, squares};
+pub use updates::{TensorTable, adamw, momentum, muon_mix, muon_step};
 
 /// A flat array in GPU memory of type `f32`, `bf16` or `f16`, or a part of one.
 #[derive(Clone)]
@@ -108,224 +111,6 @@ impl Buffer {
     pub fn clear(&self, range: Range<usize>) {
         cuda::clear(&self.part(range).0);
     }
-
-    /// Starts to sum the elements over the group. Nobody may touch the buffer before [`Wait::wait`].
-    pub fn all_reduce(&self, group: &Group) -> Wait {
-        if group.size() == 1 {
-            return Wait(None);
-        }
-        if self.is_linked(group) {
-            return Wait(Some(overlap::all_reduce_in_place(&self.tensor(), group)));
-        }
-        self.put(0, collective::all_reduce(self.tensor(), ReduceOp::Sum, group));
-        Wait(None)
-    }
-
-    /// Starts to write this rank's part of the sum over the group to `target`, which may be that part of this buffer.
-    /// Nobody may touch either before [`Wait::wait`].
-    pub fn reduce_scatter(&self, target: &Buffer, group: &Group) -> Wait {
-        if self.is_linked(group) {
-            return Wait(Some(overlap::reduce_scatter_into(&self.tensor(), &target.tensor(), group)));
-        }
-        target.put(0, collective::reduce_scatter(self.tensor(), 0, group));
-        Wait(None)
-    }
-
-    /// Starts to fill this buffer with all ranks' `own` parts, which may be this rank's part of the buffer. Nobody may
-    /// touch either before [`Wait::wait`].
-    pub fn all_gather(&self, own: &Buffer, group: &Group) -> Wait {
-        if self.is_linked(group) {
-            return Wait(Some(overlap::all_gather_into(&own.tensor(), &self.tensor(), group)));
-        }
-        self.put(0, collective::all_gather(own.tensor(), 0, group));
-        Wait(None)
-    }
-
-    /// Whether every member has a GPU of its own; the same on all of them.
-    fn is_linked(&self, group: &Group) -> bool {
-        overlap::has_device_link(group, &self.tensor().device())
-    }
-}
-
-/// A collective that runs beside the compute stream.
-#[must_use = "nobody may touch the buffers before `wait`"]
-pub struct Wait(Option<Pending>);
-
-impl Wait {
-    /// What the thread issues from now on finds the result; the host does not wait.
-    pub fn wait(self) {
-        if let Some(pending) = self.0 {
-            pending.wait();
-        }
-    }
-}
-
-impl fmt::Debug for Wait {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "Wait({})", if self.0.is_some() { "running" } else { "done" })
-    }
-}
-
-/// Where the tensors of a buffer end, in GPU memory.
-pub struct TensorTable {
-    ends: Handle,
-    decays: Handle,
-    tensors: usize,
-}
-
-impl fmt::Debug for TensorTable {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "TensorTable({} tensors)", self.tensors)
-    }
-}
-
-impl TensorTable {
-    /// For `buffer`: one past the last element of each tensor and the gap behind it, rising up to the buffer's length,
-    /// and whether it decays.
-    ///
-    /// # Panics
-    /// If the last tensor does not end with the buffer.
-    pub fn new(buffer: &Buffer, ends: &[u32], decays: &[bool]) -> Self {
-        assert_eq!(ends.last().map(|&end| end as usize), Some(buffer.len()), "the last tensor ends with {buffer:?}");
-        assert_eq!(ends.len(), decays.len(), "one flag for each tensor");
-        let decays: Vec<u32> = decays.iter().copied().map(u32::from).collect();
-        Self { ends: table(&buffer.0, ends), decays: table(&buffer.0, &decays), tensors: ends.len() }
-    }
-}
-
-/// Ranges of a buffer, cut into chunks, in GPU memory.
-pub struct ChunkTable {
-    starts: Handle,
-    lens: Handle,
-    /// Chunks of each range.
-    counts: Vec<usize>,
-    end: usize,
-    elements: usize,
-}
-
-impl fmt::Debug for ChunkTable {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "ChunkTable({} ranges)", self.counts.len())
-    }
-}
-
-impl ChunkTable {
-    /// For `buffer`.
-    ///
-    /// # Panics
-    /// If a range ends behind the buffer.
-    pub fn new(buffer: &Buffer, ranges: &[Range<usize>]) -> Self {
-        let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
-        assert!(end <= buffer.len(), "elements up to {end} of {buffer:?}");
-        let (starts, lens, counts) = chunks(ranges, CHUNK);
-        let elements = ranges.iter().map(Range::len).sum();
-        Self { starts: table(&buffer.0, &starts), lens: table(&buffer.0, &lens), counts, end, elements }
-    }
-
-    fn len(&self) -> usize {
-        self.counts.iter().sum()
-    }
-}
-
-/// Ranges of a buffer that are collected in another one, one behind the other.
-pub struct PieceTable {
-    apart: Handle,
-    close: Handle,
-    lens: Handle,
-    chunks: usize,
-    /// One past the last element in the buffer, and the number of elements.
-    ends: [usize; 2],
-}
-
-impl fmt::Debug for PieceTable {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "PieceTable({} elements)", self.len())
-    }
-}
-
-impl PieceTable {
-    /// For `buffer`.
-    ///
-    /// # Panics
-    /// If a range ends behind the buffer.
-    pub fn new(buffer: &Buffer, ranges: &[Range<usize>]) -> Self {
-        let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
-        assert!(end <= buffer.len(), "elements up to {end} of {buffer:?}");
-        let (apart, lens, _) = chunks(ranges, CHUNK);
-        let mut len = 0;
-        let place = |count: &u32| {
-            len += count;
-            len - count
-        };
-        let close: Vec<u32> = lens.iter().map(place).collect();
-        let [apart, close, lens] = [apart, close, lens].map(|values| (table(&buffer.0, &values), values.len()));
-        let (ends, chunks) = ([end, len as usize], lens.1);
-        Self { apart: apart.0, close: close.0, lens: lens.0, chunks, ends }
-    }
-
-    /// Elements of all ranges.
-    pub fn len(&self) -> usize {
-        self.ends[1]
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Copies the ranges of `buffer` to the beginning of `packed`.
-    ///
-    /// # Panics
-    /// If a buffer is not `f32` or too short.
-    pub fn collect(&self, buffer: &Buffer, packed: &Buffer) {
-        self.copy(buffer, packed, [&self.apart, &self.close], self.ends);
-    }
-
-    /// Copies the beginning of `packed` to the ranges of `buffer`.
-    ///
-    /// # Panics
-    /// As [`PieceTable::collect`].
-    pub fn distribute(&self, packed: &Buffer, buffer: &Buffer) {
-        self.copy(packed, buffer, [&self.close, &self.apart], [self.ends[1], self.ends[0]]);
-    }
-
-    fn copy(&self, source: &Buffer, target: &Buffer, [from, to]: [&Handle; 2], ends: [usize; 2]) {
-        assert!([source, target].iter().all(|of| of.0.dtype == DType::F32), "pieces are f32");
-        let copies = Copies { from, to, lens: &self.lens, count: self.chunks, ends };
-        flat::copy(&source.0.client, &source.0.handle, &target.0.handle, copies)
-            .unwrap_or_else(|error| panic!("copying {self:?} from {source:?} to {target:?}: {error}"));
-    }
-}
-
-/// The sum of squares of each range of each `f32` buffer, with one wait for the GPU. The same bits every time. The last buffer
-/// comes first, as gradients do; `ready(i)` is called before buffer `i` is read.
-///
-/// # Panics
-/// If a buffer is shorter than its table says, or the GPU has failed.
-pub fn squares(buffers: &[(&Buffer, &ChunkTable)], ready: impl Fn(usize)) -> Vec<Vec<f64>> {
-    let Some((Buffer(some), _)) = buffers.first() else { return Vec::new() };
-    let total: usize = buffers.iter().map(|(_, table)| table.len()).sum();
-    let client = &some.client;
-    let sums = client.empty(4 * total.max(1));
-    let mut first = total;
-    for (index, (buffer, table)) in buffers.iter().enumerate().rev() {
-        assert_eq!(buffer.0.dtype, DType::F32, "squares are summed in f32");
-        ready(index);
-        let count = table.len();
-        first -= count;
-        let _noted = operation(&buffer.0, || Operation::optimizer("sum of squares", 4 * table.elements));
-        let chunks = Chunks { starts: &table.starts, lens: &table.lens, count, end: table.end };
-        flat::squares(client, &buffer.0.handle, chunks, &sums, first)
-            .unwrap_or_else(|error| panic!("squares of {buffer:?}: {error}"));
-    }
-    if total == 0 {
-        return buffers.iter().map(|(_, table)| vec![0.0; table.counts.len()]).collect();
-    }
-    let bytes = client.read_one(sums).unwrap_or_else(|error| panic!("reading the sums of squares: {error:?}"));
-    let mut sums = bytemuck::pod_collect_to_vec::<u8, f32>(&bytes).into_iter().map(f64::from);
-    let of = |table: &ChunkTable| table.counts.iter().map(|&count| sums.by_ref().take(count).sum()).collect();
-    let mut of = of;
-    buffers.iter().map(|(_, table)| of(table)).collect()
 }
 
 /// Some tensor on the device, if that is a GPU.

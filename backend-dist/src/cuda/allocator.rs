@@ -1,6 +1,7 @@
 //! CubeCL's memory from CUDA's stream-ordered allocator: a pool that grows does not wait for what other streams do, such as
 //! collectives.
 
+use crate::gpu::PoolUse;
 use cubecl_environment::config::RuntimeConfig;
 use cubecl_runtime::config::CubeClRuntimeConfig;
 use cubecl_runtime::config::memory::CudaAllocator;
@@ -63,14 +64,39 @@ fn share_pools() -> Result<(), driver::DriverError> {
     Ok(())
 }
 
-/// Gives what CubeCL has freed back to the driver, for whom the pool would keep it.
+/// What the pool of a GPU holds, if the driver tells.
+pub(crate) fn pool_use(gpu: usize) -> Option<PoolUse> {
+    use sys::CUmemPool_attribute_enum as Attribute;
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: the pool is written before it is read.
+    unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, gpu as i32) }.result().ok()?;
+    let ask = |attribute| {
+        let mut bytes = 0u64;
+        // SAFETY: the pool is the driver's, and these attributes are 64-bit numbers.
+        unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) }.result().ok()?;
+        Some(bytes)
+    };
+    Some(PoolUse {
+        reserved: ask(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+        used: ask(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+        most_reserved: ask(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
+        most_used: ask(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+    })
+}
+
+/// Gives what CubeCL has freed back to the driver, for whom the pool would keep it, and forgets the most that it held.
 pub(crate) fn trim(gpu: usize) {
     let mut pool = std::ptr::null_mut();
-    // SAFETY: the pool is written before it is read; only memory that nothing is in is given back. An error leaves the pool
-    // as it is.
+    // SAFETY: the pool is written before it is read; only memory that nothing is in is given back; the attributes are 64-bit
+    // numbers. An error leaves the pool as it is.
     unsafe {
         if sys::cuDeviceGetDefaultMemPool(&mut pool, gpu as i32).result().is_ok() {
             let _ = sys::cuMemPoolTrimTo(pool, 0).result();
+            use sys::CUmemPool_attribute_enum as Attribute;
+            for most in [Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH] {
+                let mut zero = 0u64;
+                let _ = sys::cuMemPoolSetAttribute(pool, most, (&raw mut zero).cast()).result();
+            }
         }
     }
 }

@@ -5,13 +5,12 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use burn::tensor::{DType, Shape};
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::cublaslt::sys;
 
 pub(crate) use super::lt_plan::Onto;
 use super::lt_plan::{self, Extras, Key};
-use super::{clear, dense, failed, submit};
+use super::{clear, dense, empty, failed, submit};
 use crate::column_major::{Matrices, Problem};
 use crate::profile::{self, Kind, Operation, Precision};
 
@@ -107,8 +106,7 @@ pub(crate) fn multiply_and_add_bias(a: Operand, b: Operand, bias: CubeTensor, ou
 }
 
 fn empty_like(a: &Operand, shape: Shape, dtype: DType) -> CubeTensor {
-    let like = &a.tensor;
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+    empty(&a.tensor, shape, dtype)
 }
 
 /// Writes `a · b` to the elements of `out`, or adds it to them. Sums are taken in f32, for f64 in f64. An `out` that is a

@@ -9,13 +9,17 @@ pub(crate) mod watch;
 
 pub(crate) use lt_plan::tune_products;
 
+use crate::room::room;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl_common::device::DeviceId;
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_environment::backtrace::BackTrace;
 use cubecl_environment::stream::StreamId;
 use cubecl_runtime::server::{ServerError, ServerStorage};
+use cubecl_server::storage::ComputeStorage;
 use cubecl_server::stream::{FailureStore, WriteScoped};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
@@ -45,8 +49,11 @@ pub(crate) fn submit<const N: usize>(
                 let resource = server.get_resource(binding.clone(), stream_id);
                 resources.push(resource.map_err(|error| format!("{error:?}"))?);
             }
-            let compute = server.write_streams().try_stream_mut(&stream_id).ok_or("the compute stream is gone")?.sys;
-            work(std::array::from_fn(|i| resources[i].resource().ptr as *mut c_void), compute)
+            let stream = server.write_streams().try_stream_mut(&stream_id).ok_or("the compute stream is gone")?;
+            // Pages that CubeCL has emptied, having gone over to larger ones, stay with it until it is told to flush: not
+            // counted any more, and not free.
+            stream.memory_management_gpu.storage().flush();
+            work(std::array::from_fn(|i| resources[i].resource().ptr as *mut c_void), stream.sys)
         };
         if let Err(message) = queue() {
             let error = ServerError::Generic { reason: message.clone(), backtrace: BackTrace::default() };
@@ -65,11 +72,29 @@ pub(crate) fn mark(device: DeviceId, work: impl FnOnce(Option<CUstream>) + Send 
     });
 }
 
+/// An uninitialised tensor without gaps where `like` is, in a buffer of [`room`].
+pub(crate) fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    let (client, device) = (like.client.clone(), like.device.clone());
+    let bytes = shape.num_elements() * dtype.size();
+    let held = room(bytes);
+    if held == bytes {
+        return empty_device_contiguous_dtype(client, device, shape, dtype);
+    }
+    let whole = Shape::from([held / dtype.size()]);
+    let buffer = empty_device_contiguous_dtype(client.clone(), device.clone(), whole, dtype);
+    CubeTensor::new_contiguous(client, device, shape, buffer.handle.offset_end((held - bytes) as u64), dtype)
+}
+
 /// Sets all bytes of the tensor, which has no gaps, to zero, in the order of the compute stream.
 pub(crate) fn clear(x: &CubeTensor) {
+    fill(x, 0);
+}
+
+/// Sets all bytes of the tensor, which has no gaps, to `byte`, in the order of the compute stream.
+pub(crate) fn fill(x: &CubeTensor, byte: u8) {
     let bytes = x.meta.shape().num_elements() * x.dtype.size();
     let held = x.handle.size_in_used() as usize;
-    assert!(x.is_contiguous() && bytes <= held, "to be cleared: {x:?} in a buffer of {held} bytes");
+    assert!(x.is_contiguous() && bytes <= held, "to be filled: {x:?} in a buffer of {held} bytes");
     if bytes == 0 {
         return;
     }
@@ -79,8 +104,8 @@ pub(crate) fn clear(x: &CubeTensor) {
         move |[pointer], stream| {
             // SAFETY: the buffer has this many bytes and is held until the work is queued on the stream that orders
             // its reuse.
-            unsafe { driver::memset_d8_async(pointer as CUdeviceptr, 0, bytes, stream) }
-                .map_err(|error| format!("clearing {bytes} bytes: {error}"))
+            unsafe { driver::memset_d8_async(pointer as CUdeviceptr, byte, bytes, stream) }
+                .map_err(|error| format!("filling {bytes} bytes: {error}"))
         },
         move |message| self::failed::note(device, message),
     );

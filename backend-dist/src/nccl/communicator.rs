@@ -12,6 +12,7 @@ use super::join;
 use super::library::text;
 use crate::comm::{DeviceOp, Group, Member, PATIENCE};
 use crate::cuda;
+use crate::gpu::memory_use::ledger;
 use crate::startup::{Phase, phase};
 use crate::timeline::{self, ExchangeKind};
 use burn_cubecl::tensor::CubeTensor;
@@ -44,6 +45,8 @@ pub(crate) struct Communicator {
     queued: AtomicUsize,
     has_ended: AtomicBool,
     is_gone: AtomicBool,
+    /// The GPU, and the bytes of it that went when the communicator was made.
+    taken: (usize, u64),
 }
 
 /// The operation behind which `progress` was recorded last, while it has not been seen to end.
@@ -96,7 +99,11 @@ impl Communicator {
             driver::ctx::set_current(context).map_err(|error| error.to_string())?;
             context as usize
         };
+        let free = || driver::mem_get_info().map_or(0, |(free, _)| free as u64);
+        let before = free();
         let comm = join::meet(group, context, id, blocks)?;
+        let taken = (device, before.saturating_sub(free()));
+        ledger::add(ledger::Kind::Communicator, taken.0, taken.1);
         let event = || {
             let event = driver::event::create(cuda_sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
             event.map(|event| event as usize).map_err(|error| error.to_string())
@@ -121,6 +128,7 @@ impl Communicator {
             queued: AtomicUsize::new(0),
             has_ended: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
+            taken,
         }))
     }
 
@@ -252,6 +260,7 @@ impl Communicator {
             let _ = driver::ctx::set_current(self.context as _);
             let _ = how(self.comm as _);
         }
+        ledger::remove(ledger::Kind::Communicator, self.taken.0, self.taken.1);
         self.is_gone.store(true, Ordering::Release);
     }
 

@@ -10,7 +10,7 @@
 use super::library::finished;
 use super::{Communicator, Held, data_type, elements, exchanged, gpu_of, own_gpus};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
-use crate::cuda::dense;
+use crate::cuda::{dense, empty};
 use crate::profile;
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Shape, Tensor};
@@ -168,7 +168,7 @@ pub(crate) fn receive(
     link: &Arc<Communicator>,
 ) -> Arriving {
     release();
-    let x = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype);
+    let x = empty(like, shape, dtype);
     let (count, data_type) = (elements(&x), data_type(dtype));
     let op = DeviceOp::new(DeviceOpKind::Message, dtype, x.meta.shape());
     let noted = profile::operation(&x, || exchanged(&op, count * dtype.size(), 2, ", received"));

@@ -19,11 +19,11 @@ use crate::exchange::{Exchange, ExchangeOps};
 
 /// The part of the vocabulary whose logits this rank holds.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+pub(super) struct Part {
     /// Id of the first column.
-    first_row: usize,
+    pub first_row: usize,
     /// Columns before the padding.
-    valid: usize,
+    pub valid: usize,
 }
 
 /// `-log softmax(logits)[label]` for logits split along the vocabulary over `group`.
@@ -64,7 +64,7 @@ trait CrossEntropyOps: Backend {
 }
 
 /// Loss and log-sum-exp, both `[s, b]`.
-fn forward<B: LocalKernels + ExchangeOps>(
+pub(super) fn forward<B: LocalKernels + ExchangeOps>(
     logits: FloatTensor<B>,
     labels: IntTensor<B>,
     part: Part,

@@ -23,6 +23,9 @@ mod drop_key;
 mod flex;
 pub mod fp8;
 mod fused;
+#[cfg(feature = "cuda")]
+pub mod grouped;
+mod head;
 mod kernels;
 mod local;
 pub mod main_grads;
@@ -33,6 +36,7 @@ pub(crate) mod pieces;
 mod plain;
 mod product;
 mod prologue;
+mod residual;
 mod tape;
 #[cfg(test)]
 mod tests;
@@ -46,8 +50,10 @@ pub use cross_entropy::vocab_parallel_cross_entropy;
 pub use determinism::deterministic;
 pub use drop_key::DropKey;
 pub use fused::{LinearOptions, linear_with};
+pub use head::{Head, LOGITS_AT_ONCE, linear_cross_entropy, positions_at_once};
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
 pub use product::{Entry, Exit};
 pub use prologue::Prologue;
+pub use residual::Residual;
 pub use tape::{Tape, pull_back};

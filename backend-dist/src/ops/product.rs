@@ -6,7 +6,10 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 
-use super::{fp8::Fp8Kernels, kernels::LocalKernels, main_grads::place, plain, weight_grads::run_or_defer};
+use super::{
+    fp8::Fp8Kernels, kernels::LocalKernels, main_grads::place, plain, residual::ResidualKernels,
+    weight_grads::run_or_defer,
+};
 use crate::comm::{Group, ReduceOp};
 use crate::exchange::{Exchange, ExchangeOps};
 
@@ -100,7 +103,7 @@ fn exchange<B: ExchangeOps>(x: FloatTensor<B>, exchange: Exchange, group: &Group
 }
 
 /// Products with their exchanges, one after the other unless a backend knows better.
-pub(super) trait Products: Fp8Kernels {
+pub(super) trait Products: Fp8Kernels + ResidualKernels {
     /// `x · wᵀ` with the exchanges of `ends` around it; the bias is added once the product is complete.
     fn product(
         x: FloatTensor<Self>,

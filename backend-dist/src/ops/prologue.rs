@@ -6,6 +6,7 @@ use burn::tensor::{Shape, Tensor};
 use super::{
     kernels::{LocalKernels, NormGrads, NormNeeds},
     options::{AttentionOptions, GeluKind, PackedHeads},
+    residual::ResidualKernels,
 };
 
 /// What is done to the input of [`linear_with`](super::linear_with) before the matrix product.
@@ -38,6 +39,33 @@ pub enum Prologue {
     Attention(PackedHeads, AttentionOptions),
 }
 
+impl Prologue {
+    /// The step and its parameters, for an input of shape `x`.
+    ///
+    /// # Panics
+    ///
+    /// If heads or parameters do not fit; `operation` is what the message begins with.
+    pub(super) fn apart(self, operation: &str, x: &[usize]) -> (Step, Vec<Tensor<1>>) {
+        let hidden = x[x.len() - 1];
+        let (step, params) = match self {
+            Self::None => (Step::None, vec![]),
+            Self::RmsNorm { weight, eps } => (Step::RmsNorm(eps), vec![weight]),
+            Self::LayerNorm { weight, bias, eps } => (Step::LayerNorm(eps), vec![weight, bias]),
+            Self::SwiGlu => (Step::SwiGlu, vec![]),
+            Self::Gelu(kind) => (Step::Gelu(kind), vec![]),
+            Self::Attention(heads, options) => {
+                let found = x[x.len() - 2];
+                assert_eq!(found, heads.total(), "attention: {heads:?} do not make up the input's heads");
+                (Step::Attention(heads, options), vec![])
+            }
+        };
+        for param in &params {
+            assert_eq!(param.dims(), [hidden], "{operation}: a norm's parameter does not fit {hidden} features");
+        }
+        (step, params)
+    }
+}
+
 /// A [`Prologue`] without its parameters.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
@@ -68,6 +96,11 @@ impl Step {
         }
     }
 
+    /// Whether this is RMSNorm or LayerNorm.
+    pub fn is_norm(self) -> bool {
+        matches!(self, Self::RmsNorm(_) | Self::LayerNorm(_))
+    }
+
     pub fn forward<B: LocalKernels>(self, x: FloatTensor<B>, params: &[FloatTensor<B>]) -> Made<B> {
         let out = match self {
             Self::None => x,
@@ -83,20 +116,39 @@ impl Step {
         Made { out, statistics: None }
     }
 
-    /// Gradients of the input and of the parameters, those that are needed; `grad` has the shape of the output.
-    pub fn grads<B: LocalKernels, const N: usize>(
+    /// Gradients of a norm.
+    pub fn norm_grads<B: LocalKernels>(
+        self,
+        x: FloatTensor<B>,
+        params: &[FloatTensor<B>],
+        grad: FloatTensor<B>,
+        needs: NormNeeds,
+    ) -> NormGrads<B> {
+        match self {
+            Self::RmsNorm(eps) => B::rms_norm_grads(x, params[0].clone(), grad, eps, needs),
+            Self::LayerNorm(eps) => B::layer_norm_grads(x, params[0].clone(), grad, eps, needs),
+            _ => unreachable!("{self:?} is no norm"),
+        }
+    }
+
+    /// Gradients of the input and of the parameters, those that are needed; `grad` has the shape of the output. `other` is
+    /// added to that of a norm's input.
+    pub fn grads<B: ResidualKernels, const N: usize>(
         self,
         x: FloatTensor<B>,
         params: &[FloatTensor<B>],
         statistics: Option<[FloatTensor<B>; 2]>,
         grad: FloatTensor<B>,
+        other: Option<FloatTensor<B>>,
         needed: [bool; N],
     ) -> [Option<FloatTensor<B>>; N] {
         let needs = |i: usize| needed.get(i).copied().unwrap_or(false);
         let all = NormNeeds { x: needs(0), w: needs(1), b: needs(2) };
         let NormGrads { x, w, b } = match self {
-            Self::RmsNorm(eps) => B::rms_norm_grads(x, params[0].clone(), grad, eps, all),
-            Self::LayerNorm(eps) => B::layer_norm_grads(x, params[0].clone(), grad, eps, all),
+            Self::RmsNorm(_) | Self::LayerNorm(_) => match other {
+                Some(other) => B::norm_grads_plus(x, self, params, grad, other, all),
+                None => self.norm_grads::<B>(x, params, grad, all),
+            },
             Self::None => only(grad),
             Self::SwiGlu => only(B::swiglu_grad(x, grad)),
             Self::Gelu(kind) => only(B::gelu_grad(x, grad, kind)),

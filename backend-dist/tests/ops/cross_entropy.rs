@@ -4,7 +4,7 @@ use crate::compare::{distance, leaf, numbers, run, same, values};
 use backend_dist::comm::Group;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-use backend_dist::ops::{DropKey, dropout, vocab_parallel_cross_entropy};
+use backend_dist::ops::{DropKey, Entry, Head, dropout, linear_cross_entropy, vocab_parallel_cross_entropy};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::log_softmax};
 
 const S: usize = 5;
@@ -76,6 +76,45 @@ fn split_vocabularies_agree_with_the_whole() {
             }
         }
     }
+}
+
+/// All positions at once, pieces of two, the last of one, and single ones: the product and its cross-entropy.
+#[test]
+fn a_head_in_pieces() {
+    let (hidden, columns, vocab) = (6, 11, 9);
+    let inputs = |x: &[Tensor<1>]| (x[0].clone().reshape([S, B, hidden]), x[1].clone().reshape([columns, hidden]));
+    let whole = |x: Vec<Tensor<1>>| {
+        let (x, w): (Tensor<3>, Tensor<2>) = inputs(&x);
+        plain(x.matmul(w.transpose().unsqueeze()), vocab)
+    };
+    for positions in [S, 2, 1] {
+        let pieces = |x: Vec<Tensor<1>>| {
+            let (x, w) = inputs(&x);
+            let (entry, group) = (Entry::Own, Group::single());
+            let head = Head { entry, group, first_row: 0, vocab_size: vocab, positions };
+            linear_cross_entropy(x, w, labels(vocab), head).reshape([S * B])
+        };
+        same(&format!("head, {positions} positions at once"), &[S * B * hidden, columns * hidden], pieces, whole);
+    }
+}
+
+/// In bf16 the weight's gradient is summed up in f32: pieces are as near to f64 as the whole is.
+#[test]
+fn a_head_in_pieces_sums_in_f32() {
+    let (hidden, vocab) = (8, 16);
+    let half = |n, seed| -> Vec<f64> { numbers(n, seed).iter().map(|x| f64::from(half::bf16::from_f64(*x))).collect() };
+    let values = [half(S * B * hidden, 0), half(vocab * hidden, 1)];
+    let head = |x: Vec<Tensor<1>>, positions: usize, dtype| {
+        let (entry, group) = (Entry::Own, Group::single());
+        let head = Head { entry, group, first_row: 0, vocab_size: vocab, positions };
+        let (x, w) = (x[0].clone().reshape([S, B, hidden]), x[1].clone().reshape([vocab, hidden]));
+        linear_cross_entropy(x, w, labels(vocab), head).reshape([S * B]).cast(dtype)
+    };
+    let gradient =
+        |positions, dtype| run(&|x| head(x, positions, dtype), &values, &[true, true], dtype).1[1].clone().unwrap();
+    let exact = gradient(S, DType::F64);
+    let [whole, pieces] = [S, 1].map(|positions| distance(&gradient(positions, DType::BF16), &exact));
+    assert!(pieces < 1.5 * whole.max(0.004), "pieces are off by {pieces:e}, the whole by {whole:e}");
 }
 
 #[test]

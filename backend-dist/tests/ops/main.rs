@@ -10,4 +10,5 @@ mod fused;
 mod half;
 mod moe;
 mod pointwise;
+mod residual;
 mod tape;

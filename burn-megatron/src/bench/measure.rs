@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use backend_dist::cache;
-use backend_dist::gpu::release_memory;
+use backend_dist::gpu::{MemoryUse, memory_use, release_memory};
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::ops::deterministic;
@@ -54,6 +54,8 @@ pub struct Measured {
     pub losses: Vec<f64>,
     /// What every rank's device said after the last run; memory is the most of all runs.
     pub ranks: Vec<RankReading>,
+    /// Where the memory of every rank's GPU is after the last run; empty of CPU ranks.
+    pub memory: Vec<MemoryUse>,
     /// Seconds from the launch of the ranks to the end of the first step.
     pub first_step: f64,
     /// How rank 0 started.
@@ -170,6 +172,7 @@ impl Bench<'_> {
             most = gauge.read().with_most(most);
         }
         seen.ranks = world.all_gather_host(most);
+        seen.memory = world.all_gather_host(memory_use(&rank.device)).into_iter().flatten().collect();
         if timing.profile > 0 {
             // The ranks of a process are recorded together; the first step under a recorder is slow.
             together()?;

@@ -4,6 +4,7 @@
 //! the same host exchanges and the same reading of batches, but without a screen, evaluation or checkpoints. [`Record`] is
 //! what is kept, with everything that is needed to do it again.
 
+mod documents;
 mod measure;
 mod origin;
 pub mod profile;
@@ -14,6 +15,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use documents::{DocumentLengths, DocumentReport};
 pub use measure::{Measured, Timing, measure};
 pub use origin::Origin;
 pub use record::{Device, Distribution, Memory, Record, Run, Setup};

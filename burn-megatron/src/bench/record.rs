@@ -1,10 +1,11 @@
 //! What is kept of a measurement, and the numbers that follow from it.
 
+use backend_dist::gpu::MemoryUse;
 use backend_dist::startup::Startup;
 use serde::{Deserialize, Serialize};
 
 use super::profile::{Ceilings, ProfileReport};
-use super::{Measured, Origin, Timing};
+use super::{DocumentReport, Measured, Origin, Timing};
 use crate::config::RunConfig;
 use crate::flops::AttentionCount;
 use crate::metrics::{RankReading, mean};
@@ -67,9 +68,11 @@ impl Setup {
 
 /// `DP8 ZeRO1, micro-batch 1, recompute none`.
 fn layout(config: &RunConfig) -> String {
-    match config.job() {
-        Ok(job) => describe(&job),
-        Err(_) => config.parallel.to_string(),
+    let layout = config.job().map_or_else(|_| config.parallel.to_string(), |job| describe(&job));
+    let context = &config.context;
+    match context.max_tokens_per_rank.filter(|_| context.dynamic) {
+        Some(most) => format!("{layout}, dynamic:{most}"),
+        None => layout,
     }
 }
 
@@ -175,6 +178,9 @@ pub struct Record {
     pub power: Option<f64>,
     /// Bytes of the fullest rank.
     pub memory: Memory,
+    /// Where the memory of every rank's GPU was after the last run.
+    #[serde(default)]
+    pub memory_use: Vec<MemoryUse>,
     /// Loss of the very first step, which warms up.
     pub first_loss: f64,
     /// Loss of the last step.
@@ -184,6 +190,9 @@ pub struct Record {
     /// How rank 0 started, from the start of the program.
     #[serde(default)]
     pub startup: Startup,
+    /// Of rows with several documents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub documents: Option<DocumentReport>,
     /// Every run.
     pub runs: Vec<Run>,
     /// What every rank's device said.
@@ -194,18 +203,21 @@ pub struct Record {
 }
 
 impl Record {
-    /// What follows from what was seen. `planned` are the bytes of the fullest rank by the plan.
+    /// What follows from what was seen. `planned` are the bytes of the fullest rank by the plan. Attention inside `documents`
+    /// counts as what they are long.
     pub fn new(
         config: &RunConfig,
         setup: Setup,
         device: Device,
         timing: Timing,
         planned: Option<u64>,
+        documents: Option<DocumentReport>,
         seen: Measured,
     ) -> Self {
         let ranks = setup.ranks.max(1) as f64;
         let tokens = config.tokens_per_step() as f64;
-        let shape = Decoder::from(&config.model.config).flop_shape(config.training.seq_length);
+        let seq = documents.as_ref().map_or(config.training.seq_length, |of| of.of_a_token.round() as usize);
+        let shape = Decoder::from(&config.model.config).flop_shape(seq);
         let [causal, full] = [AttentionCount::Causal, AttentionCount::Full].map(|count| shape.per_token(count));
         let run = |(steps, seconds): (Vec<f64>, f64)| {
             let rate = tokens * steps.len() as f64 / seconds / ranks;
@@ -233,10 +245,12 @@ impl Record {
             clock,
             power: mean(&seen.ranks, |rank| rank.power),
             memory: Memory { planned, used: most(|rank| rank.memory), reserved: most(|rank| rank.reserved) },
+            memory_use: seen.memory,
             first_loss: seen.losses.first().copied().unwrap_or(f64::NAN),
             last_loss: seen.losses.last().copied().unwrap_or(f64::NAN),
             first_step: seen.first_step,
             startup: seen.startup,
+            documents,
             runs,
             ranks: seen.ranks,
             setup,

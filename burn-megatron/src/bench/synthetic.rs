@@ -1,5 +1,6 @@
 //! Tokens of no text, for measuring speed.
 
+use super::DocumentLengths;
 use crate::data::{Sample, TokenDataset};
 
 /// Rows of random tokens, the same in every run. Small ids are frequent and large ones rare, about as in a text, so that
@@ -9,18 +10,36 @@ pub struct SyntheticTokens {
     vocabulary: usize,
     seq_length: usize,
     rows: usize,
+    documents: Option<DocumentLengths>,
 }
 
 impl SyntheticTokens {
     /// `rows` rows of `seq_length` tokens below `vocabulary`.
     pub fn new(vocabulary: usize, seq_length: usize, rows: usize) -> Self {
-        Self { vocabulary, seq_length, rows }
+        Self { vocabulary, seq_length, rows, documents: None }
+    }
+
+    /// In documents of such lengths, one behind the other; the last of a row is cut at its end.
+    pub fn with_documents(self, documents: Option<DocumentLengths>) -> Self {
+        Self { documents, ..self }
+    }
+
+    /// Where documents start in a row.
+    fn starts(&self, row: usize, lengths: DocumentLengths) -> Vec<usize> {
+        let random = |document: u64| mix(((row as u64) << 32) + document);
+        let next = |(document, start): &(u64, usize)| Some((document + 1, start + lengths.length(random(*document))));
+        let starts = std::iter::successors(Some((0, 0)), next).map(|(_, start)| start);
+        starts.take_while(|start| *start < self.seq_length).collect()
     }
 
     fn token(&self, index: u64) -> i64 {
-        let share = (mix(index) >> 11) as f64 / (1u64 << 53) as f64;
-        (share.powi(4) * self.vocabulary as f64) as i64
+        (uniform(index).powi(4) * self.vocabulary as f64) as i64
     }
+}
+
+/// From 0 to below 1.
+pub(super) fn uniform(index: u64) -> f64 {
+    (mix(index) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// splitmix64's output function.
@@ -42,6 +61,7 @@ impl TokenDataset for SyntheticTokens {
 
     fn sample(&self, index: usize) -> Sample {
         let first = (index * self.seq_length) as u64;
-        Sample::from_row((0..=self.seq_length as u64).map(|at| self.token(first + at)).collect())
+        let sample = Sample::from_row((0..=self.seq_length as u64).map(|at| self.token(first + at)).collect());
+        Sample { documents: self.documents.map(|lengths| self.starts(index, lengths)), ..sample }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Distribution, Record};
+use super::{Distribution, DocumentReport, Record};
 use crate::plan::bytes;
 
 fn percent(share: Option<f64>) -> String {
@@ -45,6 +45,20 @@ pub fn text(record: &Record) -> String {
             setup.tokens_per_rank, setup.global_batch, setup.seq_length, setup.data, setup.micro_batch
         ),
     );
+    if let Some(documents) = &record.documents {
+        let DocumentReport { per_step, mean, median, longest, .. } = documents;
+        line(
+            "documents",
+            format!(
+                "{} a step: mean {} tokens, median {median}, longest {longest}; padding {}",
+                number(*per_step),
+                number(*mean),
+                percent(Some(documents.padding))
+            ),
+        );
+        let times: Vec<String> = documents.simulated.iter().map(|(way, time)| format!("{way} {time:.3}")).collect();
+        line("  simulated step", format!("{} (1: ranks equally loaded, nothing exchanged)", times.join(", ")));
+    }
     line(&format!("tokens/s/{each}"), {
         let runs: Vec<String> = record.runs.iter().map(|run| number(run.tokens_per_second_per_rank)).collect();
         format!("{}  (median of runs: {})", number(record.tokens_per_second_per_rank), runs.join(", "))
@@ -77,6 +91,9 @@ pub fn text(record: &Record) -> String {
             record.memory.reserved.map_or(String::new(), |size| format!(", {} by the allocator", bytes(size)));
         format!("{}{reserved}; planned {}", size(record.memory.used), size(record.memory.planned))
     });
+    if let Some(fullest) = record.memory_use.iter().max_by_key(|memory| memory.used) {
+        line("  after the last run", fullest.to_string());
+    }
     line("loss", format!("{:.4} in the first step, {:.4} in the last", record.first_loss, record.last_loss));
     line("start of rank 0", format!("{}; {:.1} s of them from the launch", record.startup, record.first_step));
     line("measured", format!("{} runs of {} steps after {} that warm up", timing.runs, timing.steps, timing.warmup));

@@ -89,7 +89,7 @@ fn a_measurement_is_of_the_engine_and_keeps_what_repeats_it() {
     let planned = ladder::peak(&config.job().unwrap());
     let setup = Setup::of("tiny", &config, "random tokens");
     let device = Device { name: "CPU rank".into(), peak: Some(1e12), ..Device::default() };
-    let record = Record::new(&config, setup, device, TIMING, planned, seen);
+    let record = Record::new(&config, setup, device, TIMING, planned, None, seen);
     assert_eq!((record.first_loss, record.last_loss), (told[0].1, told[6].1));
     assert!(record.last_loss < record.first_loss, "{told:?}");
     let run = &record.runs[0];
@@ -111,4 +111,58 @@ fn a_measurement_is_of_the_engine_and_keeps_what_repeats_it() {
     let columns = |line: &str| line.matches(" | ").count();
     let lines: Vec<&str> = row.lines().collect();
     assert_eq!((lines.len(), columns(lines[0])), (3, columns(lines[2])), "{row}");
+}
+
+#[test]
+fn documents_of_unequal_lengths_are_dealt_out_and_reported() {
+    let keys = [
+        ("parallel.context-parallel", "2"),
+        ("training.global-batch", "4"),
+        ("training.micro-batch", "1"),
+        ("data.reset-attention-mask", "true"),
+        ("data.reset-position-ids", "true"),
+        ("context.max-tokens-per-rank", "32"),
+    ];
+    let lengths: DocumentLengths = "lognormal:12,1.1".parse().unwrap();
+    let data = Arc::new(SyntheticTokens::new(256, 64, 28).with_documents(Some(lengths)));
+    let starts = data.sample(5).documents.unwrap();
+    assert!(starts[0] == 0 && starts.is_sorted() && starts.len() > 1 && *starts.last().unwrap() < 64, "{starts:?}");
+    let run = |dynamic: &str| {
+        let config = resolve("tiny", &[keys.as_slice(), &[("context.dynamic", dynamic)]].concat(), 2, 0).unwrap();
+        let seen = measure(&config, data.clone(), vec![burn::tensor::Device::flex()], TIMING, &|_, _, _| ()).unwrap();
+        let documents = DocumentReport::of(&config, &*data, 4 * TIMING.warmup, 6, false);
+        let setup = Setup::of("tiny", &config, "random tokens");
+        Record::new(&config, setup, Device::default(), TIMING, None, documents, seen)
+    };
+    let (dynamic, fixed) = (run("true"), run("false"));
+    // The same tokens teach the same, whoever computes them.
+    assert!((dynamic.first_loss - fixed.first_loss).abs() < 1e-5, "{} {}", dynamic.first_loss, fixed.first_loss);
+    assert!((dynamic.last_loss - fixed.last_loss).abs() < 1e-3, "{} {}", dynamic.last_loss, fixed.last_loss);
+    assert!(dynamic.setup.layout.ends_with(", dynamic:32"), "{}", dynamic.setup.layout);
+    let [of, other] = [&dynamic, &fixed].map(|record| record.documents.as_ref().unwrap());
+    assert_eq!((of.per_step, of.longest, other.padding), (other.per_step, other.longest, 0.0));
+    let names = |report: &DocumentReport| report.simulated.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(
+        (names(of), names(other)),
+        (
+            ["dynamic:32", "CP2 DP1", "CP1 DP2"].map(String::from).to_vec(),
+            ["CP2 DP1", "CP1 DP2"].map(String::from).to_vec()
+        )
+    );
+    assert!(of.simulated.iter().all(|(_, time)| *time >= 1.0), "{of:?}");
+    assert!(of.padding < 0.1 && of.of_a_token > of.mean, "{of:?}");
+    assert!(
+        dynamic.flops_per_token
+            < Record::new(
+                &resolve("tiny", &keys, 2, 0).unwrap(),
+                dynamic.setup.clone(),
+                Device::default(),
+                TIMING,
+                None,
+                None,
+                Measured::default()
+            )
+            .flops_per_token
+    );
+    assert!(text(&dynamic).contains("simulated step"), "{}", text(&dynamic));
 }

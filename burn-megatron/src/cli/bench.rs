@@ -18,7 +18,8 @@ use super::preprocess::Display;
 use super::print;
 use super::processes::alone;
 use crate::bench::{
-    Device, Record, Setup, SyntheticTokens, Timing, markdown, measure, profile, recipe, text, together,
+    Device, DocumentLengths, DocumentReport, Record, Setup, SyntheticTokens, Timing, markdown, measure, profile,
+    recipe, text, together,
 };
 use crate::config::RunConfig;
 use crate::data::TokenDataset;
@@ -43,9 +44,14 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     gpus: Option<usize>,
     /// Several layouts, one after the other, a line of the table for each: a list such as "DP2 ZeRO1,TP2 SP". Without ZeRO a
-    /// recipe takes the first stage that fits, as it does without flags
+    /// recipe takes the first stage that fits, as it does without flags. "CP2 dynamic:16384" shares documents by their length,
+    /// with at most so many tokens on a rank
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     layouts: Vec<String>,
+    /// Cut random tokens into documents of random lengths, the same in every run: lognormal:MEAN,SIGMA, of which
+    /// lognormal:4096,1.1 is skewed as texts are
+    #[arg(long, value_name = "DISTRIBUTION")]
+    document_lengths: Option<DocumentLengths>,
     /// Steps of a run
     #[arg(long, value_name = "N", default_value_t = 20)]
     steps: usize,
@@ -110,7 +116,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let configs = args.layouts.iter().map(resolve).collect::<Result<Vec<_>>>()?;
     let mut records = Vec::new();
     for (index, config) in configs.into_iter().enumerate() {
-        let out = args.out.as_ref().map(|out| of_layout(out, &config.parallel.to_string()));
+        let out = args.out.as_ref().map(|out| of_layout(out, &args.layouts[index]));
         let record = one(&args, config, timing, &gpus, out);
         records.push(record.with_context(|| format!("--layouts \"{}\"", args.layouts[index]))?);
         print(&format!("\n{}\n", together(&records)))?;
@@ -120,8 +126,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 /// Measures a run, prints and writes what was found.
 fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Option<PathBuf>) -> Result<Record> {
-    let (data, described) = data(&config, timing)?;
-    let setup = Setup::of(&args.what, &config, described);
+    let (data, described) = data(&config, timing, args.document_lengths)?;
+    let setup = Setup::of(&args.what, &config, &described);
     let job = config.job()?;
     let planned = ladder::peak(&if gpus.is_empty() { job } else { job.on_gpus() });
     println!("{}: {} on {} ranks, {} parameters", setup.recipe, setup.layout, setup.ranks, setup.parameters);
@@ -130,9 +136,11 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
         eprintln!("step {step}/{total}, loss {loss:.4}, {seconds:.3} s");
     };
     let devices = args.device.devices(&config.parallel)?;
-    let seen = measure(&config, data, devices, timing, &told).map_err(|error| anyhow!(error))?;
+    let seen = measure(&config, data.clone(), devices, timing, &told).map_err(|error| anyhow!(error))?;
+    let (first, steps) = (timing.warmup * config.training.global_batch, timing.runs * timing.steps);
+    let documents = DocumentReport::of(&config, &*data, first, steps, !gpus.is_empty());
     let device = device(gpus.first(), &config);
-    let record = Record::new(&config, setup, device, timing, planned, seen);
+    let record = Record::new(&config, setup, device, timing, planned, documents, seen);
     print(&format!("\n{}", text(&record)))?;
     let file = save(&record, out)?;
     println!("{:<22}{}", "written to", file.display());
@@ -151,7 +159,9 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
 
 /// A layout of the list, and the keys that it means.
 fn listed(text: &str) -> Result<(ParallelLayout, Vec<(String, String)>)> {
-    let layout: ParallelLayout = text.parse().with_context(|| format!("--layouts \"{text}\""))?;
+    let (dynamic, sizes): (Vec<&str>, Vec<&str>) =
+        text.split_whitespace().partition(|word| word.starts_with("dynamic:"));
+    let layout: ParallelLayout = sizes.join(" ").parse().with_context(|| format!("--layouts \"{text}\""))?;
     layout.check()?;
     let mut keys = vec![
         ("tensor-parallel", layout.tp.to_string()),
@@ -168,13 +178,21 @@ fn listed(text: &str) -> Result<(ParallelLayout, Vec<(String, String)>)> {
     if text.to_ascii_lowercase().contains("zero") {
         keys.push(("zero", layout.zero.to_string()));
     }
-    Ok((layout, keys.into_iter().map(|(key, value)| (format!("parallel.{key}"), value)).collect()))
+    let mut keys: Vec<(String, String)> =
+        keys.into_iter().map(|(key, value)| (format!("parallel.{key}"), value)).collect();
+    if let [most] = dynamic[..] {
+        let most = most.trim_start_matches("dynamic:");
+        keys.extend(
+            [("dynamic", "true"), ("max-tokens-per-rank", most)].map(|(k, v)| (format!("context.{k}"), v.into())),
+        );
+    }
+    Ok((layout, keys))
 }
 
 /// `runs/a.json` of a layout: `runs/a-dp2-zero1.json`.
 fn of_layout(out: &Path, layout: &str) -> PathBuf {
     let stem = out.file_stem().unwrap_or_default().to_string_lossy();
-    let slug = layout.to_ascii_lowercase().replace(' ', "-");
+    let slug = layout.to_ascii_lowercase().split_whitespace().collect::<Vec<_>>().join("-").replace(':', "");
     out.with_file_name(format!("{stem}-{slug}.json"))
 }
 
@@ -204,18 +222,36 @@ fn layout_ranks(layout: &LayoutArgs) -> Option<usize> {
     layout.data_parallel.map(|replicas| sizes.into_iter().flatten().product::<usize>() * replicas)
 }
 
-/// The data that the run names, or random tokens.
-fn data(config: &RunConfig, timing: Timing) -> Result<(Arc<dyn TokenDataset>, &'static str)> {
-    if config.data.text.is_empty() && config.data.prefixes.is_empty() {
+/// The data that the run names, or random tokens; and what they are.
+fn data(
+    config: &RunConfig,
+    timing: Timing,
+    documents: Option<DocumentLengths>,
+) -> Result<(Arc<dyn TokenDataset>, String)> {
+    let is_random = config.data.text.is_empty() && config.data.prefixes.is_empty();
+    if documents.is_some() {
+        if !is_random {
+            bail!("--document-lengths cuts random tokens: leave data.text and data.prefixes out");
+        }
+        if !(config.data.reset_attention_mask && config.data.reset_position_ids) {
+            bail!(
+                "--document-lengths: documents are told apart with --data.reset-attention-mask true and \
+                 --data.reset-position-ids true only"
+            );
+        }
+    }
+    if is_random {
         let (training, vocabulary) = (&config.training, config.model.config.vocab_size());
         let rows = timing.total() * training.global_batch;
-        return Ok((Arc::new(SyntheticTokens::new(vocabulary, training.seq_length, rows)), "random tokens"));
+        let tokens = SyntheticTokens::new(vocabulary, training.seq_length, rows).with_documents(documents);
+        let of = documents.map_or(String::new(), |lengths| format!(" in documents of {lengths}"));
+        return Ok((Arc::new(tokens), format!("random tokens{of}")));
     }
     config.check()?;
     let mut display = Display::new();
     let data = RunData::open(config, &mut |progress| display.show(progress));
     display.clear();
-    Ok((data?.train, "tokens of a text"))
+    Ok((data?.train, "tokens of a text".into()))
 }
 
 fn device(gpu: Option<&GpuInfo>, config: &RunConfig) -> Device {
@@ -274,7 +310,13 @@ mod tests {
         for (key, value) in [("context-parallel", "2"), ("expert-parallel", "2"), ("expert-tensor-parallel", "1")] {
             assert!(all.contains(&(format!("parallel.{key}"), value.to_string())), "{key}");
         }
+        let dynamic = listed("CP2 ZeRO1 dynamic:16384").unwrap();
+        assert_eq!(dynamic.0.to_string(), "CP2 ZeRO1");
+        for (key, value) in [("context.dynamic", "true"), ("context.max-tokens-per-rank", "16384")] {
+            assert!(dynamic.1.contains(&(key.to_string(), value.to_string())), "{key}");
+        }
         assert!(listed("TP2 XP3").is_err() && listed("EP2").is_err());
-        assert_eq!(of_layout(Path::new("runs/a.json"), "TP2 SP"), Path::new("runs/a-tp2-sp.json"));
+        assert_eq!(of_layout(Path::new("runs/a.json"), " TP2 SP"), Path::new("runs/a-tp2-sp.json"));
+        assert_eq!(of_layout(Path::new("a.json"), "CP2 dynamic:8"), Path::new("a-cp2-dynamic8.json"));
     }
 }

@@ -31,10 +31,11 @@ mod problem;
 mod render;
 mod resolve;
 mod run;
+mod sizes;
 #[cfg(test)]
 mod tests;
 
-pub use keys::{KEYS, Key, SECTIONS, SIZES};
+pub use keys::{KEYS, Key, SECTIONS};
 pub use kind::Kind;
 pub use model::{ModelSection, presets, size_names};
 pub use problem::{ConfigErrors, Place, Problem};
@@ -42,3 +43,4 @@ pub use run::{
     CheckpointSection, DataSection, EvaluationSection, LogSection, OutputSection, PerformanceSection, Precision,
     RunConfig, TrainingSection,
 };
+pub use sizes::SIZES;

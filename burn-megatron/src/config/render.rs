@@ -5,10 +5,11 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::foreign::{belongs, decider};
-use super::keys::{KEYS, SECTIONS, SIZES};
+use super::keys::{KEYS, SECTIONS};
 use super::kind::NONE;
 use super::model::{sizes, snake};
 use super::run::RunConfig;
+use super::sizes::SIZES;
 
 /// Column of the comments.
 const COMMENT: usize = 44;

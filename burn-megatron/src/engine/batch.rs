@@ -45,35 +45,38 @@ impl TokenBatch {
         }
     }
 
-    /// Every document as a row of its own, filled up to `length` of its own length with tokens that do not count. Rows without
-    /// documents are one each.
-    pub(super) fn split(&self, length: impl Fn(usize, usize) -> usize) -> Vec<Self> {
+    /// Where the documents lie in [`TokenBatch::tokens`]. Rows without documents are one each.
+    pub(super) fn document_places(&self) -> Vec<Range<usize>> {
         let whole = vec![vec![0]; self.rows];
-        let starts = self.documents.as_ref().unwrap_or(&whole);
-        let places = (starts.iter().enumerate()).flat_map(|(row, starts)| {
+        let starts = self.documents.as_ref().unwrap_or(&whole).iter().enumerate();
+        let of_row = |(row, starts): (usize, &Vec<usize>)| {
             let ends = starts[1..].iter().copied().chain([self.seq]);
-            starts.iter().zip(ends).map(move |(start, end)| row * self.seq + start..row * self.seq + end)
-        });
-        let alone = |(index, range): (usize, Range<usize>)| {
-            let seq = length(index, range.len());
-            let ids = |all: &[i64]| all[range.clone()].iter().copied().chain(std::iter::repeat(0)).take(seq).collect();
-            let counts = |place: usize| self.mask.as_ref().is_none_or(|mask| mask[place]);
-            let mask = range.clone().map(counts).chain(std::iter::repeat(false)).take(seq).collect();
-            Self {
-                rows: 1,
-                seq,
-                tokens: ids(&self.tokens),
-                labels: ids(&self.labels),
-                mask: Some(mask),
-                documents: None,
-            }
+            let places = starts.iter().zip(ends).map(|(start, end)| row * self.seq + start..row * self.seq + end);
+            places.collect::<Vec<_>>()
         };
-        places.enumerate().map(alone).collect()
+        starts.flat_map(of_row).collect()
     }
 
-    /// Lengths of the documents, in the order of [`TokenBatch::split`].
-    pub(super) fn document_lengths(&self) -> Vec<usize> {
-        self.split(|_, length| length).iter().map(|document| document.seq).collect()
+    /// One row of what lies at some of the [`TokenBatch::document_places`], one behind the other, filled up to `seq` tokens
+    /// with tokens of the last document that do not count.
+    pub(super) fn packed(&self, places: &[Range<usize>], seq: usize) -> Self {
+        let all = || places.iter().cloned().flatten();
+        let ids = |ids: &[i64]| all().map(|place| ids[place]).chain(std::iter::repeat(0)).take(seq).collect();
+        let counts = |place: usize| self.mask.as_ref().is_none_or(|mask| mask[place]);
+        let mask: Vec<bool> = all().map(counts).chain(std::iter::repeat(false)).take(seq).collect();
+        let mut end = 0;
+        let starts = places.iter().map(|place| {
+            end += place.len();
+            end - place.len()
+        });
+        Self {
+            rows: 1,
+            seq,
+            tokens: ids(&self.tokens),
+            labels: ids(&self.labels),
+            mask: mask.contains(&false).then_some(mask),
+            documents: (places.len() > 1).then(|| Vec::from([starts.collect()])),
+        }
     }
 
     /// Of every row what lies at `places`, one after the other; whoever cuts rows keeps their documents.
@@ -145,9 +148,13 @@ mod tests {
         batch.documents = Some(vec![vec![0], vec![0, 1]]);
         let last = batch.slice(1..2);
         assert_eq!(last.documents, Some(vec![vec![0, 1]]));
-        assert_eq!(batch.document_lengths(), [2, 1, 1]);
-        let split = batch.split(|_, length| length.next_multiple_of(2));
-        assert_eq!((split[2].tokens.as_slice(), split[2].mask.clone()), ([5, 0].as_slice(), Some(vec![true, false])));
+        let places = batch.document_places();
+        assert_eq!(places, [0..2, 2..3, 3..4]);
+        let packed = batch.packed(&[places[2].clone(), places[0].clone()], 4);
+        assert_eq!((packed.tokens, packed.documents), (vec![5, 1, 2, 0], Some(vec![vec![0, 1]])));
+        assert_eq!((packed.labels, packed.mask), (vec![6, 2, 3, 0], Some(vec![true, true, false, false])));
+        let alone = batch.packed(&places[2..], 1);
+        assert_eq!((alone.tokens.as_slice(), alone.mask, alone.documents), ([5].as_slice(), None, None));
         assert_eq!((last.tokens.as_slice(), last.mask.clone()), ([4, 5].as_slice(), Some(vec![false, true])));
         assert_eq!((batch.counted(), batch.masked_sum([1.0, 2.0, 4.0, 8.0].into_iter())), (2, 9.0));
         let weights = |batch: &TokenBatch, factor| batch.weights(factor, &Device::flex(), DType::F64).into_data();

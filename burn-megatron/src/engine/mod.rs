@@ -21,6 +21,6 @@ pub use config::{EngineConfig, LossMean};
 pub use context::{CommWord, ContextConfig, ContextError};
 pub use error::EngineError;
 pub use expert_load::{ExpertLoad, ExpertSummary};
-pub use rank_engine::{Position, RankEngine};
+pub use rank_engine::{Position, RankEngine, packed_length};
 pub use report::{EvalReport, StepReport};
 pub use share::DocumentConfig;

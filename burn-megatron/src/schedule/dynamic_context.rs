@@ -1,5 +1,5 @@
-//! Which ranks compute which sequence, where sequences of a step differ in length: short ones stay on a rank of their own,
-//! long ones are shared by as many as they need (Megatron's `--hybrid-context-parallel`,
+//! Which ranks compute which sequence, where sequences of a step differ in length: short ones stay on one rank,
+//! together in a row, long ones are shared by as many as they need (Megatron's `--hybrid-context-parallel`,
 //! `megatron/core/pipeline_parallel/hybrid_cp_schedule.py`).
 //!
 //! Ranks are those that hold the same weights. Sequences are shared by blocks of neighbours: 2, 4, 8, …, or all. Blocks lie
@@ -8,46 +8,26 @@
 
 use std::ops::Range;
 
-/// A sequence and the ranks that share it.
+use super::effort::Effort;
+
+/// Sequences that are computed together, one behind the other in a row, and the ranks that share the row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shared {
-    /// Which sequence.
-    pub sequence: usize,
-    /// Its ranks, neighbours.
+pub struct Packed {
+    /// Which sequences.
+    pub sequences: Vec<usize>,
+    /// Tokens of all of them.
+    pub tokens: usize,
+    /// The ranks, neighbours.
     pub ranks: Range<usize>,
 }
 
-/// The sequences of a step in the order in which every rank takes those that it shares.
+/// The rows of a step in the order in which every rank takes those that it shares.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DynamicContext {
-    /// All sequences.
-    pub order: Vec<Shared>,
-    /// When the last rank is done, in units of [`Effort`].
-    pub makespan: f64,
-}
-
-/// What sequences cost, in pairs of positions that attention compares. No count of operations, but enough to weigh lengths.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Effort {
-    /// What a token costs outside of attention.
-    pub token: f64,
-    /// What it costs more when it travels round a block of ranks.
-    pub travel: f64,
-}
-
-impl Effort {
-    /// Of a model of this width: the matrices of a layer take about 24 hidden² operations per token, causal attention 2 hidden
-    /// per pair of positions.
-    pub fn of_width(hidden: usize) -> Self {
-        let token = 12.0 * hidden as f64;
-        Self { token, travel: token / 16.0 }
-    }
-
-    /// Time that each of `ranks` ranks takes for a sequence that they share.
-    pub fn of(&self, length: usize, ranks: usize) -> f64 {
-        let (length, ranks) = (length as f64, ranks as f64);
-        length * (length + self.token) / ranks + self.travel * length * (ranks - 1.0) / ranks
-    }
+    /// All rows; together they have all sequences.
+    pub order: Vec<Packed>,
+    /// When each rank is done, in units of [`Effort`].
+    pub loads: Vec<f64>,
 }
 
 /// No block of ranks can hold a sequence.
@@ -79,8 +59,8 @@ pub fn block_sizes(ranks: usize) -> Vec<usize> {
 }
 
 impl DynamicContext {
-    /// Deals sequences of `lengths` tokens to `ranks` ranks, none of which has more than `most` tokens of a sequence. Every
-    /// rank has something to do, if there is a sequence.
+    /// Deals sequences of `lengths` tokens to `ranks` ranks, in rows of which none has more than `most` tokens. Every rank has
+    /// something to do, if there is a sequence.
     ///
     /// # Errors
     /// The first sequence that is too long for all ranks together.
@@ -92,63 +72,73 @@ impl DynamicContext {
         };
         // As indices into the sizes.
         let mut widths = lengths.iter().map(least).collect::<Result<Vec<_>, _>>()?;
-        let deal =
-            |widths: &[usize]| deal(lengths, &widths.iter().map(|at| sizes[*at]).collect::<Vec<_>>(), ranks, effort);
+        let deal = |widths: &[usize]| {
+            let widths: Vec<usize> = widths.iter().map(|at| sizes[*at]).collect();
+            deal(lengths, &widths, ranks, most, effort)
+        };
         let mut best = deal(&widths);
         // The work of the busiest rank is spread over wider blocks as long as that ends the step sooner.
         loop {
             let cost = |sequence: usize| effort.of(lengths[sequence], sizes[widths[sequence]]);
             let idle = best.loads.contains(&0.0);
             let busiest = best.busiest();
-            let wider = best.plan.order.iter().filter(|shared| idle || shared.ranks.contains(&busiest));
-            let wider = wider.map(|shared| shared.sequence).filter(|sequence| widths[*sequence] + 1 < sizes.len());
+            let wider = best.order.iter().filter(|packed| idle || packed.ranks.contains(&busiest));
+            let wider = wider.flat_map(|packed| &packed.sequences).copied();
+            let wider = wider.filter(|sequence| widths[*sequence] + 1 < sizes.len());
             let Some(sequence) = wider.max_by(|a, b| cost(*a).total_cmp(&cost(*b))) else { break };
             widths[sequence] += 1;
             let other = deal(&widths);
-            if !idle && other.plan.makespan > WORTH * best.plan.makespan {
+            if !idle && other.makespan() > WORTH * best.makespan() {
                 break;
             }
             best = other;
         }
-        Ok(best.plan)
+        Ok(best)
+    }
+
+    /// When the last rank is done.
+    pub fn makespan(&self) -> f64 {
+        self.loads.iter().fold(0.0f64, |a, b| a.max(*b))
     }
 
     /// What `rank` computes, in its order.
-    pub fn of_rank(&self, rank: usize) -> impl Iterator<Item = &Shared> {
-        self.order.iter().filter(move |shared| shared.ranks.contains(&rank))
+    pub fn of_rank(&self, rank: usize) -> impl Iterator<Item = &Packed> {
+        self.order.iter().filter(move |packed| packed.ranks.contains(&rank))
     }
-}
 
-struct Dealt {
-    plan: DynamicContext,
-    /// When each rank is done.
-    loads: Vec<f64>,
-}
-
-impl Dealt {
     fn busiest(&self) -> usize {
         let ranks = 0..self.loads.len();
         ranks.max_by(|a, b| self.loads[*a].total_cmp(&self.loads[*b])).unwrap_or_default()
     }
 }
 
-/// The widest first, and of those the costliest, each to the block that is free first.
-fn deal(lengths: &[usize], widths: &[usize], ranks: usize, effort: Effort) -> Dealt {
-    let mut order: Vec<usize> = (0..lengths.len()).collect();
-    order.sort_by_key(|sequence| std::cmp::Reverse((widths[*sequence], lengths[*sequence])));
-    let mut loads = vec![0.0f64; ranks];
-    let mut place = |sequence: usize| {
-        let (width, cost) = (widths[sequence], effort.of(lengths[sequence], widths[sequence]));
+/// The widest first, and of those the longest, each to the block that is free first, there into the first row that has
+/// room for it.
+fn deal(lengths: &[usize], widths: &[usize], ranks: usize, most: usize, effort: Effort) -> DynamicContext {
+    let mut sequences: Vec<usize> = (0..lengths.len()).collect();
+    sequences.sort_by_key(|sequence| std::cmp::Reverse((widths[*sequence], lengths[*sequence])));
+    let (mut loads, mut order) = (vec![0.0f64; ranks], Vec::<Packed>::new());
+    for sequence in sequences {
+        let (width, tokens) = (widths[sequence], lengths[sequence]);
         // A block begins when the last of its ranks is free.
         let free = |block: usize| loads[block * width..(block + 1) * width].iter().fold(0.0f64, |a, b| a.max(*b));
         let block = (0..ranks / width).min_by(|a, b| free(*a).total_cmp(&free(*b))).expect("a block of a legal size");
-        let (end, ranks) = (free(block) + cost, block * width..(block + 1) * width);
-        loads[ranks.clone()].fill(end);
-        Shared { sequence, ranks }
-    };
-    let order: Vec<Shared> = order.into_iter().map(&mut place).collect();
-    let makespan = loads.iter().fold(0.0f64, |a, b| a.max(*b));
-    Dealt { plan: DynamicContext { order, makespan }, loads }
+        let ranks = block * width..(block + 1) * width;
+        let room = most.saturating_mul(width);
+        let mut end = free(block) + effort.of(tokens, width);
+        match order.iter_mut().find(|packed| packed.ranks == ranks && packed.tokens + tokens <= room) {
+            Some(packed) => {
+                packed.tokens += tokens;
+                packed.sequences.push(sequence);
+            }
+            None => {
+                end += effort.pass;
+                order.push(Packed { sequences: Vec::from([sequence]), tokens, ranks: ranks.clone() });
+            }
+        }
+        loads[ranks].fill(end);
+    }
+    DynamicContext { order, loads }
 }
 
 #[cfg(test)]
@@ -156,7 +146,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const EFFORT: Effort = Effort { token: 64.0, travel: 4.0 };
+    const EFFORT: Effort = Effort { token: 64.0, travel: 4.0, pass: 3000.0 };
 
     #[test]
     fn blocks_lie_inside_each_other() {
@@ -170,7 +160,8 @@ mod tests {
     fn long_sequences_are_shared_and_short_ones_are_not() {
         let lengths = [100, 4000, 100, 100, 100];
         let plan = DynamicContext::new(&lengths, 4, 1000, EFFORT).unwrap();
-        let of = |sequence: usize| plan.order.iter().find(|shared| shared.sequence == sequence).unwrap().ranks.clone();
+        let of =
+            |sequence: usize| plan.order.iter().find(|packed| packed.sequences == [sequence]).unwrap().ranks.clone();
         assert_eq!(of(1), 0..4);
         assert!([0, 2, 3, 4].iter().all(|sequence| of(*sequence).len() == 1), "{plan:?}");
         let refused = DynamicContext::new(&[4001], 4, 1000, EFFORT).unwrap_err().to_string();
@@ -183,20 +174,29 @@ mod tests {
     fn a_skewed_step_ends_sooner_than_with_one_size() {
         let lengths: Vec<usize> = (0..120).map(|i| if i % 40 == 0 { 8192 } else { 128 + 7 * i }).collect();
         let effort = Effort::of_width(512);
-        let dynamic = DynamicContext::new(&lengths, 8, 2048, effort).unwrap().makespan;
+        let dynamic = DynamicContext::new(&lengths, 8, 2048, effort).unwrap().makespan();
         for size in [4, 8] {
-            let one_size = deal(&lengths, &vec![size; lengths.len()], 8, effort).plan.makespan;
+            let one_size = deal(&lengths, &vec![size; lengths.len()], 8, 2048, effort).makespan();
             assert!(dynamic < 0.97 * one_size, "{dynamic} against {one_size} with blocks of {size}");
         }
     }
 
+    #[test]
+    fn short_sequences_share_a_row() {
+        let plan = DynamicContext::new(&[300, 10, 290, 20, 30], 2, 600, EFFORT).unwrap();
+        let mut rows: Vec<(usize, usize)> = plan.order.iter().map(|row| (row.ranks.start, row.tokens)).collect();
+        rows.sort_unstable();
+        assert!(plan.order.iter().all(|row| row.ranks.len() == 1), "{plan:?}");
+        assert_eq!(rows, [(0, 320), (1, 330)], "{plan:?}");
+    }
+
     /// Every rank goes through its list; a sequence is computed when all of its ranks have come to it.
     fn ends(plan: &DynamicContext, ranks: usize) -> bool {
-        let mut lists: Vec<Vec<&Shared>> = (0..ranks).map(|rank| plan.of_rank(rank).collect()).collect();
+        let mut lists: Vec<Vec<&Packed>> = (0..ranks).map(|rank| plan.of_rank(rank).collect()).collect();
         lists.iter_mut().for_each(|list| list.reverse());
         loop {
-            let ready = |shared: &Shared| shared.ranks.clone().all(|rank| lists[rank].last() == Some(&shared));
-            let next = lists.iter().filter_map(|list| list.last()).find(|shared| ready(shared));
+            let ready = |packed: &Packed| packed.ranks.clone().all(|rank| lists[rank].last() == Some(&packed));
+            let next = lists.iter().filter_map(|list| list.last()).find(|packed| ready(packed));
             let Some(next) = next.copied() else { return lists.iter().all(Vec::is_empty) };
             for rank in next.ranks.clone() {
                 lists[rank].pop();
@@ -213,12 +213,13 @@ mod tests {
         ) {
             let most = lengths.iter().max().unwrap().div_ceil(ranks) + spare;
             let plan = DynamicContext::new(&lengths, ranks, most, EFFORT).unwrap();
-            let mut seen: Vec<usize> = plan.order.iter().map(|shared| shared.sequence).collect();
+            let mut seen: Vec<usize> = plan.order.iter().flat_map(|packed| packed.sequences.clone()).collect();
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..lengths.len()).collect::<Vec<_>>());
-            for Shared { sequence, ranks: block } in &plan.order {
+            for Packed { sequences, tokens, ranks: block } in &plan.order {
                 prop_assert!(block_sizes(ranks).contains(&block.len()) && block.start.is_multiple_of(block.len()));
-                prop_assert!(lengths[*sequence].div_ceil(block.len()) <= most);
+                prop_assert_eq!(*tokens, sequences.iter().map(|sequence| lengths[*sequence]).sum::<usize>());
+                prop_assert!(tokens.div_ceil(block.len()) <= most);
             }
             prop_assert!((0..ranks).all(|rank| plan.of_rank(rank).next().is_some()), "a rank has nothing to do");
             prop_assert!(ends(&plan, ranks));
@@ -226,8 +227,8 @@ mod tests {
             let least: Vec<usize> = (lengths.iter())
                 .map(|length| *block_sizes(ranks).iter().find(|size| length.div_ceil(**size) <= most).unwrap())
                 .collect();
-            let first = deal(&lengths, &least, ranks, EFFORT);
-            prop_assert!(first.loads.contains(&0.0) || plan.makespan <= first.plan.makespan);
+            let first = deal(&lengths, &least, ranks, most, EFFORT);
+            prop_assert!(first.loads.contains(&0.0) || plan.makespan() <= first.makespan());
         }
     }
 }

@@ -46,6 +46,8 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + norm::rms_norm::<f16>(c, 5, 8192)
                 + norm::rms_norm::<bf16>(c, 303, 16_384)
                 + norm::rms_norm::<bf16>(c, 70_001, 128)
+                + norm::rms_norm::<bf16>(c, 301, 24)
+                + norm::rms_norm::<bf16>(c, 37, 256)
                 + norm::rms_norm_with_sum::<bf16>(c, 701, 4096)
         }),
         ("layer norm", |c| {
@@ -53,8 +55,10 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + norm::layer_norm::<bf16>(c, 33, 5000)
                 + norm::layer_norm::<bf16>(c, 5, 8192)
                 + norm::layer_norm::<bf16>(c, 1501, 768)
+                + norm::layer_norm::<bf16>(c, 3001, 128)
                 + norm::layer_norm_with_sum::<bf16>(c, 701, 4096)
-                + norm::plans::<bf16>(c, 1501, 4096)
+                + norm::plans::<bf16>(c, 301, 4096)
+                + norm::plans::<bf16>(c, 1501, 64)
         }),
         ("rope", |c| {
             let shape = RopeShape { rows: 37, batch: 3, heads: 10, all_heads: 12, head_dim: 128 };
@@ -69,9 +73,12 @@ fn all_checks() -> Vec<(&'static str, Check)> {
             let shape = TableShape { rows: 100, hidden: 2064, first_row: 50, ids: 2000 };
             let small = TableShape { rows: 9, hidden: 64, first_row: 0, ids: 3 };
             let many = TableShape { rows: 3000, hidden: 64, first_row: 50, ids: 9001 };
+            // An id of more chunks than a cube has units.
+            let one = TableShape { rows: 2, hidden: 64, first_row: 1, ids: 15_000 };
             tokens::embedding::<bf16>(c, shape)
                 + tokens::embedding::<bf16>(c, small)
                 + tokens::embedding::<bf16>(c, many)
+                + tokens::embedding::<bf16>(c, one)
                 + tokens::embedding::<f32>(c, shape)
         }),
         ("column sum", |c| {
@@ -110,6 +117,7 @@ fn main() {
     timings::runs(&mut clock);
     if clock.asks_for("plans") {
         plans::norms(&mut clock);
+        plans::heads(&mut clock);
         plans::column_sums(&mut clock);
     }
     clock.print();

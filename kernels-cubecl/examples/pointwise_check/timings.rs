@@ -120,6 +120,11 @@ pub fn norms(clock: &mut Clock) {
         let half = |len| clock.tensor(FloatType::Bf16, len);
         let (x, y, slope, other, sum, w) = (half(len), half(len), half(len), half(len), half(len), half(HIDDEN));
         let (shape, sums) = (NormShape { rows: tokens, columns: HIDDEN }, client.empty(8 * HIDDEN));
+        // What a kernel of the forward norms' bytes has at best.
+        clock.time(&format!("a copy next to norm, {tokens} rows"), 4 * len, |i| {
+            let run = |handle| Run { handle, float: FloatType::Bf16, start: 0, len };
+            flat::write(client, run(x.at(i)), run(y.at(i)), false).expect("legal")
+        });
         for (affine, name) in [(Affine::Rms(w.at(0)), "rms norm"), (Affine::Layer(w.at(0), w.at(1)), "layer norm")] {
             let name = |what: &str| format!("{name}{what}, {tokens} rows");
             clock.time(&name(""), 4 * len, |i| {

@@ -6,8 +6,6 @@ use cubecl::server::Handle;
 
 /// Most elements, for 32-bit positions.
 const MOST: usize = 8 * i32::MAX as usize;
-/// Loads of a unit that are on their way at a time.
-const AHEAD: u32 = 8;
 /// Least rows of a slice for each unit that takes one in turns with others.
 const ROWS_EACH: usize = 4;
 
@@ -20,6 +18,8 @@ pub struct Slicing {
     pub side: u32,
     /// Cubes that share the rows of a column. The sums of a single one need no second pass.
     pub slices: u32,
+    /// Loads of a unit that are on their way at a time.
+    pub ahead: u32,
 }
 
 impl Slicing {
@@ -35,7 +35,7 @@ impl Slicing {
         // As many cubes as three of four multiprocessors keep the memory busy.
         let wanted = if 4 * across >= 3 * processors { 1 } else { (2 * processors).div_ceil(across) };
         let most = rows.div_ceil(ROWS_EACH * (units / side) as usize);
-        Self { units, side, slices: wanted.min(most) as u32 }
+        Self { units, side, slices: wanted.min(most) as u32, ahead: 8 }
     }
 
     /// Units on top of each other.
@@ -88,21 +88,21 @@ pub fn sum_slices<E: Float>(x: &[Vec8<E>], parts: &mut [f32], rows: u32, width: 
     if column < width {
         let mut row = CUBE_POS_Y * lanes + UNIT_POS / side;
         // A ring: a place is filled again as soon as it was added, so that as many loads are always on their way.
-        let mut ahead = Array::<Vec8<E>>::new(comptime![AHEAD as usize]);
+        let mut ahead = Array::<Vec8<E>>::new(comptime![how.ahead as usize]);
         #[unroll]
-        for k in 0..comptime![AHEAD as usize] {
+        for k in 0..comptime![how.ahead as usize] {
             ahead[k] = row_or_zeros::<E>(x, row + comptime![k as u32] * stride, rows, column, width);
         }
         while row < rows {
             #[unroll]
-            for k in 0..comptime![AHEAD as usize] {
+            for k in 0..comptime![how.ahead as usize] {
                 #[unroll]
                 for i in 0..8usize {
                     sum[i] = sum[i] + f32::cast_from(ahead[k].extract(i));
                 }
-                ahead[k] = row_or_zeros::<E>(x, row + comptime![AHEAD + k as u32] * stride, rows, column, width);
+                ahead[k] = row_or_zeros::<E>(x, row + comptime![how.ahead + k as u32] * stride, rows, column, width);
             }
-            row += comptime![AHEAD] * stride;
+            row += comptime![how.ahead] * stride;
         }
     }
     let pitch = comptime![how.pitch()];

@@ -53,7 +53,7 @@ impl CubeShape {
 /// The sums of `a` and of `b` over all units of the cube, the same in all of them. Calls in a row alternate `turn`
 /// between 0 and 1, so that a call needs to meet the cube only once.
 #[cube]
-pub(super) fn cube_sums(
+pub(crate) fn cube_sums(
     a: f32,
     b: f32,
     scratch: &mut Shared<[f32]>,

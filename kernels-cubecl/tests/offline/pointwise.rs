@@ -127,6 +127,7 @@ fn the_embedding_compiles() {
                 (),
                 (),
                 $add,
+                GPU,
             );
             check("joined sums", kernel);
         }};
@@ -190,19 +191,28 @@ fn gelu_compiles() {
 fn norms_compile() {
     use norm::Plan;
     let b = buffer;
-    let wide = Plan { units: 256, plane: 32, vectors: 2, side: 2, ahead: 1, whole: true, cubes: 132 };
+    let wide = Plan { units: 256, plane: 32, vectors: 2, side: 2, ahead: 1, whole: true, cubes: Some(132) };
+    let once = Plan { ahead: 0, cubes: None, ..wide };
     let longest = Plan { units: 512, vectors: 4, side: 1, ahead: 0, ..wide };
     let odd = Plan { whole: false, ..wide };
     let short = Plan { units: 32, vectors: 1, side: 16, ..wide };
+    let heads = Plan { units: 16, vectors: 1, side: 32, ahead: 3, ..wide };
     let further = Plan { ahead: 2, ..wide };
     for (name, plan, centred, adds) in [
         ("", wide, false, false),
         ("", wide, true, false),
         ("", wide, false, true),
         ("", wide, true, true),
+        ("once", once, false, false),
+        ("once", once, true, false),
+        ("once", once, true, true),
+        ("twice", Plan { ahead: 1, ..once }, true, false),
         ("longest", longest, false, true),
         ("odd", odd, true, true),
         ("short", short, false, false),
+        ("heads", heads, false, false),
+        ("heads at once", Plan { cubes: None, ..heads }, false, false),
+        ("slender once", Plan { units: 128, vectors: 4, ..once }, true, false),
         ("further", further, false, false),
         ("further", further, true, false),
     ] {
@@ -320,7 +330,7 @@ fn flat_writes_and_squares_compile() {
 fn column_sums_compile() {
     let b = buffer;
     let (s, d) = (settings_of(512), hopper());
-    let how = column_sum::Slicing { units: 512, side: 4, slices: 1 };
+    let how = column_sum::Slicing { units: 512, side: 4, slices: 1, ahead: 8 };
     check(
         "column sums",
         column_sum::sum_slices::SumSlices::<bf16>::new(s, d, Default::default(), b(), b(), (), (), how),

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use backend_dist::ops::Residual;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -54,9 +55,12 @@ impl LatentBlock {
         &self,
         x: Tensor<3>,
         batch: &MicroBatch,
-        attention: impl FnOnce(Tensor<3>, &Norm) -> Tensor<3>,
+        attention: impl FnOnce(Residual, &Norm) -> Tensor<3>,
     ) -> Tensor<3> {
-        let x = x.clone() + attention(x, &self.input_layernorm);
-        x.clone() + self.mlp.forward(x, &self.post_attention_layernorm, batch)
+        let x = Residual::enter(x);
+        let attention = attention(x.clone(), &self.input_layernorm);
+        let x = self.post_attention_layernorm.of_sum(x, attention);
+        let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm, batch);
+        x.leave(mlp)
     }
 }

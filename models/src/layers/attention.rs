@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use backend_dist::ops::context::attention_in_context;
-use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, Prologue, attention};
+use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, Prologue, Residual, attention};
 use backend_dist::shard::stable_hash;
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -117,7 +117,13 @@ impl SelfAttention {
 
     /// Attention of `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same. `angles`
     /// rotate queries and keys; without them positions must be in `x`.
-    pub fn forward(&self, x: Tensor<3>, norm: &Norm, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
+    pub fn forward(
+        &self,
+        x: impl Into<Residual>,
+        norm: &Norm,
+        angles: Option<&Angles>,
+        batch: &MicroBatch,
+    ) -> Tensor<3> {
         let qkv = self.heads(self.qkv.forward(x, norm), angles);
         let options = AttentionOptions { dropout: self.dropout.with(batch.dropout.as_ref()), ..self.options };
         if batch.context.is_none() && batch.documents.is_none() {
@@ -133,7 +139,7 @@ impl SelfAttention {
     /// sequence up to what can be cut; they are not kept and their output means nothing.
     pub fn extend(
         &self,
-        x: Tensor<3>,
+        x: impl Into<Residual>,
         norm: &Norm,
         at: &Range<usize>,
         angles: Option<&Angles>,

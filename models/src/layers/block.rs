@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use backend_dist::ops::Residual;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -84,11 +85,12 @@ impl TransformerBlock {
         &self,
         x: Tensor<3>,
         batch: &MicroBatch,
-        attention: impl FnOnce(Tensor<3>, &Norm) -> Tensor<3>,
+        attention: impl FnOnce(Residual, &Norm) -> Tensor<3>,
     ) -> Tensor<3> {
+        let x = Residual::enter(x);
         let attention = attention(x.clone(), &self.input_layernorm);
-        let x = x + self.attention_dropout.forward(attention, batch);
+        let x = self.post_attention_layernorm.of_sum(x, self.attention_dropout.forward(attention, batch));
         let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm, batch);
-        x + self.mlp_dropout.forward(mlp, batch)
+        x.leave(self.mlp_dropout.forward(mlp, batch))
     }
 }

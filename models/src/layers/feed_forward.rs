@@ -1,5 +1,6 @@
 //! The feed-forward part of a block, dense or a mixture of experts.
 
+use backend_dist::ops::Residual;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -32,7 +33,7 @@ impl FeedForward {
     }
 
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same, behind the block's norm.
-    pub fn forward(&self, x: Tensor<3>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
         match self {
             Self::Dense(mlp) => mlp.forward(x, norm),
             Self::Moe(layer) => layer.forward(x, norm, batch),

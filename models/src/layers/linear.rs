@@ -8,7 +8,7 @@ use backend_dist::ops::conjugate::{
     reduce_scatter_to_sequence_parallel,
 };
 use backend_dist::ops::fp8::Fp8Linear;
-use backend_dist::ops::{Entry, Exit, LinearOptions, Prologue, linear_with};
+use backend_dist::ops::{Entry, Exit, LinearOptions, Prologue, Residual, linear_with};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -79,17 +79,17 @@ impl ColumnParallelLinear {
     }
 
     /// The rank's outputs for the whole sequence of `norm(x)`.
-    pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
-        let (x, prologue) = norm.in_front_of_linear(x);
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm) -> Tensor<3> {
+        let (x, prologue) = norm.in_front_of_linear(x.into());
         self.after(x, prologue)
     }
 
     /// The rank's outputs for the whole sequence of what `prologue` makes of `x`.
-    pub(super) fn after(&self, x: Tensor<3>, prologue: Prologue) -> Tensor<3> {
+    pub(super) fn after(&self, x: impl Into<Residual>, prologue: Prologue) -> Tensor<3> {
         let (entry, bias) = (entry(&self.parallel), self.bias.as_ref().map(Param::val));
         let (recompute, overlap, fp8) = (self.recompute_norm, self.parallel.overlap, self.fp8.clone());
         let options = LinearOptions { entry, recompute, overlap, fp8, ..Default::default() };
-        linear_with(x, prologue, self.weight.val(), bias, options)
+        x.into().linear(prologue, self.weight.val(), bias, options)
     }
 }
 

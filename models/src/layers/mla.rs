@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use backend_dist::ops::context::attention_over_context;
-use backend_dist::ops::{AttentionOptions, Prologue, attention};
+use backend_dist::ops::{AttentionOptions, Prologue, Residual, attention};
 use backend_dist::shard::Init;
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -130,8 +130,8 @@ impl LatentAttention {
 
     /// Attention of `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same. `angles`
     /// rotate queries and the shared key.
-    pub fn forward(&self, x: Tensor<3>, norm: &Norm, angles: &Angles, batch: &MicroBatch) -> Tensor<3> {
-        let [q, k, v] = self.heads(self.projected(x, norm), angles);
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, angles: &Angles, batch: &MicroBatch) -> Tensor<3> {
+        let [q, k, v] = self.heads(self.projected(x.into(), norm), angles);
         let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
         self.finish(match context.is_none() && documents.is_none() {
             true => attention(q, k, v, self.options),
@@ -143,13 +143,13 @@ impl LatentAttention {
     /// beyond `at` fill the sequence up to what can be cut; they are not kept and their output means nothing.
     pub fn extend(
         &self,
-        x: Tensor<3>,
+        x: impl Into<Residual>,
         norm: &Norm,
         at: &Range<usize>,
         angles: &Angles,
         cache: &mut LayerCache,
     ) -> Tensor<3> {
-        let projected = self.projected(x, norm);
+        let projected = self.projected(x.into(), norm);
         let rows = projected[0].dims()[0];
         let [q, k, v] = self.heads(projected.map(|features| features.narrow(0, 0, at.len())), angles);
         let [k, v] = cache.append(at, [k, v]);
@@ -157,7 +157,7 @@ impl LatentAttention {
     }
 
     /// The rank's query heads, its key and value heads, and the shared key, each `[s, b, features]`, before rotation.
-    fn projected(&self, x: Tensor<3>, norm: &Norm) -> [Tensor<3>; 3] {
+    fn projected(&self, x: Residual, norm: &Norm) -> [Tensor<3>; 3] {
         let Sizes { q_latent, kv_latent, rotated, .. } = self.sizes;
         let latents = self.down.forward(x.clone(), norm);
         let q = match &self.q_norm {

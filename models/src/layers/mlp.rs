@@ -1,6 +1,6 @@
 //! The feed-forward part of a block: column-parallel, activation, row-parallel.
 
-use backend_dist::ops::{GeluKind, Prologue};
+use backend_dist::ops::{GeluKind, Prologue, Residual};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -70,7 +70,7 @@ impl Mlp {
     }
 
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
-    pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm) -> Tensor<3> {
         self.down(self.up.forward(x, norm))
     }
 

@@ -1,7 +1,7 @@
 //! Normalisation over the hidden dimension, replicated on every rank. Under sequence parallelism each rank normalises
 //! its part of the sequence.
 
-use backend_dist::ops::{Prologue, layer_norm, rms_norm};
+use backend_dist::ops::{Prologue, Residual, layer_norm, rms_norm};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
@@ -59,19 +59,45 @@ impl Norm {
     }
 
     /// The input and the prologue of a linear layer that takes what this norm makes of `x`.
-    pub(super) fn in_front_of_linear(&self, x: Tensor<3>) -> (Tensor<3>, Prologue) {
+    pub(super) fn in_front_of_linear(&self, x: Residual) -> (Residual, Prologue) {
+        match self.prologue(x.dtype()) {
+            Prologue::None => (self.rms_in_fp32(x.value()).into(), Prologue::None),
+            norm => (x, norm),
+        }
+    }
+
+    /// The residual stream plus `other`, which this norm reads next.
+    pub(crate) fn of_sum(&self, x: Residual, other: Tensor<3>) -> Residual {
+        let norm = self.prologue(x.dtype());
+        x.plus(other, norm)
+    }
+
+    /// Normalises the residual stream.
+    pub(super) fn of_residual(&self, x: Residual) -> Tensor<3> {
+        match self.prologue(x.dtype()) {
+            Prologue::None => self.rms_in_fp32(x.value()),
+            norm => x.norm(norm),
+        }
+    }
+
+    /// The norm as an operation's, or none if it is computed in another way.
+    fn prologue(&self, dtype: DType) -> Prologue {
         let (weight, eps) = (self.weight.val(), self.eps);
         match &self.bias {
-            None if self.fp32 && x.dtype() == DType::F64 => (self.rms_in_fp32(x), Prologue::None),
-            None => (x, Prologue::RmsNorm { weight, eps }),
-            Some(bias) => (x, Prologue::LayerNorm { weight, bias: bias.val(), eps }),
+            None if self.is_rounded(dtype) => Prologue::None,
+            None => Prologue::RmsNorm { weight, eps },
+            Some(bias) => Prologue::LayerNorm { weight, bias: bias.val(), eps },
         }
+    }
+
+    fn is_rounded(&self, dtype: DType) -> bool {
+        self.fp32 && dtype == DType::F64
     }
 
     /// Normalises the last dimension.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match &self.bias {
-            None if self.fp32 && x.dtype() == DType::F64 => self.rms_in_fp32(x),
+            None if self.is_rounded(x.dtype()) => self.rms_in_fp32(x),
             None => rms_norm(x, self.weight.val(), self.eps),
             Some(bias) => layer_norm(x, self.weight.val(), bias.val(), self.eps),
         }

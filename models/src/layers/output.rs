@@ -1,7 +1,10 @@
 //! From the last hidden states to logits and losses, with the vocabulary cut over the ranks.
 
 use backend_dist::ops::conjugate::gather_from_tensor_parallel;
-use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, vocab_parallel_cross_entropy};
+use backend_dist::ops::{
+    Head, LinearOptions, Prologue, linear, linear_cross_entropy, linear_with, positions_at_once,
+    vocab_parallel_cross_entropy,
+};
 use backend_dist::shard::{Init, Unit};
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
@@ -53,7 +56,8 @@ impl OutputLayer {
     }
 
     /// `-log p(label)` of every token: hidden states `[s, b, hidden]` (or the rank's part of the sequence) and
-    /// `labels [s, b]` to `[s, b]`, the same on all ranks.
+    /// `labels [s, b]` to `[s, b]`, the same on all ranks. Of long sequences not all logits exist at a time
+    /// ([`linear_cross_entropy`]).
     ///
     /// # Panics
     /// If the weight is the embedding's and `embedding` is not given.
@@ -63,9 +67,15 @@ impl OutputLayer {
         labels: Tensor<2, Int>,
         embedding: Option<&VocabParallelEmbedding>,
     ) -> Tensor<2> {
-        let logits = self.local_logits(x, embedding);
-        let VocabRows { first, vocab_size, .. } = self.rows;
-        vocab_parallel_cross_entropy(logits, labels, first, vocab_size, &self.parallel.group)
+        let (VocabRows { first, vocab_size, .. }, group) = (self.rows, &self.parallel.group);
+        let (w, [seq, batch]) = (self.weight(embedding), labels.dims());
+        let positions = positions_at_once(seq, batch * w.dims()[0], self.parallel.logits_at_once);
+        if positions >= seq {
+            let logits = self.local_logits(x, embedding);
+            return vocab_parallel_cross_entropy(logits, labels, first, vocab_size, group);
+        }
+        let (entry, group) = (entry(&self.parallel), group.clone());
+        linear_cross_entropy(x, w, labels, Head { entry, group, first_row: first, vocab_size, positions })
     }
 
     /// All logits on every rank, without padding: `[s, b, vocab]`.

@@ -1,7 +1,7 @@
 //! A linear layer that is whole on every tensor parallel rank.
 
 use backend_dist::ops::fp8::Fp8Linear;
-use backend_dist::ops::{LinearOptions, Prologue, linear_with};
+use backend_dist::ops::{LinearOptions, Prologue, Residual};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -48,19 +48,19 @@ impl ReplicatedLinear {
     }
 
     /// The layer's outputs for `norm(x)`, side by side.
-    pub fn forward(&self, x: Tensor<3>, norm: &Norm) -> Tensor<3> {
-        let (x, prologue) = norm.in_front_of_linear(x);
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm) -> Tensor<3> {
+        let (x, prologue) = norm.in_front_of_linear(x.into());
         self.after(x, prologue, self.recompute_norm)
     }
 
     /// The layer's outputs for `x`, side by side.
     pub fn apply(&self, x: Tensor<3>) -> Tensor<3> {
-        self.after(x, Prologue::None, false)
+        self.after(x.into(), Prologue::None, false)
     }
 
-    fn after(&self, x: Tensor<3>, prologue: Prologue, recompute: bool) -> Tensor<3> {
+    fn after(&self, x: Residual, prologue: Prologue, recompute: bool) -> Tensor<3> {
         let (overlap, fp8) = (self.parallel.overlap, self.fp8.clone());
         let options = LinearOptions { recompute, overlap, fp8, ..Default::default() };
-        linear_with(x, prologue, self.weight.val(), None, options)
+        x.linear(prologue, self.weight.val(), None, options)
     }
 }

@@ -9,9 +9,10 @@ mod hf;
 mod moe;
 mod recompute;
 
-use harness::{Outcome, assert_close, assert_within, initial_weights, largest, run};
+use burn::tensor::FloatDType;
+use harness::{Batch, Noise, Outcome, assert_close, assert_within, initial_weights, largest, run, run_on};
 use models::layers::{DropoutKey, Llama3Scaling, RopeScaling};
-use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant};
+use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig};
 
 const LIMIT: f64 = 1e-10;
 
@@ -75,6 +76,25 @@ fn llama_untied() {
 fn llama_tied() {
     let config = LlamaConfig { tie_word_embeddings: true, make_vocab_size_divisible_by: 8, ..llama() };
     assert_layouts_agree::<Llama>(&config, &["TP2", "TP4 SP"], None);
+}
+
+/// A head that computes the logits of one to six positions at a time gives what one gives that computes all at once.
+#[test]
+fn heads_in_pieces() {
+    fn same<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
+        let expected = run::<M>(config, "TP1", None);
+        let batch = Batch::synthetic(config.vocab_size());
+        for (layout, logits) in layouts.iter().flat_map(|layout| [1, 1000].map(|logits| (layout, logits))) {
+            let found = run_on::<M>(config, layout, FloatDType::F64, &Noise, &batch, None, |params| {
+                params.with_logits_at_once(logits)
+            });
+            assert_same(&format!("{layout}, {logits} logits at once"), &found, &expected);
+        }
+    }
+    same::<Llama>(&llama(), &["TP1", "TP2", "TP4 SP"]);
+    same::<Llama>(&LlamaConfig { tie_word_embeddings: true, make_vocab_size_divisible_by: 64, ..llama() }, &["TP2 SP"]);
+    same::<Gpt>(&gpt(), &["TP1", "TP2"]);
+    same::<DeepSeekV3>(&DeepSeekV3Config::tiny(), &["TP1", "TP2 SP"]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The optimizers' kernels on buffers.
 
-use super::{Buffer, float_type, primitive};
+use super::{Buffer, float_type, primitive, table};
 use crate::buffer::{AdamWBuffers, AdamWStep, MomentumBuffers, MomentumRule, MomentumStep};
 use crate::cuda::dense;
 use crate::profile::{Operation, operation};
@@ -10,6 +10,34 @@ use kernels_cubecl::pointwise::adamw::{self, AdamWBucket};
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket};
 use kernels_cubecl::pointwise::muon;
+use std::fmt;
+
+/// Where the tensors of a buffer end, in GPU memory.
+pub struct TensorTable {
+    ends: Handle,
+    decays: Handle,
+    tensors: usize,
+}
+
+impl fmt::Debug for TensorTable {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "TensorTable({} tensors)", self.tensors)
+    }
+}
+
+impl TensorTable {
+    /// For `buffer`: one past the last element of each tensor and the gap behind it, rising up to the buffer's length,
+    /// and whether it decays.
+    ///
+    /// # Panics
+    /// If the last tensor does not end with the buffer.
+    pub fn new(buffer: &Buffer, ends: &[u32], decays: &[bool]) -> Self {
+        assert_eq!(ends.last().map(|&end| end as usize), Some(buffer.len()), "the last tensor ends with {buffer:?}");
+        assert_eq!(ends.len(), decays.len(), "one flag for each tensor");
+        let decays: Vec<u32> = decays.iter().copied().map(u32::from).collect();
+        Self { ends: table(&buffer.0, ends), decays: table(&buffer.0, &decays), tensors: ends.len() }
+    }
+}
 
 /// One step of AdamW in one launch.
 ///

@@ -11,7 +11,9 @@ use cudarc::cublaslt::sys;
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::{self as driver_sys, CUdeviceptr, CUevent, CUevent_flags, CUstream};
 
-use super::{Key, Onto, Plan};
+use super::Key;
+use super::kinds::Onto;
+use super::plan::Plan;
 use crate::cache;
 use crate::cache::choices::Choices;
 use crate::cuda::watch::from_disk;

@@ -23,11 +23,13 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod fp8;
+pub(super) mod grouped;
 mod linear;
 mod moe;
 mod norm;
 mod product;
 mod rope;
+pub(in crate::ops) mod routing;
 mod work;
 
 use burn::backend::ops::IntTensorOps;
@@ -37,7 +39,6 @@ use burn::backend::{
 };
 use burn::tensor::{Shape, Tensor};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::drop_key::DropKey;
@@ -242,7 +243,7 @@ fn packed(x: CubeTensor) -> CubeTensor {
 
 /// An uninitialised tensor without gaps on the device of `x`.
 fn empty(x: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
-    empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), shape.into(), dtype)
+    crate::cuda::empty(x, shape.into(), dtype)
 }
 
 /// Unwraps the result of a launch whose sizes were checked before.

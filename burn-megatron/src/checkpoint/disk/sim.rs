@@ -1,6 +1,9 @@
 //! A disk in memory, for tests: an operation can fail, the process can be killed before it, and the power can be cut,
 //! with which everything that was not made durable may be lost.
 
+mod loss;
+mod world;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -8,6 +11,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{Disk, DiskFile, Entry};
+pub(in super::super) use loss::Loss;
+use world::{Change, Names, Node, World};
 
 /// What happens at an operation, counted from 0. Writes get half done first.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,69 +23,12 @@ pub(in super::super) enum Fault {
     Kill(usize),
 }
 
-/// What a power cut takes of the changes that were not made durable.
-#[derive(Clone, Copy, Debug)]
-pub(in super::super) enum Loss {
-    /// Nothing: only the process ended.
-    Nothing,
-    /// All of them.
-    Everything,
-    /// The contents of files, not their names.
-    Contents,
-    /// Some, by chance: any of the changed names, and of the contents all, none or half.
-    Some(u64),
-}
-
 /// A folder tree and its history since it was last durable. Clones are the same disk.
 #[derive(Clone)]
 pub(in super::super) struct SimDisk(Arc<Mutex<World>>);
 
-#[derive(Clone)]
-struct World {
-    nodes: Vec<Node>,
-    fault: Option<Fault>,
-    operations: usize,
-    locked: bool,
-    free: u64,
-}
-
-#[derive(Clone)]
-enum Node {
-    File { now: Vec<u8>, safe: Vec<u8> },
-    Folder { now: Names, safe: Names, pending: Vec<Change> },
-}
-
 /// See [`SimDisk::tree`].
 pub(in super::super) type Tree = BTreeMap<String, Option<Vec<u8>>>;
-
-type Names = BTreeMap<String, usize>;
-
-/// A change of the names in a folder; each is durable as a whole or not at all.
-#[derive(Clone)]
-enum Change {
-    Add(String, usize),
-    Remove(String),
-    Rename(String, String, usize),
-}
-
-impl Change {
-    fn apply(&self, names: &mut Names) {
-        match self {
-            Self::Add(name, node) => drop(names.insert(name.clone(), *node)),
-            Self::Remove(name) => drop(names.remove(name)),
-            Self::Rename(from, to, node) => {
-                names.remove(from);
-                names.insert(to.clone(), *node);
-            }
-        }
-    }
-}
-
-impl Node {
-    fn folder(names: Names) -> Self {
-        Self::Folder { now: names.clone(), safe: names, pending: Vec::new() }
-    }
-}
 
 impl SimDisk {
     /// An empty disk.
@@ -98,32 +46,7 @@ impl SimDisk {
     /// The disk as the next process finds it.
     pub fn restart(&self, loss: Loss) -> Self {
         let world = self.world();
-        let mut chance = Chance(if let Loss::Some(seed) = loss { seed } else { 0 });
-        let survive = |node: &Node| match node {
-            Node::File { now, safe } => {
-                let kept = match loss {
-                    Loss::Nothing => now.clone(),
-                    Loss::Everything | Loss::Contents => safe.clone(),
-                    Loss::Some(_) => match chance.below(3) {
-                        0 => now.clone(),
-                        1 => safe.clone(),
-                        _ => now[..safe.len().max(now.len() / 2).min(now.len())].to_vec(),
-                    },
-                };
-                Node::File { now: kept.clone(), safe: kept }
-            }
-            Node::Folder { safe, pending, .. } => {
-                let mut names = safe.clone();
-                let kept = pending.iter().filter(|_| match loss {
-                    Loss::Nothing | Loss::Contents => true,
-                    Loss::Everything => false,
-                    Loss::Some(_) => chance.below(2) == 0,
-                });
-                kept.for_each(|change| change.apply(&mut names));
-                Node::folder(names)
-            }
-        };
-        let nodes = world.nodes.iter().map(survive).collect();
+        let nodes = loss::survivors(&world.nodes, loss);
         Self(Arc::new(Mutex::new(World { nodes, fault: None, operations: 0, locked: false, free: world.free })))
     }
 
@@ -195,32 +118,6 @@ impl SimDisk {
             }
             _ => Ok(world),
         }
-    }
-}
-
-impl World {
-    fn find(&self, path: &Path) -> io::Result<usize> {
-        path.iter().filter(|name| *name != "/" && *name != ".").try_fold(0, |node, name| match &self.nodes[node] {
-            Node::Folder { now, .. } => now.get(name.to_str().unwrap()).copied().ok_or(io::ErrorKind::NotFound.into()),
-            Node::File { .. } => Err(io::ErrorKind::NotADirectory.into()),
-        })
-    }
-
-    /// The node of the folder that `path` is in, and the last name of `path`.
-    fn place(&self, path: &Path) -> io::Result<(usize, String)> {
-        Ok((self.find(path.parent().unwrap())?, path.file_name().unwrap().to_str().unwrap().to_string()))
-    }
-
-    fn change(&mut self, folder: usize, change: Change) {
-        let Node::Folder { now, pending, .. } = &mut self.nodes[folder] else { panic!("not a folder") };
-        change.apply(now);
-        pending.push(change);
-    }
-
-    fn remove(&mut self, path: &Path) -> io::Result<()> {
-        let (folder, name) = self.place(path)?;
-        self.change(folder, Change::Remove(name));
-        Ok(())
     }
 }
 
@@ -364,15 +261,5 @@ struct SimLock(SimDisk);
 impl Drop for SimLock {
     fn drop(&mut self) {
         self.0.world().locked = false;
-    }
-}
-
-/// A linear congruential generator (Knuth's MMIX constants).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
     }
 }

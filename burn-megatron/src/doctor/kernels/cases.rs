@@ -3,9 +3,9 @@
 use backend_dist::comm::Group;
 use backend_dist::ops::context::{Documents, attention_in_context};
 use backend_dist::ops::{
-    AttentionDropout, AttentionOptions, DropKey, GeluKind, LinearOptions, PackedHeads, Prologue, add_bias, attention,
-    attention_packed, dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu,
-    vocab_parallel_cross_entropy,
+    AttentionDropout, AttentionOptions, DropKey, GeluKind, LinearOptions, PackedHeads, Prologue, Residual, add_bias,
+    attention, attention_packed, dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed,
+    swiglu, vocab_parallel_cross_entropy,
 };
 use burn::tensor::{Int, Tensor};
 
@@ -103,6 +103,7 @@ fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
 pub fn cases(scale: &Scale) -> Vec<Case> {
     let mut all = products(scale);
     all.extend(rows(scale));
+    all.extend(residual_streams(scale));
     all.extend(attentions(scale));
     all.extend(vocabulary(scale));
     all
@@ -212,6 +213,36 @@ fn rows(scale: &Scale) -> Vec<Case> {
             flat(dropout(x[0].clone().reshape([seq, batch, hidden]), 0.1, DropKey::new(7)))
         }),
     ]
+}
+
+/// Sums together with norms of them, and the gradients that meet there: `s + norm(s)` and `s + norm(s) · wᵀ` of `s = x + a`.
+fn residual_streams(scale: &Scale) -> Vec<Case> {
+    let Scale { seq, batch, hidden, .. } = *scale;
+    let tokens = scale.tokens();
+    let shape = format!("[{seq}, {batch}, {hidden}]");
+    let inputs = [("x", tokens * hidden), ("a", tokens * hidden), ("weight", hidden), ("bias", hidden)];
+    let stream = move |x: &[Tensor<1>], norm: Prologue| {
+        let [x, a] = [0, 1].map(|i: usize| x[i].clone().reshape([seq, batch, hidden]));
+        Residual::enter(x).plus(a, norm)
+    };
+    let rms = |x: &[Tensor<1>]| Prologue::RmsNorm { weight: x[2].clone(), eps: EPS };
+    let layer = |x: &[Tensor<1>]| Prologue::LayerNorm { weight: x[2].clone(), bias: x[3].clone(), eps: EPS };
+    let mut found = vec![
+        case("residual rms_norm", shape.clone(), 4, &inputs[..3], move |_, x| {
+            let stream = stream(x, rms(x));
+            flat(stream.clone().leave(stream.norm(rms(x))))
+        }),
+        case("residual layer_norm", shape.clone(), 4, &inputs, move |_, x| {
+            let stream = stream(x, layer(x));
+            flat(stream.clone().leave(stream.norm(layer(x))))
+        }),
+    ];
+    let inputs = [inputs[0], inputs[1], inputs[2], ("w", hidden * hidden)];
+    found.push(case("residual linear rms_norm", shape, 4, &inputs, move |_, x| {
+        let (stream, w) = (stream(x, rms(x)), x[3].clone().reshape([hidden, hidden]));
+        flat(stream.clone().leave(stream.linear(rms(x), w, None, LinearOptions::default())))
+    }));
+    found
 }
 
 fn attentions(scale: &Scale) -> Vec<Case> {

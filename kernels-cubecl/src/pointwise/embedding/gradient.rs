@@ -4,6 +4,7 @@
 //! than others, nothing is added atomically, and the same tokens give the same bits, however the table is split.
 use super::TableShape;
 use super::sort::{Order, sort};
+use crate::pointwise::cube::cube_sums;
 use crate::pointwise::{CubeShape, F32x4, PointwiseError, buffer};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -133,50 +134,60 @@ pub fn join_chunks<T: Float>(
     rows: u32,
     first_row: i32,
     #[comptime] adds: bool,
+    #[comptime] cube: CubeShape,
 ) {
+    let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
     let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     let begin = CUBE_POS_X * CHUNK;
     let behind = begin + CHUNK;
-    if column < width && behind < tokens {
-        let id = sorted[behind as usize - 1];
-        let row = (id - first_row) as u32;
-        // An id that fills the chunk from before on belongs to the chunk where it begins.
-        let filled = begin > 0 && sorted[max(begin, 1) as usize - 1] == id;
-        if sorted[behind as usize] == id && row < rows && !filled {
-            let mut sum = shares[((CUBE_POS_X * 2 + 1) * width + column) as usize];
-            let mut chunk = CUBE_POS_X + 1;
-            // Chunks that the id fills have it as their second share, and are read several at a time.
-            let mut many = true;
-            while many {
-                many = false;
-                let last = (chunk + JOINED) * CHUNK;
-                if last < tokens {
-                    many = sorted[last as usize] == id;
-                }
-                if many {
-                    let mut ahead = Array::<F32x4>::new(comptime![JOINED as usize]);
-                    #[unroll]
-                    for k in 0..comptime![JOINED as usize] {
-                        ahead[k] = shares[(((chunk + comptime![k as u32]) * 2 + 1) * width + column) as usize];
-                    }
-                    #[unroll]
-                    for k in 0..comptime![JOINED as usize] {
-                        sum += ahead[k];
-                    }
-                    chunk += JOINED;
-                }
+    // Where the chunk after the next begins, and for other units the chunks behind that.
+    let mut after = behind + (UNIT_POS + 1) * CHUNK;
+    let last_id = tokens - 1;
+    // All are on their way at once.
+    let id = sorted[min(behind - 1, last_id) as usize];
+    let next = sorted[min(behind, last_id) as usize];
+    let previous = sorted[max(begin, 1) as usize - 1];
+    let mut later = sorted[min(after, last_id) as usize];
+    let row = (id - first_row) as u32;
+    // An id that fills the chunk from before on belongs to the chunk where it begins.
+    let filled = begin > 0 && previous == id;
+    if behind < tokens && next == id && row < rows && !filled {
+        // Chunks that the id fills: behind them it goes on. As many looks at a time as there are units.
+        let mut full = 0u32;
+        let mut turn = 0u32;
+        let mut more = true;
+        while more {
+            let goes_on = select(after < tokens && later == id, 1.0f32, 0.0f32);
+            let (found, _) = cube_sums(goes_on, 0.0f32, &mut scratch, turn, cube);
+            full += found as u32;
+            more = found as u32 == comptime![cube.units];
+            turn = 1 - turn;
+            after += comptime![cube.units * CHUNK];
+            if more {
+                later = sorted[min(after, last_id) as usize];
             }
-            let mut goes_on = true;
-            while goes_on {
-                goes_on = false;
-                let next = (chunk + 1) * CHUNK;
-                if next < tokens {
-                    goes_on = sorted[next as usize] == id;
+        }
+        if column < width {
+            let first = CUBE_POS_X + 1;
+            let mut sum = shares[((CUBE_POS_X * 2 + 1) * width + column) as usize];
+            let mut at = 0u32;
+            while at <= full {
+                let mut ahead = Array::<F32x4>::new(comptime![JOINED as usize]);
+                #[unroll]
+                for k in 0..comptime![JOINED as usize] {
+                    let chunk = at + comptime![k as u32];
+                    ahead[k] = F32x4::new(0.0);
+                    if chunk <= full {
+                        // Chunks that the id fills have it as their second share, the one that it leaves as its first.
+                        let which = select(chunk < full, 1u32, 0u32);
+                        ahead[k] = shares[(((first + chunk) * 2 + which) * width + column) as usize];
+                    }
                 }
-                // A chunk that the id leaves has it as its first share.
-                let which = select(goes_on, 1u32, 0u32);
-                sum += shares[((chunk * 2 + which) * width + column) as usize];
-                chunk += 1;
+                #[unroll]
+                for k in 0..comptime![JOINED as usize] {
+                    sum += ahead[k];
+                }
+                at += JOINED;
             }
             let at = (row * width + column) as usize;
             if comptime![adds] {
@@ -240,6 +251,7 @@ pub fn backward<E: Float, T: Float>(
             rows,
             first_row,
             add,
+            cube,
         );
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! The gradients of a normalisation.
 use super::moments::{Sums, moments, scratch};
 use super::{
-    Affine, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, place, read_row, read_start,
+    Affine, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, place, read_centred, read_row,
 };
 use crate::hopper::ptx::rsqrt;
 use crate::pointwise::parts::sum_parts;
@@ -20,28 +20,47 @@ fn half(sums: &mut Array<f32>, #[comptime] first: usize) -> F32x4 {
     half
 }
 
-/// Adds the sums of all rows side by side to those of the first.
+/// Adds up the sums of the rows side by side, and leaves them from place `first` of `parts` on.
 #[cube]
-fn join_lines(sums: &mut Array<f32>, lines: &mut Shared<[F32x4]>, unit: u32, #[comptime] plan: Plan) {
-    #[unroll]
-    for line in 1..comptime![plan.side] {
-        sync_cube();
-        if UNIT_POS / comptime![plan.units] == line {
-            #[unroll]
-            for h in 0..comptime![2 * plan.vectors] {
-                lines[unit as usize + comptime![h * plan.units as usize]] = half(sums, comptime![h * 4]);
+fn leave(
+    sums: &mut Array<f32>,
+    lines: &mut Shared<[F32x4]>,
+    parts: &mut [F32x4],
+    first: u32,
+    unit: u32,
+    width: u32,
+    #[comptime] plan: Plan,
+) {
+    let (side, units) = comptime![(plan.side, plan.units)];
+    if comptime![side == 1] {
+        #[unroll]
+        for h in 0..comptime![2 * plan.vectors] {
+            let column = unit + comptime![(h / 2) as u32 * units];
+            if inside(column, width, plan) {
+                parts[(first + column * 2 + comptime![(h % 2) as u32]) as usize] = half(sums, comptime![h * 4]);
             }
         }
+    } else {
+        // What was in `lines` before was read.
         sync_cube();
-        if UNIT_POS < comptime![plan.units] {
+        #[unroll]
+        for h in 0..comptime![2 * plan.vectors] {
+            lines[(UNIT_POS + comptime![h as u32 * side * units]) as usize] = half(sums, comptime![h * 4]);
+        }
+        sync_cube();
+        let mut task = UNIT_POS;
+        while task < comptime![2 * plan.vectors as u32 * units] {
+            let (h, unit) = (task / units, task % units);
+            let mut total = lines[(h * comptime![side * units] + unit) as usize];
             #[unroll]
-            for h in 0..comptime![2 * plan.vectors] {
-                let share = lines[unit as usize + comptime![h * plan.units as usize]];
-                #[unroll]
-                for i in 0..4usize {
-                    sums[comptime![h * 4 + i]] = sums[comptime![h * 4 + i]] + share.extract(i);
-                }
+            for line in 1..side {
+                total += lines[(h * comptime![side * units] + unit + comptime![line * units]) as usize];
             }
+            let column = unit + h / 2 * units;
+            if inside(column, width, plan) {
+                parts[(first + column * 2 + h % 2) as usize] = total;
+            }
+            task += comptime![side * units];
         }
     }
 }
@@ -80,13 +99,10 @@ pub fn norm_backward<E: Float>(
     #[unroll]
     for k in 0..comptime![plan.ahead] {
         let row = line + comptime![k as u32] * stride;
-        read_row(x, &mut values, comptime![k], row, rows, unit, width, plan);
-        if comptime![centred] {
-            read_start(x, &mut starts, comptime![k], row, rows, width);
-        }
-        read_row(y_gradient, &mut slopes, comptime![k], row, rows, unit, width, plan);
+        read_centred(x, &mut values, &mut starts, comptime![k], row, row < rows, unit, width, centred, plan);
+        read_row(y_gradient, &mut slopes, comptime![k], row, row < rows, unit, width, plan);
         if comptime![adds] {
-            read_row(other, &mut others, comptime![k], row, rows, unit, width, plan);
+            read_row(other, &mut others, comptime![k], row, row < rows, unit, width, plan);
         }
     }
     let mut weights = Weights::<E>::new_slice(comptime![plan.room()]);
@@ -104,17 +120,15 @@ pub fn norm_backward<E: Float>(
     let mut first = CUBE_POS_X * comptime![plan.side];
     while first < rows {
         let next = row + comptime![plan.ahead as u32] * stride;
-        read_row(x, &mut values, comptime![plan.ahead], next, rows, unit, width, plan);
-        if comptime![centred] {
-            read_start(x, &mut starts, comptime![plan.ahead], next, rows, width);
-        }
-        read_row(y_gradient, &mut slopes, comptime![plan.ahead], next, rows, unit, width, plan);
+        read_centred(x, &mut values, &mut starts, comptime![plan.ahead], next, next < rows, unit, width, centred, plan);
+        read_row(y_gradient, &mut slopes, comptime![plan.ahead], next, next < rows, unit, width, plan);
         if comptime![adds] {
-            read_row(other, &mut others, comptime![plan.ahead], next, rows, unit, width, plan);
+            read_row(other, &mut others, comptime![plan.ahead], next, next < rows, unit, width, plan);
         }
         let start = starts[0usize];
         let sums = comptime![Sums { centred, slopes: true }];
-        let of_row = moments(&values, &slopes, &weights, start, &mut shared, turn, unit, width, inverse, sums, plan);
+        let of_row =
+            moments(&values, 0usize, &slopes, &weights, start, &mut shared, turn, unit, width, inverse, sums, plan);
         let factor = rsqrt(of_row.squares * inverse + eps);
         let shift = of_row.mean * factor;
         let along = of_row.product * factor * factor * inverse;
@@ -157,27 +171,12 @@ pub fn norm_backward<E: Float>(
         row += stride;
         first += stride;
     }
-    if comptime![plan.side > 1] {
-        let mut lines = Shared::<[F32x4]>::new_slice(comptime![2 * plan.vectors * plan.units as usize]);
-        join_lines(&mut w_sums, &mut lines, unit, plan);
-        if comptime![centred] {
-            join_lines(&mut b_sums, &mut lines, unit, plan);
-        }
-    }
+    let mut lines = Shared::<[F32x4]>::new_slice(comptime![if plan.side > 1 { 2 * plan.room() } else { 1 }]);
     let kinds = comptime![if centred { 2u32 } else { 1 }];
-    #[unroll]
-    for v in 0..comptime![plan.vectors] {
-        let column = unit + comptime![v as u32 * plan.units];
-        if UNIT_POS < comptime![plan.units] && inside(column, width, plan) {
-            let at = (CUBE_POS_X * kinds * width + column) * 2;
-            parts[at as usize] = half(&mut w_sums, comptime![v * 8]);
-            parts[at as usize + 1] = half(&mut w_sums, comptime![v * 8 + 4]);
-            if comptime![centred] {
-                let at = (at + 2 * width) as usize;
-                parts[at] = half(&mut b_sums, comptime![v * 8]);
-                parts[at + 1] = half(&mut b_sums, comptime![v * 8 + 4]);
-            }
-        }
+    let first = CUBE_POS_X * kinds * width * 2;
+    leave(&mut w_sums, &mut lines, parts, first, unit, width, plan);
+    if comptime![centred] {
+        leave(&mut b_sums, &mut lines, parts, first + 2 * width, unit, width, plan);
     }
 }
 
@@ -231,7 +230,7 @@ pub fn backward_planned<E: Float>(
     let NormShape { rows, columns } = shape;
     let (width, vector) = (columns / 8, 8 * size_of::<E>());
     let (len, sums) = (rows * width, if affine.centred() { 2 * columns } else { columns });
-    let count = plan.count(shape);
+    let count = plan.count(shape, plan.side);
     let shares = count as usize;
     let parts = client.empty(4 * shares * sums);
     // What is not there is another buffer, which the kernel does not touch in this place.

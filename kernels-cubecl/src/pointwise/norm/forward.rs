@@ -1,15 +1,97 @@
 //! The normalised rows.
 use super::moments::{Sums, moments, scratch};
 use super::{
-    Affine, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, place, read_row, read_start,
+    Affine, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, place, read_centred, read_row,
 };
 use crate::hopper::ptx::rsqrt;
 use crate::pointwise::{F32x4, PointwiseError, Vec8, buffer};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// A cube takes `side` rows at a time, every so manyth. Without `centred` there is no mean and no `b`; with `adds` the rows
-/// are those of `x` and of `other` together, which are also written to `sum`.
+/// Adds the row in place `slot` of `others` to that of `values`, and writes the sum.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn add_row<E: Float>(
+    values: &mut Array<Vec8<E>>,
+    others: &Array<Vec8<E>>,
+    #[comptime] slot: usize,
+    sum: &mut [Vec8<E>],
+    row: u32,
+    rows: u32,
+    unit: u32,
+    width: u32,
+    #[comptime] plan: Plan,
+) {
+    #[unroll]
+    for v in 0..comptime![plan.vectors] {
+        let column = unit + comptime![v as u32 * plan.units];
+        if inside(column, width, plan) {
+            let at = comptime![slot * plan.vectors + v];
+            let (value, other) = (values[at], others[at]);
+            let mut total = Vec8::<E>::empty();
+            #[unroll]
+            for i in 0..8usize {
+                let both = f32::cast_from(value.extract(i)) + f32::cast_from(other.extract(i));
+                total.insert(i, E::cast_from(both));
+            }
+            values[at] = total;
+            if row < rows {
+                sum[(row * width + column) as usize] = total;
+            }
+        }
+    }
+}
+
+/// Takes part in the sums over the row in place `slot` of `values`. Gives the factor of distances from `start`, and what is
+/// taken away from them then.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn scales<E: Float>(
+    values: &Array<Vec8<E>>,
+    #[comptime] slot: usize,
+    weights: &Weights<E>,
+    start: f32,
+    scratch: &mut Shared<[F32x4]>,
+    turn: u32,
+    unit: u32,
+    width: u32,
+    inverse: f32,
+    eps: f32,
+    #[comptime] centred: bool,
+    #[comptime] plan: Plan,
+) -> (f32, f32) {
+    let sums = comptime![Sums { centred, slopes: false }];
+    let of_row = moments(values, slot, values, weights, start, scratch, turn, unit, width, inverse, sums, plan);
+    let factor = rsqrt(of_row.squares * inverse + eps);
+    (factor, of_row.mean * factor)
+}
+
+/// A vector of a normalised row; `bias` is left aside unless `centred`.
+#[cube]
+fn normal<E: Float>(
+    value: Vec8<E>,
+    weight: Vec8<E>,
+    bias: Vec8<E>,
+    start: f32,
+    factor: f32,
+    shift: f32,
+    #[comptime] centred: bool,
+) -> Vec8<E> {
+    let mut result = Vec8::<E>::empty();
+    #[unroll]
+    for i in 0..8usize {
+        let away = f32::cast_from(value.extract(i)) - start;
+        let mut scaled = (away * factor - shift) * f32::cast_from(weight.extract(i));
+        if comptime![centred] {
+            scaled += f32::cast_from(bias.extract(i));
+        }
+        result.insert(i, E::cast_from(scaled));
+    }
+    result
+}
+
+/// A cube takes `side` rows at a time, every so manyth, or as many as it reads at once. Without `centred` there is no mean and
+/// no `b`; with `adds` the rows are those of `x` and of `other` together, which are also written to `sum`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn norm_forward<E: Float>(
@@ -29,8 +111,6 @@ pub fn norm_forward<E: Float>(
 ) {
     let mut shared = Shared::<[F32x4]>::new_slice(comptime![scratch(plan)]);
     let unit = UNIT_POS % comptime![plan.units];
-    let stride = CUBE_COUNT_X * comptime![plan.side];
-    let mut row = CUBE_POS_X * comptime![plan.side] + UNIT_POS / comptime![plan.units];
     let mut values = Array::<Vec8<E>>::new(comptime![plan.held()]);
     let mut others = Array::<Vec8<E>>::new(comptime![if adds { plan.held() } else { 1 }]);
     let mut starts = Array::<f32>::new(comptime![plan.ahead + 1]);
@@ -40,93 +120,172 @@ pub fn norm_forward<E: Float>(
         starts[k] = 0.0;
         other_starts[k] = 0.0;
     }
-    #[unroll]
-    for k in 0..comptime![plan.ahead] {
-        let row = row + comptime![k as u32] * stride;
-        read_row(x, &mut values, comptime![k], row, rows, unit, width, plan);
-        if comptime![centred] {
-            read_start(x, &mut starts, comptime![k], row, rows, width);
-        }
-        if comptime![adds] {
-            read_row(other, &mut others, comptime![k], row, rows, unit, width, plan);
-            if comptime![centred] {
-                read_start(other, &mut other_starts, comptime![k], row, rows, width);
+    if comptime![plan.stays()] {
+        let stride = CUBE_COUNT_X * comptime![plan.side];
+        let mut row = CUBE_POS_X * comptime![plan.side] + UNIT_POS / comptime![plan.units];
+        #[unroll]
+        for k in 0..comptime![plan.ahead] {
+            let row = row + comptime![k as u32] * stride;
+            read_centred(x, &mut values, &mut starts, comptime![k], row, row < rows, unit, width, centred, plan);
+            if comptime![adds] {
+                read_centred(
+                    other,
+                    &mut others,
+                    &mut other_starts,
+                    comptime![k],
+                    row,
+                    row < rows,
+                    unit,
+                    width,
+                    centred,
+                    plan,
+                );
             }
         }
-    }
-    let mut weights = Weights::<E>::new_slice(comptime![plan.room()]);
-    let mut biases = Weights::<E>::new_slice(comptime![if centred { plan.room() } else { 1 }]);
-    hold_weights(w, &mut weights, unit, width, plan);
-    if comptime![centred] {
-        hold_weights(b, &mut biases, unit, width, plan);
-    }
-    let mut turn = 0u32;
-    // As many turns for all rows side by side: their units may meet in each.
-    let mut first = CUBE_POS_X * comptime![plan.side];
-    while first < rows {
-        let next = row + comptime![plan.ahead as u32] * stride;
-        read_row(x, &mut values, comptime![plan.ahead], next, rows, unit, width, plan);
+        let mut weights = Weights::<E>::new_slice(comptime![plan.room()]);
+        let mut biases = Weights::<E>::new_slice(comptime![if centred { plan.room() } else { 1 }]);
+        hold_weights(w, &mut weights, unit, width, plan);
         if comptime![centred] {
-            read_start(x, &mut starts, comptime![plan.ahead], next, rows, width);
+            hold_weights(b, &mut biases, unit, width, plan);
         }
-        if comptime![adds] {
-            read_row(other, &mut others, comptime![plan.ahead], next, rows, unit, width, plan);
-            if comptime![centred] {
-                read_start(other, &mut other_starts, comptime![plan.ahead], next, rows, width);
+        let mut turn = 0u32;
+        // As many turns for all rows side by side: their units may meet in each.
+        let mut first = CUBE_POS_X * comptime![plan.side];
+        while first < rows {
+            let next = row + comptime![plan.ahead as u32] * stride;
+            let last = comptime![plan.ahead];
+            read_centred(x, &mut values, &mut starts, last, next, next < rows, unit, width, centred, plan);
+            if comptime![adds] {
+                read_centred(
+                    other,
+                    &mut others,
+                    &mut other_starts,
+                    last,
+                    next,
+                    next < rows,
+                    unit,
+                    width,
+                    centred,
+                    plan,
+                );
+                add_row(&mut values, &others, 0usize, sum, row, rows, unit, width, plan);
             }
+            let start = starts[0usize] + other_starts[0usize];
+            let (factor, shift) =
+                scales(&values, 0usize, &weights, start, &mut shared, turn, unit, width, inverse, eps, centred, plan);
             #[unroll]
             for v in 0..comptime![plan.vectors] {
                 let column = unit + comptime![v as u32 * plan.units];
-                if inside(column, width, plan) {
-                    let (value, other) = (values[v], others[v]);
-                    let mut total = Vec8::<E>::empty();
-                    #[unroll]
-                    for i in 0..8usize {
-                        let both = f32::cast_from(value.extract(i)) + f32::cast_from(other.extract(i));
-                        total.insert(i, E::cast_from(both));
-                    }
-                    values[v] = total;
-                    if row < rows {
-                        sum[(row * width + column) as usize] = total;
-                    }
-                }
-            }
-        }
-        let sums = comptime![Sums { centred, slopes: false }];
-        let start = starts[0usize] + other_starts[0usize];
-        let of_row = moments(&values, &values, &weights, start, &mut shared, turn, unit, width, inverse, sums, plan);
-        let factor = rsqrt(of_row.squares * inverse + eps);
-        let shift = of_row.mean * factor;
-        #[unroll]
-        for v in 0..comptime![plan.vectors] {
-            let column = unit + comptime![v as u32 * plan.units];
-            if row < rows && inside(column, width, plan) {
-                let (value, weight) = (values[v], weights[place(comptime![v], plan)]);
-                let mut result = Vec8::<E>::empty();
-                if comptime![centred] {
-                    result = biases[place(comptime![v], plan)];
-                }
-                #[unroll]
-                for i in 0..8usize {
-                    let away = f32::cast_from(value.extract(i)) - start;
-                    let mut scaled = (away * factor - shift) * f32::cast_from(weight.extract(i));
+                if row < rows && inside(column, width, plan) {
+                    let weight = weights[place(comptime![v], plan)];
+                    let mut bias = weight;
                     if comptime![centred] {
-                        scaled += f32::cast_from(result.extract(i));
+                        bias = biases[place(comptime![v], plan)];
                     }
-                    result.insert(i, E::cast_from(scaled));
+                    let result = normal::<E>(values[v], weight, bias, start, factor, shift, centred);
+                    y[(row * width + column) as usize] = result;
                 }
-                y[(row * width + column) as usize] = result;
+            }
+            advance(&mut values, plan);
+            advance_starts(&mut starts, plan);
+            advance_starts(&mut other_starts, plan);
+            if comptime![adds] {
+                advance(&mut others, plan);
+            }
+            turn = 1 - turn;
+            row += stride;
+            first += stride;
+        }
+    } else {
+        let first = CUBE_POS_X * comptime![plan.at_once()] + UNIT_POS / comptime![plan.units];
+        // Behind the last row it is read again: no load waits for a condition, and all are on their way before the first sum.
+        #[unroll]
+        for k in 0..comptime![plan.ahead + 1] {
+            let row = min(first + comptime![k as u32 * plan.side], rows - 1);
+            read_centred(x, &mut values, &mut starts, comptime![k], row, true, unit, width, centred, plan);
+            if comptime![adds] {
+                read_centred(
+                    other,
+                    &mut others,
+                    &mut other_starts,
+                    comptime![k],
+                    row,
+                    true,
+                    unit,
+                    width,
+                    centred,
+                    plan,
+                );
             }
         }
-        advance(&mut values, plan);
-        advance_starts(&mut starts, plan);
-        advance_starts(&mut other_starts, plan);
-        if comptime![adds] {
-            advance(&mut others, plan);
+        // Units that meet leave what they have read in shared memory until then: weights would be read behind the meeting, and rows
+        // be held unpacked, in so many registers that fewer cubes fit.
+        let meets = comptime![plan.units > plan.plane];
+        let mut kept = Weights::<E>::new_slice(comptime![if meets { plan.room() * (plan.ahead + 1) } else { 1 }]);
+        let mut weights = Weights::<E>::new_slice(comptime![if meets { plan.room() } else { 1 }]);
+        let mut biases = Weights::<E>::new_slice(comptime![if meets && centred { plan.room() } else { 1 }]);
+        let mut own_weights = Array::<Vec8<E>>::new(comptime![plan.vectors]);
+        let mut own_biases = Array::<Vec8<E>>::new(comptime![plan.vectors]);
+        if comptime![meets] {
+            hold_weights(w, &mut weights, unit, width, plan);
+            if comptime![centred] {
+                hold_weights(b, &mut biases, unit, width, plan);
+            }
+        } else {
+            read_row(w, &mut own_weights, 0usize, 0u32, true, unit, width, plan);
+            if comptime![centred] {
+                read_row(b, &mut own_biases, 0usize, 0u32, true, unit, width, plan);
+            }
         }
-        turn = 1 - turn;
-        row += stride;
-        first += stride;
+        #[unroll]
+        for k in 0..comptime![plan.ahead + 1] {
+            let row = first + comptime![k as u32 * plan.side];
+            if comptime![adds] {
+                add_row(&mut values, &others, comptime![k], sum, row, rows, unit, width, plan);
+            }
+            if comptime![meets] {
+                #[unroll]
+                for v in 0..comptime![plan.vectors] {
+                    let slot = comptime![k * plan.vectors + v];
+                    kept[place(comptime![slot], plan)] = values[slot];
+                }
+            }
+            let start = starts[k] + other_starts[k];
+            let turn = comptime![k as u32 % 2].runtime();
+            let (factor, shift) = scales(
+                &values,
+                comptime![k],
+                &weights,
+                start,
+                &mut shared,
+                turn,
+                unit,
+                width,
+                inverse,
+                eps,
+                centred,
+                plan,
+            );
+            #[unroll]
+            for v in 0..comptime![plan.vectors] {
+                let column = unit + comptime![v as u32 * plan.units];
+                if row < rows && inside(column, width, plan) {
+                    let slot = comptime![k * plan.vectors + v];
+                    let mut value = values[slot];
+                    let mut weight = own_weights[v];
+                    let mut bias = own_biases[v];
+                    if comptime![meets] {
+                        value = kept[place(comptime![slot], plan)];
+                        weight = weights[place(comptime![v], plan)];
+                        if comptime![centred] {
+                            bias = biases[place(comptime![v], plan)];
+                        }
+                    }
+                    let result = normal::<E>(value, weight, bias, start, factor, shift, centred);
+                    y[(row * width + column) as usize] = result;
+                }
+            }
+        }
     }
 }
 
@@ -167,6 +326,7 @@ pub fn forward_planned<E: Float>(
     let NormShape { rows, columns } = shape;
     let (width, vector) = (columns / 8, 8 * size_of::<E>());
     let len = rows * width;
+    let each = if plan.stays() { plan.side } else { plan.at_once() };
     // What is not there is another buffer, which the kernel does not touch in this place.
     let (other, sum) = adds.unwrap_or((x, y));
     let b = if let Affine::Layer(_, b) = affine { b } else { affine.weight() };
@@ -177,7 +337,7 @@ pub fn forward_planned<E: Float>(
     unsafe {
         norm_forward::launch_unchecked::<E>(
             client,
-            CubeCount::Static(plan.count(shape), 1, 1),
+            CubeCount::Static(plan.count(shape, each), 1, 1),
             plan.dim(),
             x,
             other,

@@ -1,8 +1,9 @@
 //! RMSNorm, `y = w x / √(mean(x²) + eps)`, and LayerNorm, `y = w (x − mean) / √(var + eps) + b`, over rows, and their
 //! gradients.
 //!
-//! The units of a row meet once for it. In the backward pass cubes stay for many rows: they read the next one while they sum
-//! up the one at hand, and write their share of the weights' gradients once. What is added to the residual stream in front
+//! The units of a row meet once for it; those of short rows are parts of a plane and need not. In the backward pass cubes stay
+//! for many rows: they read the next one while they sum up the one at hand, and write their share of the weights' gradients
+//! once. What is added to the residual stream in front
 //! of a norm, and the gradients that meet there, can be added on the way.
 pub mod backward;
 pub mod forward;
@@ -71,7 +72,7 @@ fn inside(column: u32, width: u32, #[comptime] plan: Plan) -> bool {
     inside
 }
 
-/// This unit's vectors of a row, if there is such a row, to place `slot` of `to`.
+/// This unit's vectors of a row, if it is `present`, to place `slot` of `to`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn read_row<E: Float>(
@@ -79,12 +80,12 @@ fn read_row<E: Float>(
     to: &mut Array<Vec8<E>>,
     #[comptime] slot: usize,
     row: u32,
-    rows: u32,
+    present: bool,
     unit: u32,
     width: u32,
     #[comptime] plan: Plan,
 ) {
-    if row < rows {
+    if present {
         #[unroll]
         for v in 0..comptime![plan.vectors] {
             let column = unit + comptime![v as u32 * plan.units];
@@ -95,18 +96,26 @@ fn read_row<E: Float>(
     }
 }
 
-/// The first number of a row, to place `slot` of `to`, if there is such a row.
+/// A row, and with `centred` its first number, to places `slot`, if it is `present`.
 #[cube]
-fn read_start<E: Float>(
+#[allow(clippy::too_many_arguments)]
+fn read_centred<E: Float>(
     from: &[Vec8<E>],
-    to: &mut Array<f32>,
+    to: &mut Array<Vec8<E>>,
+    starts: &mut Array<f32>,
     #[comptime] slot: usize,
     row: u32,
-    rows: u32,
+    present: bool,
+    unit: u32,
     width: u32,
+    #[comptime] centred: bool,
+    #[comptime] plan: Plan,
 ) {
-    if row < rows {
-        to[slot] = f32::cast_from(from[(row * width) as usize].extract(0usize));
+    read_row(from, to, slot, row, present, unit, width, plan);
+    if comptime![centred] {
+        if present {
+            starts[slot] = f32::cast_from(from[(row * width) as usize].extract(0usize));
+        }
     }
 }
 

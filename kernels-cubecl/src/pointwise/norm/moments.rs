@@ -33,16 +33,17 @@ pub struct Moments {
 
 /// Shared vectors that [`moments`] uses.
 pub fn scratch(plan: Plan) -> usize {
-    2 * plan.side as usize * plan.shape().planes()
+    2 * plan.side as usize * plan.shape().planes().max(1)
 }
 
-/// The sums of the row in the first places of `values` and `slopes`, whose first number is `start` (0 if sums are not about
-/// the mean). `inverse` is one over its length. Calls in a row alternate `turn` between 0 and 1, so that units need to meet
+/// The sums of the row in place `slot` of `values` and the first of `slopes`, whose first number is `start` (0 if sums are not
+/// about the mean). `inverse` is one over its length. Calls in a row alternate `turn` between 0 and 1, so that units need to meet
 /// only once for a call, which all of the cube make.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub fn moments<E: Float>(
     values: &Array<Vec8<E>>,
+    #[comptime] slot: usize,
     slopes: &Array<Vec8<E>>,
     weights: &Weights<E>,
     start: f32,
@@ -62,7 +63,7 @@ pub fn moments<E: Float>(
     #[unroll]
     for v in 0..comptime![plan.vectors] {
         if inside(unit + comptime![v as u32 * plan.units], width, plan) {
-            let value = values[v];
+            let value = values[comptime![slot * plan.vectors + v]];
             #[unroll]
             for i in 0..8usize {
                 let away = f32::cast_from(value.extract(i)) - start;
@@ -85,14 +86,14 @@ pub fn moments<E: Float>(
             }
         }
     }
-    squares = plane_total(squares, cube);
+    squares = line_total(squares, plan);
     if comptime![sums.slopes] {
-        product = plane_total(product, cube);
+        product = line_total(product, plan);
     }
     if comptime![sums.centred] {
-        sum = plane_total(sum, cube);
+        sum = line_total(sum, plan);
         if comptime![sums.slopes] {
-            weighted = plane_total(weighted, cube);
+            weighted = line_total(weighted, plan);
         }
     }
     let planes = comptime![cube.planes()];
@@ -124,6 +125,21 @@ pub fn moments<E: Float>(
         product -= mean * weighted;
     }
     Moments { mean, squares, weighted, product }
+}
+
+/// The sum over those of a row's units that are in this plane, in all of them.
+#[cube]
+fn line_total(value: f32, #[comptime] plan: Plan) -> f32 {
+    let mut total = value;
+    if comptime![plan.units >= plan.plane] {
+        total = plane_total(value, comptime![plan.shape()]);
+    } else {
+        #[unroll]
+        for i in 0..comptime![plan.units.ilog2()] {
+            total += plane_shuffle_xor(total, comptime![1u32 << i]);
+        }
+    }
+    total
 }
 
 /// The units of a row meet.

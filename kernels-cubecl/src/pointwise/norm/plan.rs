@@ -15,7 +15,7 @@ const PROCESSORS: u32 = 2;
 /// rounding of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
-    /// Units of a row.
+    /// Units of a row: whole planes, or a power of two of the units of one.
     pub units: u32,
     /// Units of a plane.
     pub plane: u32,
@@ -23,12 +23,12 @@ pub struct Plan {
     pub vectors: usize,
     /// Rows that a cube takes side by side, at most 15 if a row's units are more than a plane.
     pub side: u32,
-    /// Rows that are read ahead.
+    /// Rows that are read ahead: in front of a loop's turn, or, by cubes that do not stay, next to the first.
     pub ahead: usize,
     /// Whether the units' vectors are just the row.
     pub whole: bool,
-    /// Cubes at most.
-    pub cubes: u32,
+    /// Cubes that stay for as many rows as there are. Without, cubes of the forward pass take only what they read at once.
+    pub cubes: Option<u32>,
 }
 
 impl Plan {
@@ -42,23 +42,36 @@ impl Plan {
         let plane = cube.plane as usize;
         let (vectors, units) = if cube.plane == 1 {
             (width.div_ceil(cube.units as usize), cube.units as usize)
+        } else if width < plane {
+            (1, width.next_power_of_two())
         } else {
             let fits = |v: usize| width.is_multiple_of(v * plane) && width <= v * MOST_UNITS;
-            let least = if width <= plane { 1 } else { 2 * width.div_ceil(2 * MOST_UNITS) };
+            let least = 2 * width.div_ceil(2 * MOST_UNITS);
             let vectors = [2, 1, 3, 4].into_iter().find(|v| fits(*v)).unwrap_or(least);
             (vectors, width.div_ceil(vectors).next_multiple_of(plane))
         };
         let whole = width == vectors * units;
         let units = units as u32;
         let side = if cube.plane == 1 { 1 } else { (UNITS[usize::from(backward)] / units).max(1) };
-        let (ahead, cubes) = match (cube.plane == 1, backward) {
-            (true, _) => (1, processors),
-            // A cube for each row, so that none waits for a slow multiprocessor at the end.
-            (_, false) => (0, u32::MAX),
+        let short = units <= cube.plane;
+        let (ahead, cubes) = match (short, backward) {
+            // A cube for each row, so that none waits for a slow multiprocessor at the end; or for as many short ones.
+            (_, false) => (if short { 3 } else { 0 }, None),
             // Cubes that stay: one a multiprocessor, as they leave shares to add up.
-            (_, true) => (usize::from(vectors <= 2), processors * (512 / (units * side)).max(1)),
+            (true, true) => (3, Some(processors)),
+            (false, true) => (usize::from(vectors <= 2), Some(processors * (512 / (units * side)).max(1))),
         };
         Self { units, plane: cube.plane, vectors, side, ahead, whole, cubes }
+    }
+
+    /// Whether cubes stay for many rows.
+    pub(super) fn stays(self) -> bool {
+        self.cubes.is_some()
+    }
+
+    /// Rows of a cube that does not stay.
+    pub(super) fn at_once(self) -> u32 {
+        self.side * (self.ahead as u32 + 1)
     }
 
     /// The units of a row as those of a cube.
@@ -70,9 +83,9 @@ impl Plan {
         CubeDim::new_1d(self.units * self.side)
     }
 
-    /// Cubes for so many rows.
-    pub(super) fn count(self, shape: NormShape) -> u32 {
-        (shape.rows as u32).div_ceil(self.side).min(self.cubes)
+    /// Cubes for so many rows, of which one takes `each` at a time.
+    pub(super) fn count(self, shape: NormShape, each: u32) -> u32 {
+        (shape.rows as u32).div_ceil(each).min(self.cubes.unwrap_or(u32::MAX))
     }
 
     /// Vectors of the rows side by side.
@@ -97,8 +110,9 @@ mod tests {
                 let plan = Plan::on(cube, 132, width, backward);
                 let room = plan.vectors * plan.units as usize;
                 assert!(room >= width && plan.whole == (room == width), "{width}: {plan:?}");
-                assert!(plan.units.is_multiple_of(plan.plane) && plan.cubes > 0, "{width}: {plan:?}");
-                assert!(plan.side < 16 || plan.units == plan.plane, "{width}: {plan:?}");
+                assert!(plan.units.is_multiple_of(plan.plane) || plan.units.is_power_of_two(), "{width}: {plan:?}");
+                assert!(plan.cubes != Some(0) && plan.stays() == backward, "{width}: {plan:?}");
+                assert!(plan.side < 16 || plan.units <= plan.plane, "{width}: {plan:?}");
                 if cube == CubeShape::GPU {
                     assert!(plan.vectors <= 4 && plan.units * plan.side <= MOST_UNITS as u32, "{width}: {plan:?}");
                 }
@@ -112,6 +126,8 @@ mod tests {
             assert!(Plan::on(CubeShape::GPU, 132, columns / 8, true).whole, "{columns}");
         }
         let plan = Plan::on(CubeShape::GPU, 132, 512, true);
-        assert_eq!((plan.units, plan.vectors, plan.side, plan.cubes), (256, 2, 2, 132));
+        assert_eq!((plan.units, plan.vectors, plan.side, plan.cubes), (256, 2, 2, Some(132)));
+        let heads = Plan::on(CubeShape::GPU, 132, 16, false);
+        assert_eq!((heads.units, heads.vectors, heads.side, heads.whole), (16, 1, 16, true));
     }
 }

@@ -6,6 +6,7 @@ pub mod activation;
 pub mod experts;
 pub mod norm;
 pub mod optimizer;
+pub mod routing;
 pub mod rows;
 pub mod tokens;
 
@@ -103,5 +104,38 @@ pub fn report(name: &str, found: &[f64], expected: &[f64], limit: f64) -> usize 
     let error = found.iter().zip(expected).map(error).fold(0.0, f64::max);
     let good = error <= limit;
     println!("{name:<44} error {error:.2e} {}", if good { "ok" } else { "BAD" });
+    !good as usize
+}
+
+/// `value` rounded to `E`.
+pub fn round<E: Element>(value: f64) -> f64 {
+    let mut bytes = vec![];
+    E::write(value, &mut bytes);
+    E::read(&bytes)
+}
+
+/// Compares results of fp32 that were rounded to `E`, by `rounded` of their place and of what fp32 found, an ascending
+/// function: as fp32 finds numbers close to `exact`, a result lies between what is made of the ends of that interval.
+/// Prints the greatest distance to the nearer end, in units of the expected number or of the root mean square. 1 if any
+/// lies outside or is not a number, else 0.
+pub fn report_rounded<E: Element>(
+    name: &str,
+    found: &[f64],
+    exact: &[f64],
+    rounded: impl Fn(usize, f64) -> f64,
+) -> usize {
+    assert_eq!(found.len(), exact.len(), "{name}");
+    let mean = (exact.iter().map(|b| b * b).sum::<f64>() / exact.len() as f64).sqrt();
+    let mut greatest: f64 = 0.0;
+    for (i, (found, exact)) in found.iter().zip(exact).enumerate() {
+        let scale = exact.abs().max(mean);
+        let (low, high) = (rounded(i, exact - f32::LIMIT * scale), rounded(i, exact + f32::LIMIT * scale));
+        if !(low..=high).contains(found) {
+            let far = (low - found).max(found - high) / scale;
+            greatest = greatest.max(if far.is_nan() { f64::INFINITY } else { far });
+        }
+    }
+    let good = greatest == 0.0;
+    println!("{name:<44} outside by {greatest:.2e} {}", if good { "ok" } else { "BAD" });
     !good as usize
 }

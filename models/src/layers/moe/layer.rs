@@ -1,15 +1,17 @@
 //! The mixture-of-experts layer.
 
+use backend_dist::ops::Residual;
 use backend_dist::ops::conjugate::{gather_from_sequence_parallel_replicated, scatter_to_sequence_parallel};
 use backend_dist::ops::moe::row_multiple;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::config::MoeConfig;
+use super::decide::Tokens;
 use super::dispatch::Dispatch;
 use super::experts::Experts;
 use super::plan::Members;
-use super::router::{Router, Tokens};
+use super::router::Router;
 use super::shared::Shared;
 use crate::layers::linear::pad_sequence;
 use crate::layers::norm::Norm;
@@ -60,8 +62,8 @@ impl MoeLayer {
     }
 
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
-    pub fn forward(&self, x: Tensor<3>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
-        let x = norm.forward(x);
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
+        let x = norm.of_residual(x.into());
         let shared = self.shared.as_ref().map(|shared| shared.forward(x.clone()));
         let routed = self.routed(x, batch);
         match shared {
@@ -86,6 +88,7 @@ impl MoeLayer {
     /// The routed experts for this rank's own rows, of which the first `valid` count.
     fn own(&self, x: Tensor<3>, valid: usize, batch: &MicroBatch) -> Tensor<3> {
         let [rows, samples, hidden] = x.dims();
+        let valid = if batch.is_filling { 0 } else { valid };
         let x = x.reshape([rows * samples, hidden]);
         let routing = self.router.forward(x.clone(), Tokens { valid: valid * samples, samples }, batch);
         let out = self.dispatch.through(x, routing, |x, p, counts| self.experts.forward(x, p, counts));

@@ -1,0 +1,66 @@
+//! What the library suggests for a product.
+
+use cudarc::cublaslt::{result, sys};
+
+use super::plan::{Plan, bytes, name};
+use super::{WORKSPACE, tune};
+
+/// Algorithms asked for; the first that runs is kept.
+const CANDIDATES: usize = 8;
+const _: () = assert!(CANDIDATES <= tune::CANDIDATES);
+
+impl Plan {
+    /// The library's suggestions for pointers aligned to `[a, b, result]` bytes.
+    pub(super) fn heuristic(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        [a, b, out]: [u32; 3],
+    ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, String> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        let failed = |error| format!("cublasLtMatmulAlgoGetHeuristic: {}", name(error));
+        let preference = result::create_matmul_pref().map_err(failed)?;
+        // Parts of a sum are never added up in 16 bits.
+        let reductions = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        let settings = [
+            (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out),
+        ];
+        // SAFETY: an all-zero result is a valid value of the plain C struct (status 0 is success).
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; tune::CANDIDATES] = unsafe { std::mem::zeroed() };
+        let wanted = if tune::is_on() { tune::CANDIDATES } else { CANDIDATES };
+        let mut count = 0;
+        // SAFETY: preference, descriptors and layouts are alive; the attributes have the sizes given (64 bits for the
+        // workspace, 32 for the others); `found` has room for what is asked for.
+        let status = unsafe {
+            let set = |attribute, value, size| result::set_matmul_pref_attribute(preference, attribute, value, size);
+            let mut status = set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes(&WORKSPACE), 8);
+            for (attribute, value) in &settings {
+                status = status.and_then(|()| set(*attribute, bytes(value), 4));
+            }
+            let status = status.and_then(|()| {
+                sys::cublasLtMatmulAlgoGetHeuristic(
+                    handle,
+                    self.operation,
+                    self.first,
+                    self.second,
+                    self.out,
+                    self.out,
+                    preference,
+                    wanted as i32,
+                    found.as_mut_ptr(),
+                    &mut count,
+                )
+                .result()
+            });
+            status.and(result::destroy_matmul_pref(preference))
+        };
+        status.map_err(failed)?;
+        let works = |found: &&sys::cublasLtMatmulHeuristicResult_t| {
+            found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE
+        };
+        Ok(found[..count as usize].iter().filter(works).map(|found| found.algo).collect())
+    }
+}

@@ -1,0 +1,204 @@
+//! Where the memory of a GPU is, by owner.
+
+use std::fmt;
+
+use burn::tensor::Device;
+use serde::{Deserialize, Serialize};
+
+/// What CubeCL holds for one thread's stream, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamUse {
+    /// Taken from the driver.
+    pub reserved: u64,
+    /// Tensors and buffers that live.
+    pub in_use: u64,
+    /// Taken for buffers that keep their place: weights, gradients, the optimizer's state.
+    pub persistent: u64,
+    /// Size of the pages that everything else is cut from: as large as the largest tensor so far.
+    pub page: u64,
+    /// Taken in pages of earlier, smaller sizes, which hold something that still lives.
+    pub outdated: u64,
+}
+
+/// CUDA's stream-ordered pool, from which CubeCL takes its pages, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolUse {
+    /// Taken from the GPU.
+    pub reserved: u64,
+    /// Of that what CubeCL has not freed.
+    pub used: u64,
+    /// The most of `reserved` since memory was given back last ([`release_memory`](super::release_memory)).
+    pub most_reserved: u64,
+    /// The most of `used`.
+    pub most_used: u64,
+}
+
+/// Where the memory of a GPU is at one moment, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryUse {
+    /// By all programs and the driver.
+    pub used: u64,
+    /// CubeCL's, one for each stream that has memory.
+    pub streams: Vec<StreamUse>,
+    /// CUDA's pool; what CubeCL holds is in it.
+    pub pool: PoolUse,
+    /// NCCL communicators, and what they took when they were made; buffers of connections that are made later are not in it.
+    pub communicators: (usize, u64),
+    /// Workspaces of cuBLASLt, and their size.
+    pub workspaces: (usize, u64),
+}
+
+impl MemoryUse {
+    /// What CubeCL has taken for all streams.
+    pub fn allocator(&self) -> u64 {
+        self.streams.iter().map(|stream| stream.reserved).sum()
+    }
+
+    /// What CUDA's pool holds beside that: pages that CubeCL has freed, or is about to, and what was lost by cutting.
+    pub fn pool_beside(&self) -> u64 {
+        self.pool.reserved.saturating_sub(self.allocator())
+    }
+
+    /// What has no name: contexts, kernels, NCCL's connections, other programs.
+    pub fn rest(&self) -> u64 {
+        let named = self.allocator().max(self.pool.reserved) + self.communicators.1 + self.workspaces.1;
+        self.used.saturating_sub(named)
+    }
+}
+
+impl fmt::Display for MemoryUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
+        write!(f, "GiB: {} in all", gib(self.used))?;
+        for stream in &self.streams {
+            let StreamUse { reserved, in_use, persistent, page, outdated } = *stream;
+            let [reserved, in_use, persistent] = [reserved, in_use, persistent].map(gib);
+            write!(f, "; allocator {reserved} ({in_use} in use, {persistent} for good, ")?;
+            write!(f, "pages of {}, outdated ones {})", gib(page), gib(outdated))?;
+        }
+        let [beside, used, most_reserved, most_used] =
+            [self.pool_beside(), self.pool.used, self.pool.most_reserved, self.pool.most_used].map(gib);
+        write!(
+            f,
+            "; CUDA's pool beside it {beside} (used {used}; at most {most_used} used, {most_reserved} reserved)"
+        )?;
+        let ((communicators, nccl), (workspaces, scratch)) = (self.communicators, self.workspaces);
+        write!(f, "; {communicators} communicators {}; {workspaces} workspaces {}", gib(nccl), gib(scratch))?;
+        write!(f, "; the rest {}", gib(self.rest()))
+    }
+}
+
+/// Where the memory of the GPU that is `device` is now; `None` of anything else. Waits until CubeCL has taken in all that was
+/// issued.
+#[cfg(feature = "cuda")]
+pub fn memory_use(device: &Device) -> Option<MemoryUse> {
+    let index = super::index(device)?;
+    let gpu = super::gpus().ok()?.into_iter().nth(index)?;
+    Some(MemoryUse {
+        streams: asked::streams(device)?,
+        pool: crate::cuda::allocator::pool_use(index).unwrap_or_default(),
+        used: gpu.memory().ok()?.used(),
+        communicators: ledger::sum(ledger::Kind::Communicator, index),
+        workspaces: ledger::sum(ledger::Kind::Workspace, index),
+    })
+}
+
+/// Where the memory of the GPU that is `device` is now; `None` of anything else.
+#[cfg(not(feature = "cuda"))]
+pub fn memory_use(_: &Device) -> Option<MemoryUse> {
+    None
+}
+
+#[cfg(feature = "cuda")]
+mod asked {
+    use super::StreamUse;
+    use burn::backend::Cube;
+    use burn::tensor::{DType, Device, Tensor};
+    use cubecl_runtime::memory_management::{MemoryPoolKind, MemoryScope, StreamMemoryReport};
+
+    pub fn streams(device: &Device) -> Option<Vec<StreamUse>> {
+        let device = device.clone().without_autodiff();
+        let anchor = Tensor::<1>::empty([1], (&device, DType::F32)).try_into_primitive::<Cube>().ok()?;
+        let report = anchor.client.memory_report(MemoryScope::Device);
+        Some(report.streams.iter().map(stream).filter(|stream| stream.reserved > 0).collect())
+    }
+
+    fn stream(report: &StreamMemoryReport) -> StreamUse {
+        let (usage, pools) = (report.usage(), &report.pools);
+        let current = pools.dynamic.iter().find_map(|pool| match pool.kind {
+            MemoryPoolKind::Adaptive { page_size, .. } => Some(page_size),
+            _ => None,
+        });
+        // Behind the current arena come the pools whose pages it has outgrown.
+        let arena = pools.dynamic.iter().position(|pool| matches!(pool.kind, MemoryPoolKind::Adaptive { .. }));
+        let outgrown = arena.map_or(&[][..], |arena| &pools.dynamic[arena + 1..]);
+        StreamUse {
+            reserved: usage.bytes_reserved,
+            in_use: usage.bytes_in_use,
+            persistent: pools.persistent.usage.bytes_reserved,
+            page: current.unwrap_or_default(),
+            outdated: outgrown.iter().map(|pool| pool.usage.bytes_reserved).sum(),
+        }
+    }
+}
+
+/// Memory that libraries take at a known moment, noted by whoever lets them.
+#[cfg(feature = "cuda")]
+pub(crate) mod ledger {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Kind {
+        Communicator,
+        Workspace,
+    }
+
+    static ENTRIES: Mutex<Vec<(Kind, usize, u64)>> = Mutex::new(Vec::new());
+
+    fn entries() -> MutexGuard<'static, Vec<(Kind, usize, u64)>> {
+        ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes `bytes` of the GPU with this index.
+    pub(crate) fn add(kind: Kind, gpu: usize, bytes: u64) {
+        entries().push((kind, gpu, bytes));
+    }
+
+    /// Takes such a note back.
+    pub(crate) fn remove(kind: Kind, gpu: usize, bytes: u64) {
+        let mut entries = entries();
+        if let Some(at) = entries.iter().position(|entry| *entry == (kind, gpu, bytes)) {
+            entries.swap_remove(at);
+        }
+    }
+
+    /// Notes and bytes of a kind.
+    pub(crate) fn sum(kind: Kind, gpu: usize) -> (usize, u64) {
+        let entries = entries();
+        let mine = entries.iter().filter(|entry| (entry.0, entry.1) == (kind, gpu));
+        mine.fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_has_a_name_or_is_the_rest() {
+        let gib = |n: u64| n << 30;
+        let stream = StreamUse { reserved: gib(100), in_use: gib(80), persistent: gib(60), page: gib(4), outdated: 0 };
+        let memory = MemoryUse {
+            used: gib(120),
+            streams: vec![stream, StreamUse { reserved: gib(2), ..Default::default() }],
+            pool: PoolUse { reserved: gib(110), used: gib(102), most_reserved: gib(111), most_used: gib(105) },
+            communicators: (3, gib(2)),
+            workspaces: (1, gib(1)),
+        };
+        assert_eq!([memory.allocator(), memory.pool_beside(), memory.rest()], [102, 8, 7].map(gib));
+        let text = memory.to_string();
+        for part in ["120.00 in all", "pages of 4.00", "beside it 8.00", "3 communicators 2.00", "the rest 7.00"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The operations on the residual stream as Burn backend extensions and nodes of the graph.
+
+use burn::backend::{
+    Autodiff, Backend, Flex,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+
+use super::{
+    joint::{Joint, Sum},
+    kernels::ResidualKernels,
+};
+use crate::ops::{main_grads::deliver, prologue::Step};
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+pub(super) trait ResidualOps: Backend {
+    /// `x`, as a node within the graph.
+    fn op_enter(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `x + other`.
+    fn op_sum(x: FloatTensor<Self>, other: FloatTensor<Self>, sum: Sum) -> FloatTensor<Self>;
+
+    /// The same in front of a norm with one parameter, to which no gradient flows from here.
+    fn op_sum_one(x: FloatTensor<Self>, other: FloatTensor<Self>, w: FloatTensor<Self>, sum: Sum) -> FloatTensor<Self>;
+
+    /// The same with two parameters.
+    fn op_sum_two(
+        x: FloatTensor<Self>,
+        other: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        sum: Sum,
+    ) -> FloatTensor<Self>;
+
+    /// A norm with one parameter.
+    fn op_norm_one(x: FloatTensor<Self>, w: FloatTensor<Self>, norm: Step, joint: Joint) -> FloatTensor<Self>;
+
+    /// A norm with two parameters.
+    fn op_norm_two(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        norm: Step,
+        joint: Joint,
+    ) -> FloatTensor<Self>;
+}
+
+fn sum<B: ResidualKernels>(
+    x: FloatTensor<B>,
+    other: FloatTensor<B>,
+    params: &[FloatTensor<B>],
+    sum: &Sum,
+) -> FloatTensor<B> {
+    if !sum.step.is_norm() {
+        return B::float_add(x, other);
+    }
+    let [total, normed] = B::norm_of_sum(x, other, sum.step, params);
+    sum.to.put_normed::<B>(normed);
+    total
+}
+
+fn norm<B: ResidualKernels>(x: FloatTensor<B>, params: &[FloatTensor<B>], norm: Step, joint: &Joint) -> FloatTensor<B> {
+    joint.take_normed::<B>().unwrap_or_else(|| norm.forward::<B>(x, params).out)
+}
+
+macro_rules! residual_ops {
+    ($backend:ty) => {
+        impl ResidualOps for $backend {
+            fn op_enter(x: FloatTensor<Self>) -> FloatTensor<Self> {
+                x
+            }
+
+            fn op_sum(x: FloatTensor<Self>, other: FloatTensor<Self>, how: Sum) -> FloatTensor<Self> {
+                sum::<Self>(x, other, &[], &how)
+            }
+
+            fn op_sum_one(
+                x: FloatTensor<Self>,
+                other: FloatTensor<Self>,
+                w: FloatTensor<Self>,
+                how: Sum,
+            ) -> FloatTensor<Self> {
+                sum::<Self>(x, other, &[w], &how)
+            }
+
+            fn op_sum_two(
+                x: FloatTensor<Self>,
+                other: FloatTensor<Self>,
+                w: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                how: Sum,
+            ) -> FloatTensor<Self> {
+                sum::<Self>(x, other, &[w, b], &how)
+            }
+
+            fn op_norm_one(x: FloatTensor<Self>, w: FloatTensor<Self>, step: Step, joint: Joint) -> FloatTensor<Self> {
+                norm::<Self>(x, &[w], step, &joint)
+            }
+
+            fn op_norm_two(
+                x: FloatTensor<Self>,
+                w: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                step: Step,
+                joint: Joint,
+            ) -> FloatTensor<Self> {
+                norm::<Self>(x, &[w, b], step, &joint)
+            }
+        }
+    };
+}
+
+residual_ops!(Flex);
+#[cfg(feature = "cuda")]
+residual_ops!(burn::backend::Cube);
+
+#[derive(Debug)]
+struct Enter;
+
+impl<B: Backend> Backward<B, 1> for Enter {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, grad);
+        }
+    }
+}
+
+/// Parents: the stream, what is added. Keeps the stream's place.
+#[derive(Debug)]
+struct Plus;
+
+impl<B: Backend> Backward<B, 2> for Plus {
+    type State = Joint;
+
+    fn backward(self, ops: Ops<Joint, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let [x, other] = ops.parents;
+        if let Some(node) = x {
+            grads.register::<B>(node.id, grad.clone());
+            ops.state.mark_registered();
+        }
+        if let Some(node) = other {
+            grads.register::<B>(node.id, grad);
+        }
+    }
+}
+
+/// Parents: the stream, the norm's parameters.
+#[derive(Debug)]
+struct Norm;
+
+#[derive(Clone, Debug)]
+struct Kept<B: Backend> {
+    x: FloatTensor<B>,
+    params: Vec<FloatTensor<B>>,
+    step: Step,
+    joint: Joint,
+}
+
+impl<B: ResidualKernels, const N: usize> Backward<B, N> for Norm {
+    type State = Kept<B>;
+
+    fn backward(self, ops: Ops<Kept<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let other = ops.state.joint.take_gradient::<B, _, N>(&ops, grads);
+        let Kept { x, params, step, joint: _ } = ops.state;
+        let needed = ops.parents.each_ref().map(Option::is_some);
+        for (node, grad) in ops.parents.into_iter().zip(step.grads::<B, N>(x, &params, None, grad, other, needed)) {
+            if let (Some(node), Some(grad)) = (node, grad) {
+                deliver::<B>(grads, node.id, grad);
+            }
+        }
+    }
+}
+
+fn record_sum<B: ResidualKernels, C: CheckpointStrategy>(
+    [x, other]: [FloatTensor<Autodiff<B, C>>; 2],
+    params: &[FloatTensor<B>],
+    how: Sum,
+) -> FloatTensor<Autodiff<B, C>> {
+    let ((x, x_node), (other, other_node)) = (x.into_parts(), other.into_parts());
+    let total = sum::<B>(x, other, params, &how);
+    match Plus.prepare::<C>([x_node, other_node]).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => prep.finish(how.of, total),
+        OpsKind::UnTracked(prep) => prep.finish(total),
+    }
+}
+
+/// `inputs` are those of [`Norm`].
+fn record_norm<B: ResidualKernels, C: CheckpointStrategy, const N: usize>(
+    inputs: [FloatTensor<Autodiff<B, C>>; N],
+    step: Step,
+    joint: Joint,
+) -> FloatTensor<Autodiff<B, C>> {
+    let mut params = Vec::with_capacity(N);
+    let nodes = inputs.map(|input| {
+        let (tensor, node) = input.into_parts();
+        params.push(tensor);
+        node
+    });
+    let x = params.remove(0);
+    let y = norm::<B>(x.clone(), &params, step, &joint);
+    match Norm.prepare::<C>(nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => prep.finish(Kept { x, params, step, joint }, y),
+        OpsKind::UnTracked(prep) => prep.finish(y),
+    }
+}
+
+impl<B: ResidualKernels, C: CheckpointStrategy> ResidualOps for Autodiff<B, C> {
+    fn op_enter(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        match Enter.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((), x),
+            OpsKind::UnTracked(prep) => prep.finish(x),
+        }
+    }
+
+    fn op_sum(x: FloatTensor<Self>, other: FloatTensor<Self>, how: Sum) -> FloatTensor<Self> {
+        record_sum::<B, C>([x, other], &[], how)
+    }
+
+    fn op_sum_one(x: FloatTensor<Self>, other: FloatTensor<Self>, w: FloatTensor<Self>, how: Sum) -> FloatTensor<Self> {
+        record_sum::<B, C>([x, other], &[w.into_primitive()], how)
+    }
+
+    fn op_sum_two(
+        x: FloatTensor<Self>,
+        other: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        how: Sum,
+    ) -> FloatTensor<Self> {
+        record_sum::<B, C>([x, other], &[w.into_primitive(), b.into_primitive()], how)
+    }
+
+    fn op_norm_one(x: FloatTensor<Self>, w: FloatTensor<Self>, step: Step, joint: Joint) -> FloatTensor<Self> {
+        record_norm::<B, C, 2>([x, w], step, joint)
+    }
+
+    fn op_norm_two(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        step: Step,
+        joint: Joint,
+    ) -> FloatTensor<Self> {
+        record_norm::<B, C, 3>([x, w, b], step, joint)
+    }
+}

@@ -1,0 +1,241 @@
+//! Norms and sums in the residual stream are the separate operations, bit for bit, whatever wants a gradient, is computed
+//! again, deferred or exchanged.
+
+use crate::compare::{leaf, numbers, values};
+use backend_dist::launch::launch;
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::ops::{
+    Entry, Exit, LinearOptions, Prologue, Residual, layer_norm, linear_with, pull_back, rms_norm, weight_grads,
+};
+use burn::tensor::{DType, Device, Tensor};
+
+const SEQ: usize = 6;
+const BATCH: usize = 2;
+const HIDDEN: usize = 8;
+const WIDE: usize = 5;
+const EPS: f64 = 0.1;
+
+/// What reads the stream through a norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Reader {
+    Linear,
+    /// Two layers with the same norm.
+    Twice,
+    Norm,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    centred: bool,
+    readers: [Reader; 2],
+    recompute: bool,
+    deferred: bool,
+    dtype: DType,
+}
+
+/// The stream, and for each of the two norms its weight and bias and the weights up and down behind it.
+const LEAVES: usize = 9;
+
+struct Inputs {
+    x: Tensor<3>,
+    parts: [Part; 2],
+}
+
+struct Part {
+    norm: [Tensor<1>; 2],
+    up: Tensor<2>,
+    down: Tensor<2>,
+}
+
+impl Part {
+    fn prologue(&self, centred: bool) -> Prologue {
+        let [weight, bias] = self.norm.clone();
+        if centred { Prologue::LayerNorm { weight, bias, eps: EPS } } else { Prologue::RmsNorm { weight, eps: EPS } }
+    }
+
+    /// `up` is the layer behind the norm, `norm` the norm by itself.
+    fn made(
+        &self,
+        reader: Reader,
+        options: &[LinearOptions; 2],
+        up: impl Fn(LinearOptions) -> Tensor<3>,
+        norm: impl Fn() -> Tensor<3>,
+    ) -> Tensor<3> {
+        let [column, row] = options.clone();
+        let wide = match reader {
+            Reader::Norm => return norm(),
+            Reader::Linear => up(column),
+            Reader::Twice => up(column.clone()) * up(column),
+        };
+        linear_with(wide, Prologue::None, self.down.clone(), None, row)
+    }
+}
+
+fn apart(Inputs { x, parts }: Inputs, block: Block, options: &[LinearOptions; 2]) -> Tensor<3> {
+    parts.iter().zip(block.readers).fold(x, |x, (part, reader)| {
+        let up = |options| linear_with(x.clone(), part.prologue(block.centred), part.up.clone(), None, options);
+        let norm = || match part.prologue(block.centred) {
+            Prologue::LayerNorm { weight, bias, eps } => layer_norm(x.clone(), weight, bias, eps),
+            _ => rms_norm(x.clone(), part.norm[0].clone(), EPS),
+        };
+        let made = part.made(reader, options, up, norm);
+        x + made
+    })
+}
+
+fn together(Inputs { x, parts }: Inputs, block: Block, options: &[LinearOptions; 2]) -> Tensor<3> {
+    let made = |x: &Residual, i: usize| {
+        let part = &parts[i];
+        let up = |options| x.clone().linear(part.prologue(block.centred), part.up.clone(), None, options);
+        part.made(block.readers[i], options, up, || x.clone().norm(part.prologue(block.centred)))
+    };
+    let x = Residual::enter(x);
+    let first = made(&x, 0);
+    let x = x.plus(first, parts[1].prologue(block.centred));
+    let second = made(&x, 1);
+    x.leave(second)
+}
+
+type Found = (Vec<f64>, Vec<Option<Vec<f64>>>);
+
+fn run(
+    block: Block,
+    rank: usize,
+    tracked: [bool; LEAVES],
+    form: impl Fn(Inputs, Block, &[LinearOptions; 2]) -> Tensor<3>,
+    ends: &(Entry, Exit),
+) -> Found {
+    let flat = |n: usize, seed: usize| leaf(&numbers(n, seed), block.dtype, false);
+    let wanted = |i: usize, w: Tensor<2>| if tracked[i] { w.require_grad() } else { w };
+    let matrix = |[out, inner]: [usize; 2], seed, i| wanted(i, flat(out * inner, seed).reshape([out, inner]));
+    let param = |seed: usize, i: usize| leaf(&numbers(HIDDEN, seed), block.dtype, tracked[i]);
+    // A copied input is the same on all ranks, and so are the norms.
+    let seed = if matches!(ends.0, Entry::Copied(_)) { 0 } else { rank };
+    let x = flat(SEQ * BATCH * HIDDEN, seed).reshape([SEQ, BATCH, HIDDEN]);
+    let x = if tracked[0] { x.require_grad() } else { x };
+    let parts = [0, 1].map(|part| {
+        let at = 1 + 4 * part;
+        Part {
+            norm: [param(10 + at, at), param(11 + at, at + 1)],
+            up: matrix([WIDE, HIDDEN], 40 + at + 2 * rank, at + 2),
+            down: matrix([HIDDEN, WIDE], 60 + at + 2 * rank, at + 3),
+        }
+    });
+    let options = LinearOptions { recompute: block.recompute, overlap: true, ..Default::default() };
+    let both =
+        [LinearOptions { entry: ends.0.clone(), ..options.clone() }, LinearOptions { exit: ends.1.clone(), ..options }];
+    let norms = parts.each_ref().map(|part| part.norm.clone());
+    let weights = parts.each_ref().map(|part| [part.up.clone(), part.down.clone()]);
+    let y = form(Inputs { x: x.clone(), parts }, block, &both);
+    let out = values(y.clone());
+    if !y.is_tracked() {
+        return (out, vec![]);
+    }
+    let upstream = flat(out.len(), 50 + seed).reshape(y.dims());
+    let mut late = None;
+    let grads = match block.deferred {
+        true => {
+            let (grads, deferred) = weight_grads::deferred(|| pull_back(y, upstream));
+            late = Some(deferred.run());
+            grads
+        }
+        false => pull_back(y, upstream),
+    };
+    let of_weight = |w: &Tensor<2>| w.grad(&grads).or_else(|| w.grad(late.as_ref()?)).map(values);
+    let mut found = vec![x.grad(&grads).map(values)];
+    for (norm, weights) in norms.iter().zip(&weights) {
+        found.extend(norm.iter().map(|x| x.grad(&grads).map(values)));
+        found.extend(weights.iter().map(of_weight));
+    }
+    (out, found)
+}
+
+/// Which of the leaves want a gradient: all, one of them, all but one.
+fn choices() -> Vec<[bool; LEAVES]> {
+    let mut choices = vec![[true; LEAVES], [false; LEAVES]];
+    for one in 0..LEAVES {
+        choices.extend([true, false].map(|wanted| std::array::from_fn(|i| (i == one) == wanted)));
+    }
+    choices
+}
+
+fn all_blocks(ends: &(Entry, Exit), rank: usize) {
+    use Reader::{Linear, Norm, Twice};
+    for readers in [[Linear, Linear], [Twice, Norm], [Norm, Twice]] {
+        for (centred, recompute, deferred) in
+            [(false, false, false), (true, false, false), (false, true, false), (true, true, true)]
+        {
+            for dtype in [DType::F64, DType::F32, DType::BF16] {
+                let block = Block { centred, readers, recompute, deferred, dtype };
+                for tracked in choices() {
+                    let expected = run(block, rank, tracked, apart, ends);
+                    let found = run(block, rank, tracked, together, ends);
+                    assert!(found == expected, "{block:?} {ends:?} {tracked:?}: {found:?} but {expected:?}");
+                    assert_eq!(expected.1.first().is_some_and(Option::is_some), tracked[0]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn on_one_rank() {
+    all_blocks(&(Entry::Own, Exit::Own), 0);
+}
+
+#[test]
+fn over_two_ranks() {
+    let mesh = Mesh::new(ParallelLayout { tp: 2, ..Default::default() }).unwrap();
+    launch(&mesh, &[Device::flex()], |r| {
+        let group = r.group(Axis::Tp);
+        all_blocks(&(Entry::Copied(group.clone()), Exit::Reduced(group.clone())), r.rank);
+        all_blocks(&(Entry::Gathered(group.clone()), Exit::Scattered(group)), r.rank);
+        Ok(())
+    })
+    .unwrap();
+}
+
+fn tracked(shape: [usize; 3], seed: usize) -> Tensor<3> {
+    let n = shape.iter().product();
+    leaf(&numbers(n, seed), DType::F64, false).reshape(shape).require_grad()
+}
+
+/// The stream without a norm behind it, or with a norm whose output nobody uses in the loss.
+#[test]
+fn a_path_that_is_not_used_takes_no_gradient_away() {
+    let shape = [SEQ, BATCH, HIDDEN];
+    let weight = leaf(&numbers(HIDDEN, 3), DType::F64, true);
+    let norm = || Prologue::RmsNorm { weight: weight.clone(), eps: EPS };
+    let upstream = leaf(&numbers(SEQ * BATCH * HIDDEN, 4), DType::F64, false).reshape(shape);
+    let gradients = |form: &dyn Fn(Tensor<3>, Tensor<3>) -> Tensor<3>| {
+        let (x, other) = (tracked(shape, 1), tracked(shape, 2));
+        let grads = pull_back(form(x.clone(), other.clone()), upstream.clone());
+        [x, other].map(|x| values(x.grad(&grads).unwrap()))
+    };
+    let only_past = gradients(&|x, other| {
+        let x = Residual::enter(x).plus(other, norm());
+        let unused = x.clone().norm(norm());
+        x.leave(unused.detach())
+    });
+    assert_eq!(only_past, gradients(&|x, other| x + other));
+    let only_through = gradients(&|x, other| {
+        let x = Residual::enter(x).plus(other, norm());
+        let made = x.clone().norm(norm());
+        x.leave(made.clone());
+        made
+    });
+    assert_eq!(only_through, gradients(&|x, other| rms_norm(x + other, weight.clone(), EPS)));
+}
+
+#[test]
+#[should_panic(expected = "residual: the stream is [6, 2, 8], what is added [6, 2, 4]")]
+fn an_addend_of_another_shape_is_refused() {
+    Residual::enter(tracked([SEQ, BATCH, 8], 1)).leave(tracked([SEQ, BATCH, 4], 2));
+}
+
+#[test]
+#[should_panic(expected = "residual: SwiGlu is no norm")]
+fn what_is_no_norm_is_refused() {
+    let x = || tracked([SEQ, BATCH, 8], 1);
+    Residual::enter(x()).plus(x(), Prologue::SwiGlu);
+}

@@ -1,0 +1,177 @@
+//! Documents of unequal lengths in a measurement: where they come from, and what they mean for the ranks.
+
+use std::fmt;
+use std::str::FromStr;
+
+use models::ModelConfig;
+use serde::{Deserialize, Serialize};
+
+use super::synthetic::uniform;
+use crate::config::RunConfig;
+use crate::data::TokenDataset;
+use crate::engine::packed_length;
+use crate::schedule::Effort;
+use crate::schedule::dynamic_context::DynamicContext;
+
+/// How long the documents of random tokens are: `lognormal:MEAN,SIGMA`, the distribution of Megatron's mock data for variable
+/// lengths (`--sft-mock-dataset-config-json`, there with a `lognormal_sigma` of 1.1).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DocumentLengths {
+    /// Mean, tokens.
+    pub mean: f64,
+    /// Standard deviation of the lengths' logarithm.
+    pub sigma: f64,
+}
+
+impl DocumentLengths {
+    /// The length that belongs to a random number; the same number always means the same length.
+    pub fn length(&self, random: u64) -> usize {
+        let (radius, angle) = (1.0 - uniform(random), uniform(random ^ 0x5851_f42d_4c95_7f2d));
+        // Box and Muller's transform, https://doi.org/10.1214/aoms/1177706645.
+        let normal = (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos();
+        let median = self.mean.ln() - self.sigma * self.sigma / 2.0;
+        (median + self.sigma * normal).exp().round().max(1.0) as usize
+    }
+}
+
+impl FromStr for DocumentLengths {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers = text.strip_prefix("lognormal:").and_then(|numbers| numbers.split_once(','));
+        let parsed = numbers.and_then(|(mean, sigma)| Some((mean.parse().ok()?, sigma.parse().ok()?)));
+        match parsed {
+            Some((mean, sigma)) if mean >= 1.0 && f64::is_finite(mean) && (0.0..=8.0).contains(&sigma) => {
+                Ok(Self { mean, sigma })
+            }
+            _ => Err(format!(
+                "`{text}` is not lognormal:MEAN,SIGMA with a mean of at least 1 token and a sigma from 0 to 8, such as \
+                 lognormal:4096,1.1"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for DocumentLengths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lognormal:{},{}", self.mean, self.sigma)
+    }
+}
+
+/// The documents of the measured steps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DocumentReport {
+    /// Documents of a step, on the mean.
+    pub per_step: f64,
+    /// Mean length.
+    pub mean: f64,
+    /// Half are shorter.
+    pub median: usize,
+    /// The longest.
+    pub longest: usize,
+    /// Length of a document's tokens, on the mean: what attention costs as.
+    pub of_a_token: f64,
+    /// Share of the computed tokens that only fill rows up.
+    pub padding: f64,
+    /// By way of dealing documents out, how much longer a step takes than if all ranks had the same to do and nothing
+    /// travelled: as [`Effort`] weighs lengths, mean over the steps. The first is the measured one.
+    pub simulated: Vec<(String, f64)>,
+}
+
+impl DocumentReport {
+    /// Of the samples of `data` from `first` on that `steps` steps of `config` take; `None` where these are one document each.
+    /// `on_gpus` is where rows are filled up to more.
+    pub fn of(config: &RunConfig, data: &dyn TokenDataset, first: usize, steps: usize, on_gpus: bool) -> Option<Self> {
+        let training = &config.training;
+        if !config.data.reset_attention_mask || data.is_empty() || steps == 0 {
+            return None;
+        }
+        let row = |index: usize| {
+            let starts = data.sample(index % data.len()).documents?;
+            let ends = starts[1..].iter().copied().chain([training.seq_length]);
+            Some(starts.iter().zip(ends).map(|(start, end)| end - start).collect::<Vec<_>>())
+        };
+        let rows: Vec<Vec<usize>> = (first..first + steps * training.global_batch).map(row).collect::<Option<_>>()?;
+        let mut lengths = rows.concat();
+        lengths.sort_unstable();
+        let tokens: usize = lengths.iter().sum();
+        let squares: f64 = lengths.iter().map(|length| (*length as f64).powi(2)).sum();
+
+        let ways = Ways { config, effort: Effort::of_width(config.model.config.dims().hidden), on_gpus };
+        let steps: Vec<Vec<Way>> = rows.chunks(training.global_batch).map(|rows| ways.of(rows)).collect();
+        let mean = |of: &dyn Fn(&Vec<Way>) -> f64| steps.iter().map(of).sum::<f64>() / steps.len() as f64;
+        let names = steps[0].iter().map(|way| way.name.clone()).enumerate();
+        Some(Self {
+            per_step: lengths.len() as f64 / steps.len() as f64,
+            mean: tokens as f64 / lengths.len() as f64,
+            median: lengths[lengths.len() / 2],
+            longest: *lengths.last()?,
+            of_a_token: squares / tokens as f64,
+            padding: mean(&|step| step[0].padding),
+            simulated: names.map(|(way, name)| (name, mean(&|step| step[way].slowdown))).collect(),
+        })
+    }
+}
+
+struct Ways<'a> {
+    config: &'a RunConfig,
+    effort: Effort,
+    on_gpus: bool,
+}
+
+struct Way {
+    name: String,
+    slowdown: f64,
+    padding: f64,
+}
+
+impl Ways<'_> {
+    /// The measured way first.
+    fn of(&self, rows: &[Vec<usize>]) -> Vec<Way> {
+        let (layout, micro) = (&self.config.parallel, self.config.training.micro_batch);
+        let ranks = layout.cp * layout.dp;
+        let lengths = rows.concat();
+        let ideal = self.effort.ideal(lengths.iter().copied(), ranks);
+        let seq: usize = rows[0].iter().sum();
+        let fixed = |cp: usize| {
+            let dp = ranks / cp;
+            let possible = seq.is_multiple_of(2 * cp) || cp == 1;
+            let time = possible.then(|| self.effort.of_rows(rows, micro, dp, cp));
+            time.map(|time| Way { name: format!("CP{cp} DP{dp}"), slowdown: time / ideal, padding: 0.0 })
+        };
+        let context = &self.config.context;
+        let most = context.max_tokens_per_rank.filter(|_| context.dynamic);
+        let dynamic = most.and_then(|most| {
+            let plan = DynamicContext::new(&lengths, ranks, most, self.effort).ok()?;
+            let padded = |cp, tokens| packed_length(layout, cp, tokens, self.on_gpus);
+            let computed: usize = plan.order.iter().map(|row| padded(row.ranks.len(), row.tokens)).sum();
+            let padding = 1.0 - lengths.iter().sum::<usize>() as f64 / computed as f64;
+            Some(Way { name: format!("dynamic:{most}"), slowdown: plan.makespan() / ideal, padding })
+        });
+        let own = if dynamic.is_some() { None } else { fixed(layout.cp) };
+        let others = [ranks, 1].into_iter().filter(|cp| own.is_none() || *cp != layout.cp);
+        let others: Vec<usize> = if ranks == 1 { Vec::new() } else { others.collect() };
+        dynamic.into_iter().chain(own).chain(others.into_iter().filter_map(fixed)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_have_the_mean_and_the_skew_that_are_asked_for() {
+        let lengths: DocumentLengths = "lognormal:4096,1.1".parse().unwrap();
+        assert_eq!(lengths.to_string(), "lognormal:4096,1.1");
+        let mut drawn: Vec<usize> = (0..100_000).map(|random| lengths.length(random)).collect();
+        drawn.sort_unstable();
+        let mean = drawn.iter().sum::<usize>() as f64 / drawn.len() as f64;
+        // The median of a log-normal distribution is its mean times exp(-sigma²/2).
+        assert!((mean / 4096.0 - 1.0).abs() < 0.02, "{mean}");
+        assert!((drawn[50_000] as f64 / 2236.7 - 1.0).abs() < 0.02, "{}", drawn[50_000]);
+        assert!((drawn[84_134] as f64 / (2236.7 * 1.1f64.exp()) - 1.0).abs() < 0.03, "{}", drawn[84_134]);
+        for wrong in ["lognormal:4096", "lognormal:0,1", "lognormal:10,-1", "uniform:1,2", "lognormal:inf,1"] {
+            assert!(wrong.parse::<DocumentLengths>().unwrap_err().contains("lognormal:4096,1.1"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! What is wrong is named, with its place and what would be right.
+
+use super::*;
+use crate::schedule::ScheduleKind;
+
+#[test]
+fn unknown_keys_are_named_with_place_and_closest_key() {
+    let file = "[training]\nstep = 3\n[trainig]\nseed = 1\n[model]\nhiden_size = 5\n[data]\nmicro-batch = 2\n";
+    assert_eq!(
+        refusal(file, &[("lr.wramup", "1"), ("model.num-layers", "3"), ("steps", "5")]),
+        "7 problems\n  \
+         run.toml:2: unknown key `training.step`; did you mean `training.steps`?\n  \
+         run.toml:4: unknown key `trainig.seed`; did you mean `training.seed`?\n  \
+         run.toml:8: unknown key `data.micro-batch`; did you mean `training.micro-batch`?\n  \
+         command line: unknown key `lr.wramup`; did you mean `lr.warmup`?\n  \
+         command line: unknown key `steps`; did you mean `training.steps`?\n  \
+         run.toml:6: unknown key `model.hiden_size` for family llama; did you mean `model.hidden-size`?\n  \
+         command line: unknown key `model.num-layers` for family llama; did you mean `model.num-hidden-layers`?"
+    );
+    assert_eq!(refusal("[outptu]\n", &[]), "run.toml:1: unknown key `outptu`; did you mean `output`?");
+    assert!(parse("[output]\n", &[]).is_ok());
+    assert_eq!(refusal("training = 3\n", &[]), "run.toml:1: `training` is a section: write [training]");
+}
+
+#[test]
+fn wrong_values_are_named_with_key_and_legal_values() {
+    let file = "[training]\nsteps = \"many\"\ndtype = \"f8\"\n[model]\nhidden-size = 1.5\n";
+    assert_eq!(
+        refusal(file, &[("lr.max", "high")]),
+        "4 problems\n  \
+         run.toml:2: training.steps = \"many\" is not a whole number of at least 1\n  \
+         run.toml:3: training.dtype = \"f8\" is not one of f32, f64, bf16, f16\n  \
+         command line: lr.max = high is not a finite number\n  \
+         run.toml:5: model.hidden-size = 1.5 is not a whole number of at least 0"
+    );
+    let said = refusal("[model]\nrope-scaling = { factor = 8 }\n", &[]);
+    assert!(
+        said.starts_with("run.toml:2: model.rope-scaling = { factor = 8 } is not") && said.contains("low_freq"),
+        "{said}"
+    );
+}
+
+#[test]
+fn contradictions_are_found_together() {
+    let said = contradiction(
+        "[parallel]\ntensor-parallel = 3\ndata-parallel = 2\n[training]\nglobal-batch = 3\nclip = 0\n[lr]\nmin = 1\n\
+         [optimizer]\nbeta1 = 1\n[data]\nsplit = \"1\"\nprefixes = [\"a\"]\nweights = [1, 2]\neod-mask-loss = true\n",
+    );
+    for part in [
+        "8 problems",
+        "model and parallel: tensor-parallel 3 does not divide the model's attention heads (8); nearest legal: 2, 4",
+        "training: `global-batch 3` is not a multiple of micro-batch 1 x data-parallel 2 = 2",
+        "training.clip = 0 is not above 0",
+        "lr: learning rates need",
+        "optimizer.beta1 = 1 is not at least 0 and below 1",
+        "data.weights has 2 numbers, data.prefixes 1",
+        "data.split = 1,0,0 leaves no validation data for evaluation.batches = 8",
+        "data.eod-mask-loss needs",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(contradiction("").contains("data.prefixes or data.text is needed"));
+    assert!(contradiction("[parallel]\nep = 2\ndp = 2\n").contains("expert-parallel 2: the model has no experts"));
+    let ends = contradiction("[data]\nprefixes = [\"a\"]\nreset-attention-mask = true\nreset-position-ids = true\n");
+    assert!(
+        ends.contains("data.reset-attention-mask needs") && ends.contains("data.reset-position-ids needs"),
+        "{ends}"
+    );
+    let gpt = "[model]\npreset = \"gpt-tiny\"\nattention-dropout = 1.5\n";
+    assert!(contradiction(gpt).contains("attention_dropout = 1.5 is not at least 0 and below 1"));
+    assert!(contradiction("[model]\nnum-key-value-heads = 3\n").contains("num_key_value_heads = 3 does not divide"));
+}
+
+#[test]
+fn pipelines_are_checked_before_anything_starts() {
+    let head =
+        "[training]\nglobal-batch = 8\nmicro-batch = 1\n[model]\nnum-hidden-layers = 6\n[data]\ntext = [\"a\"]\n";
+    let with = |overrides: &[(&str, &str)]| good(head, overrides);
+    let said = |overrides: &[(&str, &str)]| with(overrides).check().unwrap_err().to_string();
+    let run = with(&[("parallel.pp", "2"), ("pipeline.decoder-first-pipeline-num-layers", "2")]);
+    assert_eq!(run.check(), Ok(()));
+    let job = run.job().unwrap();
+    assert_eq!((job.schedule.kind, job.stages.layer_counts()), (ScheduleKind::OneFOneB, vec![2, 4]));
+    assert_eq!(
+        said(&[("parallel.pp", "4")]),
+        "pipeline: layers 6 do not divide over 4 ranks of 1 stages; nearest legal: layers 4, 8, or pipeline-layout \
+         Et|(tt|)*2tL"
+    );
+    let v = [("parallel.pp", "2"), ("parallel.vpp", "3"), ("pipeline.schedule", "zb-v")];
+    assert_eq!(said(&v), "pipeline: virtual-pipeline 3 does not fit schedule zb-v; nearest legal: 2");
+    let groups = [("parallel.pp", "2"), ("parallel.vpp", "3"), ("pipeline.group-size", "9")];
+    assert!(said(&groups).contains("nearest legal: microbatch-group-size 8"), "{}", said(&groups));
+    assert!(said(&[("parallel.vpp", "2")]).contains("virtual-pipeline 2 needs pipeline-parallel 2"));
+}

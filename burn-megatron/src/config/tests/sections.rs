@@ -1,0 +1,130 @@
+//! Sections with rules of their own.
+
+use super::*;
+use crate::engine::{CommWord, ContextConfig};
+use crate::lr::{LrDecay, WsdDecay};
+use crate::optim::{AdamWConfig, LionConfig, MuonConfig, SgdConfig};
+use models::GptConfig;
+use models::recompute::{Granularity, Method, Module};
+
+#[test]
+fn a_model_is_a_folder_a_preset_or_a_family() {
+    assert_eq!(
+        refusal("[model]\npreset = \"gpt3\"\n", &[]),
+        "model.preset = gpt3 is not one of tiny, llama3-1b, llama3-8b, mistral-7b, qwen3-0.6b, mixtral-tiny, mixtral-8x7b, mixtral-8x7b-half, qwen3-30b-a3b, gpt-tiny, gpt2, deepseek-tiny, deepseek-v3, moonlight-16b; did you mean `gpt2`?"
+    );
+    assert_eq!(
+        refusal("[model]\npreset = \"gpt2\"\nhf = \"x\"\n", &[]).lines().next(),
+        Some("model.hf = x and model.preset = gpt2: only one can be the model")
+    );
+    assert_eq!(
+        refusal("[model]\npreset = \"gpt2\"\nfamily = \"llama\"\n", &[]),
+        "model.family = llama, but model.preset gpt2 is gpt"
+    );
+    assert!(refusal("[model]\nhf = \"no/such\"\n", &[]).starts_with("model.hf: no/such/config.json: "));
+
+    let family = "[model]\nfamily = \"llama\"\nvocab-size = 100\nhidden-size = 48\nintermediate-size = 96\nnum-attention-heads = 4\n";
+    assert_eq!(
+        refusal(family, &[]),
+        "model.num-hidden-layers is missing: a family has no sizes of its own, presets have"
+    );
+    let FamilyConfig::Llama(sizes) = good(family, &[("model.num-hidden-layers", "3")]).model.config else {
+        panic!("a Llama")
+    };
+    assert_eq!((sizes.num_hidden_layers, sizes.num_key_value_heads, sizes.head_dim), (3, 4, 12));
+    assert_eq!(sizes.max_position_embeddings, 128, "as long as the rows");
+    let gpt = good("[model]\npreset = \"gpt-tiny\"\n", &[]).model.config;
+    assert_eq!(gpt, FamilyConfig::Gpt(GptConfig::tiny()));
+}
+
+#[test]
+fn a_tokenizer_made_here_gives_the_vocabulary() {
+    let vocabulary = |overrides: &[(&str, &str)]| models::ModelConfig::vocab_size(&good(TEXT, overrides).model.config);
+    assert_eq!(vocabulary(&[]), 1024);
+    assert_eq!(vocabulary(&[("data.bpe-size", "300")]), 300);
+    assert_eq!(vocabulary(&[("data.tokenizer", "byte")]), 257);
+    assert_eq!(vocabulary(&[("model.vocab-size", "2000")]), 2000);
+    assert_eq!(vocabulary(&[("data.tokenizer", "some/tokenizer.json")]), 256, "the preset's");
+}
+
+#[test]
+fn context_parallelism_is_written_as_in_megatron() {
+    let file = "[parallel]\ncontext-parallel-size = 4\n[context]\ncp-comm-type = \"a2a+p2p\"\n\
+                hierarchical-context-parallel-sizes = [2, 2]\n[data]\nprefixes = [\"a\"]\n";
+    let config = good(file, &[]);
+    assert_eq!(config.context, ContextConfig::all(CommWord::A2aP2p, 2, 4));
+    assert_eq!(config.check(), Ok(()));
+    let lists = good(file, &[("context.comm-type", "p2p,all_gather,a2a")]);
+    assert_eq!(lists.context.comm_type, [CommWord::P2p, CommWord::AllGather, CommWord::A2a]);
+    let said = contradiction(&format!("{file}[training]\nseq-length = 60\n"));
+    assert!(
+        said.contains("sequence length 60 is not a multiple of 8") && said.contains("nearest legal: 56, 64"),
+        "{said}"
+    );
+    let said = contradiction("[parallel]\ncp = 2\n[context]\ncomm-type = [\"p2p\", \"a2a\", \"p2p\"]\n");
+    assert!(said.contains("context: cp-comm-type has 3 entries"), "{said}");
+    let dynamic = "[parallel]\ndp = 4\n[context]\nhybrid-context-parallel = true\n";
+    let said = contradiction(dynamic);
+    assert!(said.contains("needs max-seqlen-per-dp-cp-rank") && said.contains("data.reset-position-ids"), "{said}");
+    let limit = good(dynamic, &[("context.max-seqlen-per-dp-cp-rank", "32")]).context;
+    assert_eq!((limit.dynamic, limit.max_tokens_per_rank), (true, Some(32)));
+}
+
+#[test]
+fn schedules_are_written_in_steps_or_samples() {
+    let file = "[lr]\nwarmup = \"640 samples\"\ndecay = 50\n[lr.form.wsd]\ntail = \"10 steps\"\nform = \"linear\"\n";
+    let lr = good(file, &[]).lr;
+    assert_eq!((lr.warmup, lr.decay), (Span::Samples(640), Span::Steps(50)));
+    assert_eq!(lr.form, LrDecay::Wsd { tail: Span::Steps(10), form: WsdDecay::Linear });
+}
+
+#[test]
+fn every_optimizer_has_its_own_keys_and_defaults() {
+    let kind = |kind: &str| good("", &[("optimizer.kind", kind)]).optimizer;
+    assert_eq!(kind("sgd"), OptimizerConfig::Sgd(SgdConfig::default()));
+    assert_eq!(kind("lion"), OptimizerConfig::Lion(LionConfig::default()));
+    assert_eq!(kind("muon"), OptimizerConfig::Muon(MuonConfig::default()));
+    let lion = "[optimizer]\noptimizer = \"lion\"\nlion-beta2 = 0.99\n";
+    assert_eq!(good(lion, &[]).optimizer, OptimizerConfig::Lion(LionConfig { beta2: 0.99, ..LionConfig::default() }));
+
+    assert_eq!(
+        refusal("[optimizer]\nkind = \"sgd\"\nbeta2 = 0.9\n", &[]),
+        "run.toml:3: optimizer.beta2 = 0.9 has no meaning with optimizer.kind = sgd; only with adamw, lion, muon"
+    );
+    assert!(refusal("", &[("optimizer.ns-steps", "3")]).contains("with optimizer.kind = adamw; only with muon"));
+    // The command line takes another optimizer than the file, whose constants then do not count.
+    let file = "[optimizer]\nbeta1 = 0.8\neps = 1e-6\n";
+    assert_eq!(good(file, &[]).optimizer, AdamWConfig { beta1: 0.8, eps: 1e-6, ..AdamWConfig::default() }.into());
+    assert_eq!(good(file, &[("optimizer.kind", "sgd")]).optimizer, OptimizerConfig::Sgd(SgdConfig::default()));
+    assert!(contradiction("[optimizer]\nkind = \"sgd\"\nmomentum = 1\n").contains("optimizer.momentum = 1 is not"));
+}
+
+#[test]
+fn what_is_recomputed_is_written_as_in_megatron() {
+    let file =
+        "[recompute]\nrecompute-granularity = \"selective\"\nrecompute-modules = [\"core_attn\", \"layernorm\"]\n";
+    let recompute = good(file, &[]).recompute;
+    assert_eq!(recompute.modules, [Module::CoreAttention, Module::Norms]);
+    let full = [("recompute.granularity", "full"), ("recompute.method", "block"), ("recompute.num-layers", "3")];
+    let recompute = good(file, &full).recompute;
+    assert_eq!((recompute.granularity, recompute.method, recompute.num_layers), (Granularity::Full, Method::Block, 3));
+    assert_eq!(
+        refusal(file, &[("recompute.num-layers", "3")]),
+        "command line: recompute.num-layers = 3 has no meaning with recompute.granularity = selective; only with full"
+    );
+    let empty = "[recompute]\ngranularity = \"selective\"\nmodules = []\n";
+    assert!(contradiction(empty).contains("recompute.modules is empty"));
+}
+
+#[test]
+fn loss_scales_belong_to_fp16() {
+    let f16 =
+        good("[training]\ndtype = \"f16\"\n[loss-scale]\ninitial-loss-scale = 1024\nloss-scale-window = 7\n", &[]);
+    assert_eq!((f16.loss_scale.initial_scale, f16.loss_scale.growth_interval), (1024.0, 7));
+    assert_eq!(
+        refusal("[loss-scale]\nmin = 2\n", &[]),
+        "run.toml:2: loss-scale.min-scale = 2.0 has no meaning with training.dtype = f32; only with f16"
+    );
+    let low = "[training]\ndtype = \"f16\"\n[loss-scale]\ninit = 1\nmin = 2\n";
+    assert!(contradiction(low).contains("loss-scale.initial-scale = 1 is below loss-scale.min-scale = 2"));
+}

@@ -1,0 +1,59 @@
+//! The norm of the gradients of the whole model, with the same bits in every layout that adds up the same numbers.
+
+use super::super::bucket::Bucket;
+use super::Optimizer;
+use backend_dist::buffer::{self, Buffer, ChunkTable};
+use backend_dist::comm::Group;
+use backend_dist::mesh::GridKind;
+
+impl Optimizer {
+    /// Norm of the gradients of the whole model times `scale`, every element counted once; the same bits on all ranks,
+    /// and NaN or infinite on all if it is on one. `model_parallel` are, for each grid on which any rank has parameters, the
+    /// ranks that together hold these once.
+    ///
+    /// Squares are summed by bucket, shard and rank, and these sums in the order of [`BucketSpec::key`], so that neither
+    /// the pipeline nor ZeRO changes a bit of it.
+    pub fn norm(&self, scale: f64, model_parallel: &[(GridKind, Group)]) -> f64 {
+        let sums = self.squares();
+        let mut all = Vec::new();
+        for (grid, holders) in model_parallel {
+            let of_grid = || self.buckets.iter().zip(&sums).filter(|(bucket, _)| bucket.spec.grid() == *grid);
+            let mut squares = Vec::new();
+            for (Bucket { spec, counted, .. }, sums) in of_grid() {
+                let mut sums = sums.iter();
+                for (shard, ranges) in counted {
+                    squares.push((spec.key, *shard, sums.by_ref().take(ranges.len()).sum::<f64>()));
+                }
+            }
+            // All ranks that hold the same buckets have some, or none.
+            if let Some((Bucket { replicas, .. }, _)) = of_grid().find(|(bucket, _)| bucket.zero > 0) {
+                squares = replicas.all_gather_host(squares).concat();
+            }
+            let ranks = holders.all_gather_host(squares).into_iter().enumerate();
+            let placed = |(rank, of): (usize, Vec<_>)| {
+                of.into_iter().map(move |(key, shard, sum): (usize, usize, f64)| ((key, shard, rank), sum))
+            };
+            all.extend(ranks.flat_map(placed));
+        }
+        // Under one key and shard of a rank there may be a tied copy's zero; in any order that adds nothing.
+        all.sort_by_key(|(place, _)| *place);
+        all.into_iter().map(|(_, sum)| sum).sum::<f64>().sqrt() * scale
+    }
+
+    /// By bucket, the sum of squares of each range that the rank counts.
+    fn squares(&self) -> Vec<Vec<f64>> {
+        fn on_gpu(bucket: &Bucket) -> Option<(&Buffer, &ChunkTable)> {
+            Some((bucket.grads.buffer()?, &bucket.launches.as_ref()?.counted))
+        }
+        // One wait of the host for all of them; the GPU waits for each sum over the replicas where it comes to it, so that
+        // the squares of the others run beside the last ones.
+        if let Some(buffers) = self.buckets.iter().map(on_gpu).collect::<Option<Vec<_>>>() {
+            return buffer::squares(&buffers, |bucket| self.buckets[bucket].grads.wait());
+        }
+        let by_bucket = |Bucket { grads, counted, .. }: &Bucket| {
+            let ranges: Vec<_> = counted.iter().flat_map(|(_, ranges)| ranges.clone()).collect();
+            grads.sum().squares(&ranges)
+        };
+        self.buckets.iter().map(by_bucket).collect()
+    }
+}

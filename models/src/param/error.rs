@@ -1,0 +1,30 @@
+//! What can go wrong while a model is built.
+
+use backend_dist::launch::BoxError;
+use backend_dist::shard::RegistryError;
+use thiserror::Error;
+
+use crate::config::ConfigError;
+use crate::layout::ModelLayoutError;
+
+/// Why a model cannot be built.
+#[derive(Debug, Error)]
+pub enum BuildError {
+    /// The model's sizes contradict each other.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The model does not fit the layout.
+    #[error(transparent)]
+    Layout(#[from] ModelLayoutError),
+    /// Two parameters have the same name.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A weight could not be read from its source.
+    #[error("weight `{name}`: {source}")]
+    Weight {
+        /// Global name.
+        name: String,
+        /// What the source says.
+        source: BoxError,
+    },
+}

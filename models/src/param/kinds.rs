@@ -1,0 +1,130 @@
+//! The kinds of parameters: cut or whole, applied to all positions, to a rank's own ones, or to its own heads.
+
+use backend_dist::shard::{Init, ParamSpec, Section, Unit};
+use burn::module::{Param, ParamId};
+use burn::tensor::{FloatDType, Tensor};
+
+use super::{BuildError, ParamBuilder};
+
+impl ParamBuilder<'_> {
+    /// A parameter made of sections, one after the other along the first dimension, each with its distribution.
+    ///
+    /// # Errors
+    /// If the name of the first section is taken, or the source has no fitting values.
+    pub fn sections<const D: usize>(&mut self, sections: Vec<(Section, Init)>) -> Result<Param<Tensor<D>>, BuildError> {
+        self.create(sections, false)
+    }
+
+    /// A parameter made of sections of routed experts of the layer that [`begin`](Self::begin) began, this rank's own ones
+    /// ([`ExpertParallel::local`]), cut over the place [`ExpertParallel::etp`].
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    ///
+    /// # Panics
+    /// Outside layers.
+    pub fn expert_sections<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        let unit = self.unit;
+        self.unit = Unit::Experts(unit.layer().expect("experts are in a layer"));
+        let param = self.create(sections, false);
+        self.unit = unit;
+        param
+    }
+
+    /// State that is whole on every rank and that no gradient changes, `f32` unless the parameters are `f64`: kept with the
+    /// weights in checkpoints, but unknown to the optimizer.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub fn state<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        init: Init,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        let dtype = if self.dtype == FloatDType::F64 { FloatDType::F64 } else { FloatDType::F32 };
+        let section = Section::replicated(name, &shape, self.place());
+        let values = self.values(&section, init, dtype)?;
+        let spec = ParamSpec { unit: self.unit, trained: false, ..ParamSpec::new(vec![section], false) };
+        let values = if self.device.is_autodiff() { Tensor::from_inner(values) } else { values };
+        let param = Param::initialized(ParamId::from(spec.id), values.reshape(shape).set_require_grad(false));
+        self.registry.register(spec)?;
+        Ok(param)
+    }
+
+    /// A parameter that is whole on every rank and applied to the whole sequence.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub fn replicated<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        init: Init,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.create(vec![(Section::replicated(name, &shape, self.place()), init)], false)
+    }
+
+    /// A parameter that is whole on every rank and applied where activations are cut along the sequence, if they are:
+    /// norms, biases after a row-parallel layer, positions.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub fn on_sequence<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        init: Init,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        let sequence = self.parallel.sequence;
+        self.create(vec![(Section::replicated(name, &shape, self.place()), init)], sequence)
+    }
+
+    /// [`on_sequence`](Self::on_sequence) of several global tensors, one after the other along the first dimension.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub fn on_sequence_sections<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.create(sections, self.parallel.sequence)
+    }
+
+    /// A parameter that is whole on every rank and applied to each rank's own heads: every rank has the gradient of its
+    /// heads only.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub fn on_heads<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        init: Init,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.create(vec![(Section::replicated(name, &shape, self.place()), init)], true)
+    }
+
+    fn create<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+        partial_gradient: bool,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        let parts = sections
+            .iter()
+            .map(|(section, init)| self.values(section, *init, self.dtype))
+            .collect::<Result<Vec<_>, _>>()?;
+        let spec = ParamSpec::new(sections.into_iter().map(|(section, _)| section).collect(), partial_gradient);
+        let spec = ParamSpec { unit: self.unit, ..spec };
+        let shape: [usize; D] = spec.local_shape().try_into().expect("a parameter has the dimensions of its sections");
+        let flat = if parts.len() == 1 { parts.into_iter().next() } else { Some(Tensor::cat(parts, 0)) };
+        let tensor: Tensor<D> = flat.expect("a parameter has a section").reshape(shape);
+        let tensor = if self.device.is_autodiff() { Tensor::from_inner(tensor).require_grad() } else { tensor };
+        let param = Param::initialized(ParamId::from(spec.id), tensor);
+        self.registry.register(spec)?;
+        Ok(param)
+    }
+}

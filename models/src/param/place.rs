@@ -1,0 +1,80 @@
+//! A rank's place among those that share layers, and among those that share experts.
+
+use std::ops::Range;
+
+use backend_dist::comm::Group;
+use backend_dist::launch::Rank;
+use backend_dist::mesh::Axis;
+use backend_dist::shard::Place;
+
+/// A rank's place in its tensor parallel group, as every parallel layer needs it.
+#[derive(Clone, Debug)]
+pub struct TensorParallel {
+    /// The ranks that share each layer.
+    pub group: Group,
+    /// Activations between tensor parallel regions are cut along the sequence.
+    pub sequence: bool,
+    /// Where the group has a device link its exchanges run beside the matrix products.
+    pub overlap: bool,
+    /// Logits that a rank holds at a time, see [`positions_at_once`](backend_dist::ops::positions_at_once).
+    pub logits_at_once: usize,
+}
+
+impl TensorParallel {
+    /// Position and size, for sections.
+    pub fn place(&self) -> Place {
+        Place { rank: self.group.rank(), size: self.group.size() }
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.group.size()
+    }
+
+    /// The smallest number of positions, at least `needed`, that can be cut along the sequence if it is.
+    pub fn positions(&self, needed: usize) -> usize {
+        if self.sequence { needed.next_multiple_of(self.size()) } else { needed }
+    }
+
+    /// Length of the sequence of which this rank has `rows` positions.
+    pub fn sequence_length(&self, rows: usize) -> usize {
+        if self.sequence { rows * self.size() } else { rows }
+    }
+
+    /// Which of the positions of a tensor parallel region this rank has, if it has `rows` of them.
+    pub fn own_rows(&self, rows: usize) -> Range<usize> {
+        let first = if self.sequence { rows * self.group.rank() } else { 0 };
+        first..first + rows
+    }
+}
+
+/// A rank's place among the ranks that together hold the routed experts of a layer.
+#[derive(Clone, Debug)]
+pub struct ExpertParallel {
+    /// The ranks that hold all experts of a layer once, and the tokens that go to them: rank `ep.rank * etp.size + etp.rank`.
+    pub group: Group,
+    /// Place among the ranks that cut an expert into parts.
+    pub etp: Place,
+    /// Place among the ranks that divide the experts among themselves.
+    pub ep: Place,
+}
+
+impl ExpertParallel {
+    pub(super) fn of(rank: &Rank) -> Self {
+        let place = |axis, at| Place { rank: at, size: rank.mesh.axis_size(axis) };
+        let (etp, ep) = (place(Axis::Etp, rank.coords.etp), place(Axis::Ep, rank.coords.ep));
+        Self { group: rank.group(Axis::EtpEp), etp, ep }
+    }
+
+    /// Which of the layer's experts this rank holds: contiguous blocks, in the order of the ranks, as in Megatron-LM
+    /// (`megatron/core/transformer/moe/moe_layer.py`, `local_expert_indices`).
+    ///
+    /// # Panics
+    /// If the ranks do not divide the experts.
+    pub fn local(&self, experts: usize) -> Range<usize> {
+        let Place { rank, size } = self.ep;
+        assert!(experts.is_multiple_of(size), "expert-parallel {size} does not divide {experts} experts");
+        let count = experts / size;
+        rank * count..(rank + 1) * count
+    }
+}

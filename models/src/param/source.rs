@@ -1,0 +1,28 @@
+//! Initial weights that come from somewhere: a file, or tensors in memory.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use backend_dist::launch::BoxError;
+use backend_dist::shard::HostTensor;
+
+/// Where initial weights come from when they are not random.
+pub trait WeightSource: Send + Sync {
+    /// The values of the box `ranges` (one range per dimension) of the global tensor `name`, row-major. An empty box
+    /// has no values but its tensor must exist.
+    ///
+    /// # Errors
+    /// If the tensor does not exist, has another shape than `shape`, or cannot be read.
+    fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError>;
+}
+
+/// Global tensors in memory, by name.
+impl WeightSource for BTreeMap<String, HostTensor> {
+    fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError> {
+        let tensor = self.get(name).ok_or("there is no tensor of this name")?;
+        if tensor.shape != shape {
+            return Err(format!("its shape is {:?}, the model needs {shape:?}", tensor.shape).into());
+        }
+        Ok(tensor.read_box(ranges))
+    }
+}

@@ -1,0 +1,46 @@
+//! Initial values of a slice: read from the source, drawn on the GPU, or drawn on the host by all replicas together.
+
+use std::ops::Range;
+
+use backend_dist::collective::all_gather;
+use backend_dist::mesh::GridKind;
+use backend_dist::random;
+use backend_dist::shard::{Init, Section};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+
+use super::{BuildError, ParamBuilder};
+
+/// Elements of a section that are worth sharing the work of drawing them.
+const SHARED: usize = 1 << 20;
+
+impl ParamBuilder<'_> {
+    /// The slice's values in one dimension, without autodiff.
+    pub(super) fn values(&self, section: &Section, init: Init, dtype: FloatDType) -> Result<Tensor<1>, BuildError> {
+        let Some(source) = self.source else { return Ok(self.drawn(section, init, dtype)) };
+        let read = source.read(&section.name, &section.global_shape, &section.ranges());
+        let values = read.map_err(|source| BuildError::Weight { name: section.name.clone(), source })?;
+        Ok(self.upload(TensorData::new(section.pad(&values), [section.local_len()]), dtype))
+    }
+
+    /// Random values: a GPU draws its own; on the host each replica draws a part of a large slice.
+    fn drawn(&self, section: &Section, init: Init, float: FloatDType) -> Tensor<1> {
+        let (len, random) = (section.local_len(), !matches!(init, Init::Constant(_)));
+        let (device, dtype) = (self.device.clone().without_autodiff(), DType::from(float));
+        if let Some(values) = random::on_device(section, init, self.seed, &device, dtype) {
+            return values;
+        }
+        let draw = |part: Range<usize>| self.upload(random::on_host(section, init, self.seed, part, dtype), float);
+        let [dense, experts] = &self.replicas;
+        match if self.unit.grid() == GridKind::Dense { dense } else { experts } {
+            Some(replicas) if random && len >= SHARED && len.is_multiple_of(replicas.size()) => {
+                let part = len / replicas.size();
+                all_gather(draw(replicas.rank() * part..(replicas.rank() + 1) * part), 0, replicas)
+            }
+            _ => draw(0..len),
+        }
+    }
+
+    fn upload(&self, data: TensorData, dtype: FloatDType) -> Tensor<1> {
+        Tensor::from_data(data, (&self.device.clone().without_autodiff(), DType::from(dtype)))
+    }
+}
