@@ -29,6 +29,7 @@ mod moe;
 mod norm;
 mod product;
 mod rope;
+pub(in crate::ops) mod routing;
 mod work;
 
 use burn::backend::ops::IntTensorOps;
