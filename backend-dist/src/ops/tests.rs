@@ -87,6 +87,26 @@ fn activation_kernels() {
     }
 }
 
+/// Compares forward and backward pass of attention with the plain ones, and gives what these do: output and log-sum-exp, and
+/// the gradients.
+fn same_attention(
+    parts: [FlexTensor; 3],
+    grad: FlexTensor,
+    options: AttentionOptions,
+) -> ([FlexTensor; 2], [FlexTensor; 3]) {
+    let [q, k, v] = parts.clone();
+    let (out, lse) = attention::forward::<Flex>(q.clone(), k.clone(), v.clone(), options);
+    let fast = Flex::attention_forward(q, k, v, options);
+    same("output", fast.0, out.clone());
+    same("log-sum-exp", fast.1, lse.clone());
+    let result = [out, lse];
+    let plain = attention::grads::<Flex>(parts.clone(), result.clone(), grad.clone(), options);
+    for (fast, plain) in Flex::attention_grads(parts, result.clone(), grad, options).into_iter().zip(plain.clone()) {
+        same("gradient", fast, plain);
+    }
+    (result, plain)
+}
+
 #[test]
 fn attention_kernels() {
     let heads = PackedHeads { heads: 4, kv_heads: 2 };
@@ -101,17 +121,7 @@ fn attention_kernels() {
             let [q, k, v] = attention::unpack::<Flex>(qkv.clone(), heads);
             let parts = [last(q), k, v];
             let grad = last(grad.clone());
-            let [q, k, v] = parts.clone();
-            let (out, lse) = attention::forward::<Flex>(q.clone(), k.clone(), v.clone(), options);
-            let fast = Flex::attention_forward(q, k, v, options);
-            same("output", fast.0, out.clone());
-            same("log-sum-exp", fast.1, lse.clone());
-            let result = [out, lse];
-            let plain = attention::grads::<Flex>(parts.clone(), result.clone(), grad.clone(), options);
-            let fast = Flex::attention_grads(parts, result.clone(), grad.clone(), options);
-            for (fast, plain) in fast.into_iter().zip(plain.clone()) {
-                same("gradient", fast, plain);
-            }
+            let (result, plain) = same_attention(parts, grad.clone(), options);
             if queries == 9 {
                 let packed = Flex::attention_packed_grad(qkv.clone(), result, grad, heads, options);
                 same("packed gradient", packed, Flex::float_cat(plain.into(), 2));
@@ -126,16 +136,7 @@ fn attention_with_values_of_another_length() {
     let options = AttentionOptions { dropout, ..AttentionOptions::causal(3) };
     let parts = [tensor(&[150, 2, 4, 3], 1), tensor(&[160, 2, 2, 3], 2), tensor(&[160, 2, 2, 5], 3)];
     let grad = tensor(&[150, 2, 4, 5], 4);
-    let [q, k, v] = parts.clone();
-    let (out, lse) = attention::forward::<Flex>(q.clone(), k.clone(), v.clone(), options);
-    let fast = Flex::attention_forward(q, k, v, options);
-    same("output", fast.0, out.clone());
-    same("log-sum-exp", fast.1, lse.clone());
-    let result = [out, lse];
-    let plain = attention::grads::<Flex>(parts.clone(), result.clone(), grad.clone(), options);
-    for (fast, plain) in Flex::attention_grads(parts, result, grad, options).into_iter().zip(plain) {
-        same("gradient", fast, plain);
-    }
+    same_attention(parts, grad, options);
 }
 
 #[test]

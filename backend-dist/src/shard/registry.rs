@@ -73,12 +73,6 @@ impl Registry {
         self.specs.is_empty()
     }
 
-    /// Number of elements of the whole model as far as this rank's sections tell: every global tensor that the rank
-    /// has a slice of, counted whole.
-    pub fn global_elements(&self) -> usize {
-        self.sections().map(|section| section.global_shape.iter().product::<usize>()).sum()
-    }
-
     /// Puts global tensors together from the slices of all ranks; of several copies, copy 0 is taken.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ impl RandomState {
     }
 
     /// The next 32 random bits.
-    pub fn next_u32(&mut self) -> u32 {
+    fn next_u32(&mut self) -> u32 {
         if self.position == N {
             self.refill();
         }

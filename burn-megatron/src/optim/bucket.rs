@@ -115,7 +115,7 @@ impl Bucket {
     }
 
     /// Whether the values are kept here.
-    pub fn keeps_values(&self) -> bool {
+    fn keeps_values(&self) -> bool {
         self.zero == 3 || wide(self.dtype) != self.dtype
     }
 

@@ -36,11 +36,6 @@ impl Pass {
         }
     }
 
-    /// Whether the pass makes the gradient of the chunk's input.
-    pub fn makes_input_gradient(self) -> bool {
-        matches!(self, Pass::Backward | Pass::BackwardInput)
-    }
-
     /// Whether the pass is the last to need the activations of its forward.
     pub fn frees_activations(self) -> bool {
         matches!(self, Pass::Backward | Pass::BackwardWeight)

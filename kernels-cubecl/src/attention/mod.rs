@@ -21,6 +21,7 @@ pub mod merge;
 pub mod portable;
 mod problem;
 pub mod query_gradient;
+mod query_walk;
 mod tensor;
 pub mod tile;
 pub mod variant;

@@ -75,7 +75,7 @@ impl Tracing {
 }
 
 /// Where the load of the experts is drawn: `trace.json.experts.svg` for `trace.json`.
-pub fn expert_file(timeline: &Path) -> PathBuf {
+fn expert_file(timeline: &Path) -> PathBuf {
     let mut name = timeline.as_os_str().to_owned();
     name.push(".experts.svg");
     name.into()

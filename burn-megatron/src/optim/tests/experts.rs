@@ -121,16 +121,8 @@ impl Worker {
                 self.optimizer.complete(bucket);
             }
         }
-        (0..2).for_each(|bucket| self.optimizer.reduce(bucket));
-        self.optimizer.sum_partial();
         let holders = [GridKind::Dense, GridKind::Expert].map(|grid| (grid, self.rank.group(grid.model_parallel())));
-        let norm = self.optimizer.norm(0.5, &holders);
-        self.optimizer.begin_step();
-        for bucket in 0..2 {
-            let info = StepInfo { lr: 0.1 / (index + 1) as f64, grad_scale: 0.5 };
-            self.net = self.optimizer.step(bucket, self.net.clone(), &info);
-        }
-        norm
+        finish_step(&mut self.optimizer, &mut self.net, index, &holders)
     }
 
     fn weights(&mut self) -> Vec<f64> {

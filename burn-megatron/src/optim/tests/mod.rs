@@ -140,15 +140,7 @@ impl Worker {
                 self.optimizer.complete(bucket);
             }
         }
-        (0..2).for_each(|bucket| self.optimizer.reduce(bucket));
-        self.optimizer.sum_partial();
-        let norm = self.optimizer.norm(0.5, &holders(&self.rank));
-        self.optimizer.begin_step();
-        for bucket in 0..2 {
-            let info = StepInfo { lr: 0.1 / (index + 1) as f64, grad_scale: 0.5 };
-            self.net = self.optimizer.step(bucket, self.net.clone(), &info);
-        }
-        norm
+        finish_step(&mut self.optimizer, &mut self.net, index, &holders(&self.rank))
     }
 
     /// Whole local weights, also under ZeRO 3.
@@ -156,6 +148,19 @@ impl Worker {
         let net = (0..2).fold(self.net.clone(), |net, bucket| self.optimizer.gather(bucket, net));
         values(&net)
     }
+}
+
+/// What follows the last micro-batch of step `index`, for two buckets: sums and the update. The norm.
+fn finish_step<M: Module>(optimizer: &mut Optimizer, net: &mut M, index: usize, holders: &[(GridKind, Group)]) -> f64 {
+    (0..2).for_each(|bucket| optimizer.reduce(bucket));
+    optimizer.sum_partial();
+    let norm = optimizer.norm(0.5, holders);
+    optimizer.begin_step();
+    let info = StepInfo { lr: 0.1 / (index + 1) as f64, grad_scale: 0.5 };
+    for bucket in 0..2 {
+        *net = optimizer.step(bucket, net.clone(), &info);
+    }
+    norm
 }
 
 /// A rank's part of a global gradient. Of a partial one each copy has an equal share.

@@ -9,6 +9,7 @@ mod step;
 pub use plan::{BLOCK, D, JointGradientPlan};
 
 use super::joint_sum::{HALF, add_up, meet};
+use super::query_walk;
 use super::tile;
 use super::variant::{Part, Sizes};
 use crate::hopper::bulk::{self, Quad};
@@ -19,7 +20,7 @@ use cubecl::prelude::*;
 use half::bf16;
 use plan::{KEY_TILE, PLACES, SLOPE_TILE};
 use slopes::{issue_query_gradient, place_of, wait_for_slopes};
-use step::{JointState, Operands, Shares, Source, advance, load};
+use step::{JointState, Operands, Shares, advance, load};
 
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
 
@@ -69,15 +70,7 @@ pub fn joint_gradient(
     let first_key = CUBE_POS_Z * comptime![KEY_ROWS as u32];
     let blocks =
         QueryBlocks::new(first_key, &part.sight, comptime![BLOCK as u32], comptime![variant.causal], false, false);
-    let steps = blocks.end - blocks.first;
-    let source = Source {
-        batch: part.batch,
-        head: kv_head * sizes.group,
-        heads: CUBE_COUNT_X * sizes.group,
-        first: blocks.first,
-        steps,
-        total: steps * sizes.group,
-    };
+    let source = query_walk::source(&part, &blocks, kv_head, &sizes);
     let role = plane_broadcast(UNIT_POS / 128, 0u32);
     let mut shared = Shares { sums: sums_smem, slopes: slopes_smem, there, stage };
     if UNIT_POS == 0 {
@@ -129,7 +122,7 @@ pub fn joint_gradient(
     // Where this unit's part of the first step's queries lies. The blocks of a head are adjacent; from its last one to the
     // first of the next head it is a jump over the blocks that see none of the keys.
     let blocks_of_head = sizes.stride / comptime![BLOCK as u32];
-    let jump = (blocks_of_head + 1 - steps) * comptime![2 * HALF];
+    let jump = (blocks_of_head + 1 - source.steps) * comptime![2 * HALF];
     let first_block = (CUBE_POS_Y * CUBE_COUNT_X + kv_head) * sizes.group * blocks_of_head + blocks.first;
     // Two steps before the first.
     let mut target = first_block * comptime![2 * HALF] + role * HALF + UNIT_POS % 128 - jump - comptime![2 * HALF];
@@ -161,7 +154,7 @@ pub fn joint_gradient(
         );
         target += select(before == 0, jump, comptime![2 * HALF]);
         before = in_head;
-        in_head = select(in_head + 1 == steps, 0, in_head + 1);
+        in_head = select(in_head + 1 == source.steps, 0, in_head + 1);
         step += 1;
         if step == source.total {
             break;

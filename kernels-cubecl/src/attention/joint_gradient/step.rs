@@ -2,6 +2,7 @@
 use super::plan::{BLOCK, D, JointGradientPlan, PLACES, SLOPE_TILE};
 use super::slopes::{issue_key_gradient, issue_query_gradient, place_of, share, wait_for_slopes};
 use crate::attention::joint_sum::{add_up, meet};
+use crate::attention::query_walk::{self, Source};
 use crate::attention::tile::{self, HIDDEN, Ring};
 use crate::hopper::bulk::{self, Quad};
 use crate::hopper::mma::{self, Pair};
@@ -9,22 +10,6 @@ use crate::hopper::ptx;
 use crate::hopper::ring::barrier_at;
 use cubecl::prelude::*;
 use half::bf16;
-
-/// Which queries a cube reads.
-#[derive(CubeType)]
-pub struct Source {
-    pub batch: i32,
-    /// First query head of the group.
-    pub head: u32,
-    /// All query heads.
-    pub heads: u32,
-    /// First block of each head.
-    pub first: u32,
-    /// Blocks of each head.
-    pub steps: u32,
-    /// Blocks of all heads of the group.
-    pub total: u32,
-}
 
 /// What the units of a cube share besides tiles.
 #[derive(CubeType)]
@@ -87,14 +72,12 @@ pub fn load(
     #[comptime] plan: JointGradientPlan,
 ) {
     let slot = tile::slot(step, plan.stages);
-    let head = source.head + step / source.steps;
-    let row = ((source.first + step % source.steps) * comptime![BLOCK as u32]) as i32;
-    let row_of_heads = source.batch * source.heads as i32 + head as i32;
+    let at = query_walk::block(source, step, BLOCK);
     let from = slot.stage * comptime![2 * BLOCK];
-    tile::load(q_ring, &slot, q, source.batch, head as i32, row, comptime![(8 * BLOCK) as u32], BLOCK, D);
+    tile::load(q_ring, &slot, q, source.batch, at.head, at.row, comptime![(8 * BLOCK) as u32], BLOCK, D);
     let target = shared.sums.slice_mut(from, from + comptime![2 * BLOCK]);
-    barrier_at(&q_ring.full, slot.stage).tma_load_3d(sums, target, 0, row_of_heads, row);
-    tile::load(g_ring, &slot, out_gradient, source.batch, head as i32, row, 0u32, BLOCK, D);
+    barrier_at(&q_ring.full, slot.stage).tma_load_3d(sums, target, 0, at.row_of_heads, at.row);
+    tile::load(g_ring, &slot, out_gradient, source.batch, at.head, at.row, 0u32, BLOCK, D);
 }
 
 /// One query block. Its last products still run when this returns, and are waited for in the next step, which also adds

@@ -10,6 +10,7 @@ mod step;
 pub use plan::{Gradient, KeyGradientPlan};
 
 use super::draw;
+use super::query_walk;
 use super::tile;
 use super::variant::{Sizes, part};
 use crate::hopper::mma::{self, Pair};
@@ -18,7 +19,7 @@ use crate::tiling::{KEY_ROWS, QueryBlocks};
 use cubecl::prelude::*;
 use half::bf16;
 use mask::seen_by;
-use step::{KeyState, Operands, Source, Statistics, advance, load};
+use step::{KeyState, Operands, Statistics, advance, load};
 
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
 
@@ -83,18 +84,7 @@ pub fn key_gradient(
         comptime![variant.window],
         comptime![plan.bounded()],
     );
-    let steps = blocks.end - blocks.first;
-    let source = Source {
-        batch: part.batch,
-        head: kv_head * sizes.group,
-        heads: CUBE_COUNT_X * sizes.group,
-        row: part.first_query,
-        first: blocks.first,
-        steps,
-        total: steps * sizes.group,
-        limit: sizes.limit,
-        keep: sizes.keep,
-    };
+    let source = query_walk::source(&part, &blocks, kv_head, &sizes);
     let role = plane_broadcast(UNIT_POS / 128, 0u32);
     let mut statistics = Statistics { sums: sums_smem, drop_keys: drop_smem };
     if UNIT_POS == 0 {
@@ -161,7 +151,7 @@ pub fn key_gradient(
         let block_start = (blocks.first + in_head) * comptime![block as u32];
         let mut edge = in_head < blocks.edge;
         if comptime![plan.bounded()] {
-            edge = edge || in_head + blocks.high_edge >= steps;
+            edge = edge || in_head + blocks.high_edge >= source.steps;
         }
         advance(
             &mut state,
@@ -182,7 +172,7 @@ pub fn key_gradient(
             number,
             plan,
         );
-        in_head = select(in_head + 1 == steps, 0, in_head + 1);
+        in_head = select(in_head + 1 == source.steps, 0, in_head + 1);
         step += 1;
         if step == source.total {
             break;

@@ -2,34 +2,13 @@
 use super::KeyGradientPlan;
 use super::mask::{Seen, hide};
 use crate::attention::draw;
+use crate::attention::query_walk::{self, Source};
 use crate::attention::tile::{self, Ring};
 use crate::hopper::mma;
 use crate::hopper::ptx;
 use crate::hopper::ring::barrier_at;
 use cubecl::prelude::*;
 use half::bf16;
-
-/// Which queries a cube reads.
-#[derive(CubeType)]
-pub struct Source {
-    pub batch: i32,
-    /// First query head of the group.
-    pub head: u32,
-    /// All query heads.
-    pub heads: u32,
-    /// First row of the sequence.
-    pub row: u32,
-    /// First block of each head.
-    pub first: u32,
-    /// Blocks of each head.
-    pub steps: u32,
-    /// Blocks of all heads of the group.
-    pub total: u32,
-    /// Dropout's draws below this are dropped.
-    pub limit: u32,
-    /// What dropout multiplies the others with.
-    pub keep: f32,
-}
 
 /// What comes with the queries in the ring: for each stage `-lse` of every query, then `delta`; and the two dropout keys.
 #[derive(CubeType)]
@@ -91,20 +70,18 @@ pub fn load(
     let variant = comptime![plan.variant];
     let block = comptime![plan.block];
     let slot = tile::slot(step, plan.stages);
-    let head = source.head + step / source.steps;
-    let row = (source.row + (source.first + step % source.steps) * comptime![block as u32]) as i32;
-    let row_of_heads = source.batch * source.heads as i32 + head as i32;
+    let at = query_walk::block(source, step, block);
     let more = comptime![(8 * plan.line()) as u32 * (1 + variant.dropout as u32)];
     let from = slot.stage * comptime![plan.statistics()];
     let to = from + comptime![2 * plan.line()];
-    let from_row = row - early(source, plan) as i32;
-    tile::load(q_ring, &slot, q, source.batch, head as i32, row, more, block, variant.head_dim);
+    let from_row = at.row - early(source, plan) as i32;
+    tile::load(q_ring, &slot, q, source.batch, at.head, at.row, more, block, variant.head_dim);
     let full = barrier_at(&q_ring.full, slot.stage);
-    full.tma_load_3d(sums, statistics.sums.slice_mut(from, to), 0, row_of_heads, from_row);
+    full.tma_load_3d(sums, statistics.sums.slice_mut(from, to), 0, at.row_of_heads, from_row);
     if comptime![variant.dropout] {
-        full.tma_load_3d(drop_keys, statistics.drop_keys.slice_mut(from, to), 0, row_of_heads, from_row);
+        full.tma_load_3d(drop_keys, statistics.drop_keys.slice_mut(from, to), 0, at.row_of_heads, from_row);
     }
-    tile::load(g_ring, &slot, out_gradient, source.batch, head as i32, row, 0u32, block, variant.value_dim);
+    tile::load(g_ring, &slot, out_gradient, source.batch, at.head, at.row, 0u32, block, variant.value_dim);
 }
 
 /// One query block. Its last products still run when this returns, and are waited for in the next step.
