@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use backend_dist::gpu::{self, GpuError, GpuInfo};
+use backend_dist::ops::LOGITS_AT_ONCE;
 use burn::tensor::Device;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::flops::AttentionCount;
@@ -155,6 +156,8 @@ fn job(config: &LlamaConfig, task: &Task) -> Result<Job> {
         recompute: Recompute::default(),
         gpu: true,
         overlap: true,
+        documents: None,
+        logits_at_once: LOGITS_AT_ONCE,
     })
 }
 

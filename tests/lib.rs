@@ -1,10 +1,13 @@
 //! Small models, and what training them in a layout gives.
 
 use backend_dist::launch::Rank;
+use backend_dist::mesh::Mesh;
 use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::optim::OptimizerConfig;
-use burn_megatron::verify::{Bounds, Candidate, Job, RankTrace, Reference, Settings, assemble, compare, trace};
+use burn_megatron::verify::{
+    Bounds, Candidate, Job, LocalTensor, RankTrace, Reference, Settings, assemble, compare, first_copies, trace,
+};
 use models::{CausalLm, GptConfig, LlamaConfig, ModelConfig, ParamBuilder};
 use std::collections::BTreeMap;
 
@@ -59,19 +62,27 @@ pub fn train_on<M: CausalLm>(config: &M::Config, layout: &str, job: &Job) -> Vec
 
 /// The whole model at the end. Slices that several ranks hold are taken from one replica.
 pub fn weights(layout: &str, ranks: &[RankTrace]) -> BTreeMap<String, HostTensor> {
-    let layout = layout.parse::<Candidate>().unwrap().layout;
-    let stage = layout.tp * layout.cp * layout.dp;
-    let first = ranks.iter().enumerate().filter(|(rank, _)| rank % stage < layout.tp);
-    assemble(first.flat_map(|(_, rank)| &rank.parameters)).unwrap()
+    whole(layout, ranks, |rank| &rank.parameters)
+}
+
+/// The gradients of a step, likewise.
+pub fn gradients(layout: &str, ranks: &[RankTrace], step: usize) -> BTreeMap<String, HostTensor> {
+    whole(layout, ranks, |rank| &rank.gradients[step])
+}
+
+fn whole(
+    layout: &str,
+    ranks: &[RankTrace],
+    of: impl Fn(&RankTrace) -> &Vec<LocalTensor>,
+) -> BTreeMap<String, HostTensor> {
+    let mesh = Mesh::new(layout.parse::<Candidate>().unwrap().layout).unwrap();
+    let copies = |(rank, trace): (usize, &RankTrace)| first_copies(&mesh, rank, of(trace).clone());
+    let locals: Vec<LocalTensor> = ranks.iter().enumerate().flat_map(copies).collect();
+    assemble(&locals).unwrap()
 }
 
 /// Panics unless the ranks of a layout have seen what one device has.
 pub fn assert_equals_one_device(one: &[RankTrace], layout: &str, ranks: &[RankTrace]) {
     let found = compare(&Reference::new(&one[0]).unwrap(), ranks, &Bounds::new(FloatDType::F64, None, 1));
     assert!(found.pass(), "{layout}: {found:?}");
-}
-
-/// The trace with the gradients of a step in place of the parameters.
-pub fn with_parameters(rank: &RankTrace, step: usize) -> RankTrace {
-    RankTrace { parameters: rank.gradients[step].clone(), ..rank.clone() }
 }

@@ -5,7 +5,9 @@ use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::engine::{DocumentConfig, RankEngine, TokenBatch};
 use burn_megatron::verify::{Candidate, Job};
-use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig, ParamBuilder};
+use models::{
+    CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig, ModelConfig, ParamBuilder,
+};
 use tests::{SETTINGS, assert_equals_one_device, gpt, llama, train_on};
 
 /// Where documents start in each of the rows.
@@ -70,6 +72,10 @@ fn a_packed_llama_learns_what_its_documents_teach() {
         "CP4 a2a+p2p:2",
         "TP2 SP CP2",
         "CP2 PP2 DP2 ZeRO1 x2",
+        "CP2 selective",
+        "CP4 a2a x2 selective",
+        "TP2 SP CP2 all_gather selective",
+        "PP2 CP2 x4 zb-h1 a2a+p2p:1 selective",
     ];
     packed_equals_unpacked::<Llama>(&llama(), &layouts);
 }
@@ -98,15 +104,55 @@ fn documents_that_are_dealt_out_by_length_teach_the_same() {
         "TP2 SP DP2 selective dynamic:16",
         "DP6 dynamic:3 uniform1",
     ];
-    let one = train_on::<Llama>(&llama(), "TP1", &unpacked(llama().vocab_size()));
+    dealt_equals_unpacked::<Llama>(&llama(), &layouts);
+}
+
+/// Where others wait for a rank in every pass, all make equally many: the last ones of some have no tokens.
+#[test]
+fn documents_that_are_dealt_out_in_rounds_teach_the_same() {
+    let layouts = [
+        "DP4 ZeRO2 dynamic:4",
+        "DP2 CP2 ZeRO3 dynamic:5",
+        "TP2 SP DP2 ZeRO3 dynamic:8 uniform1",
+        "PP2 DP3 dynamic:6",
+        "PP2 DP2 ZeRO2 x2 zb-h1 dynamic:8 selective",
+        "PP2 VPP2 CP2 x4 interleaved dynamic:8",
+        "PP2 DP2 x2 zb-v dynamic:16",
+    ];
+    dealt_equals_unpacked::<Llama>(&llama(), &layouts);
+    // Auxiliary losses are means over the tokens of a row, and rows are others here.
+    let mixtral = MixtralConfig {
+        vocab_size: 101,
+        hidden_size: 32,
+        intermediate_size: 16,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        num_experts: 4,
+        router_aux_loss_coef: 0.0,
+        ..MixtralConfig::tiny()
+    };
+    let layouts = [
+        "DP4 dynamic:6",
+        "DP4 EP2 dynamic:4",
+        "DP2 CP2 EP4 ZeRO3 dynamic:5",
+        "DP2 EP1 ETP2 ZeRO2 dynamic:8",
+        "TP2 SP DP2 EP2 ETP1 dynamic:8 uniform1",
+        "PP2 DP2 EP2 x2 zb-h1 dynamic:8",
+    ];
+    dealt_equals_unpacked::<Mixtral>(&mixtral, &layouts);
+}
+
+fn dealt_equals_unpacked<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
+    let one = train_on::<M>(config, "TP1", &unpacked(config.vocab_size()));
     for layout in layouts {
-        let mut job = packed(llama().vocab_size());
+        let mut job = packed(config.vocab_size());
         // Rows are dealt out whatever their number is.
         job.engine.global_batch = 12;
         for batch in &mut job.batches {
             *batch = three_times(batch);
         }
-        assert_equals_one_device(&one, layout, &train_on::<Llama>(&llama(), layout, &job));
+        assert_equals_one_device(&one, layout, &train_on::<M>(config, layout, &job));
     }
 }
 

@@ -1,9 +1,49 @@
 //! Bugs of others that users have reported and that we claim not to have, each named after its report.
 
+use backend_dist::shard::HostTensor;
 use burn_megatron::engine::LossMean;
 use burn_megatron::optim::{MuonConfig, OptimizerConfig};
-use models::{Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig};
-use tests::{SETTINGS, assert_equals_one_device, gpt, llama, train, train_on, weights};
+use burn_megatron::verify::RankTrace;
+use models::layers::BalanceOver;
+use models::{
+    DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig,
+    MixtralVariant, ModelConfig,
+};
+use tests::{SETTINGS, assert_equals_one_device, gpt, gradients, llama, train, train_on, weights};
+
+/// Three layers with experts and one without, and a loss that balances them.
+fn mixture() -> MixtralConfig {
+    MixtralConfig {
+        variant: MixtralVariant::Qwen3Moe,
+        vocab_size: 101,
+        hidden_size: 32,
+        intermediate_size: 64,
+        moe_intermediate_size: Some(16),
+        num_hidden_layers: 4,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        mlp_only_layers: vec![1],
+        router_balance: BalanceOver::Sequence,
+        ..MixtralConfig::tiny()
+    }
+}
+
+/// Latent attention with heads for eight ranks, experts, and a module that predicts further tokens.
+fn deepseek() -> DeepSeekV3Config {
+    DeepSeekV3Config { vocab_size: 101, hidden_size: 32, mtp_loss_scaling_factor: 0.5, ..DeepSeekV3Config::tiny() }
+}
+
+/// Every rank's norm of each step is that of the gradients of all ranks, each element once.
+fn assert_norm_counts_everything_once(layout: &str, ranks: &[RankTrace]) {
+    for step in 0..ranks[0].losses.len() {
+        let squares = |tensor: &HostTensor| tensor.data.iter().map(|g| g * g).sum::<f64>();
+        let by_hand = gradients(layout, ranks, step).values().map(squares).sum::<f64>().sqrt();
+        for rank in ranks {
+            let gap = (rank.grad_norms[step] - by_hand).abs() / by_hand;
+            assert!(gap < 1e-12, "{layout}, step {step}: {} instead of {by_hand}", rank.grad_norms[step]);
+        }
+    }
+}
 
 /// NVIDIA/Megatron-LM issue 844: with the distributed optimizer the gradients of embedding and output layer were summed
 /// over first and last stage after they had been scattered over the replicas, where they lay at different places.
@@ -63,16 +103,57 @@ fn megatron_lm_5916_the_gradient_norm_counts_everything_once() {
     for layout in
         ["TP1", "TP2 SP", "TP4 SP DP2 ZeRO1", "TP2 SP PP2 DP2 ZeRO2 x2 Et|ttL", "PP2 VPP2 DP2 ZeRO1 x2 zb-v Et|t|t|L"]
     {
-        let ranks = train::<Gpt>(&tied, layout, None);
-        for step in 0..ranks[0].losses.len() {
-            let traces = ranks.iter().map(|rank| tests::with_parameters(rank, step)).collect::<Vec<_>>();
-            let squares = |tensor: &backend_dist::shard::HostTensor| tensor.data.iter().map(|g| g * g).sum::<f64>();
-            let by_hand = weights(layout, &traces).values().map(squares).sum::<f64>().sqrt();
-            for rank in &ranks {
-                let gap = (rank.grad_norms[step] - by_hand).abs() / by_hand;
-                assert!(gap < 1e-12, "{layout}, step {step}: {} instead of {by_hand}", rank.grad_norms[step]);
-            }
-        }
+        assert_norm_counts_everything_once(layout, &train::<Gpt>(&tied, layout, None));
+    }
+}
+
+/// NVIDIA/Megatron-LM pull requests 5916 and 6470: where attention is cut and experts are divided, the norm left out the experts
+/// of all but the first tensor parallel ranks.
+#[test]
+fn megatron_lm_5916_6470_the_gradient_norm_counts_every_expert_once() {
+    for layout in
+        ["TP2 EP2 ETP1", "TP4 SP EP4 ETP1", "TP2 SP DP2 EP2 ZeRO1", "TP2 DP2 EP4 ETP1 ZeRO2", "DP4 EP2 ETP2 x2"]
+    {
+        assert_norm_counts_everything_once(layout, &train::<Mixtral>(&mixture(), layout, None));
+    }
+}
+
+/// NVIDIA/Megatron-LM pull requests 1622 and 6080, issue 1628: experts that no rank has alone, but cut otherwise than attention,
+/// had their gradients summed over the replicas of attention.
+#[test]
+fn megatron_lm_1622_1628_6080_gradients_of_experts_cut_otherwise_than_attention() {
+    let one = train::<Mixtral>(&mixture(), "TP1", None);
+    for layout in
+        ["DP4 EP1 ETP4", "DP2 EP1 ETP2 ZeRO1", "TP2 ETP1", "TP4 SP ETP2 ZeRO2", "TP2 SP DP2 ETP4", "TP2 DP2 ETP1 x2"]
+    {
+        assert_equals_one_device(&one, layout, &train::<Mixtral>(&mixture(), layout, None));
+    }
+}
+
+/// ROCm/TransformerEngine pull request 715: the projections down to the latents, whole on every tensor parallel rank, were counted
+/// once for each in the norm. inclusionAI/AReno pull request 496: their gradients were summed twice, those of the rotated key once.
+#[test]
+fn transformer_engine_715_areno_496_replicated_latent_projections() {
+    let one = train::<DeepSeekV3>(&deepseek(), "TP1", None);
+    for layout in ["TP8", "TP8 SP", "TP4 SP DP2 ZeRO1", "TP2 PP2 x2 Ett|tL"] {
+        let ranks = train::<DeepSeekV3>(&deepseek(), layout, None);
+        assert_norm_counts_everything_once(layout, &ranks);
+        assert_equals_one_device(&one, layout, &ranks);
+    }
+}
+
+/// NVIDIA/Megatron-LM issue 7452, its third and fourth finding: losses of further tokens were divided by the tokens that count on
+/// one rank, and computed again with another group of ranks. Here none count on the first of four.
+#[test]
+fn megatron_lm_7452_further_tokens_over_all_ranks_and_computed_again() {
+    let mut job = SETTINGS.job(deepseek().vocab_size());
+    for mask in job.batches.iter_mut().filter_map(|batch| batch.mask.as_mut()) {
+        mask[..SETTINGS.global_batch / 4 * SETTINGS.seq].fill(false);
+    }
+    let one = train_on::<DeepSeekV3>(&deepseek(), "TP1", &job);
+    for layout in ["DP4", "DP4 EP2 ZeRO2 x2", "TP2 SP DP2 uniform1", "TP2 CP2 block2", "TP2 SP PP2 x4 Ett|tL uniform1"]
+    {
+        assert_equals_one_device(&one, layout, &train_on::<DeepSeekV3>(&deepseek(), layout, &job));
     }
 }
 

@@ -17,6 +17,10 @@ pub struct FlopShape {
     pub query_width: usize,
     /// Key/value heads × head size.
     pub kv_width: usize,
+    /// What queries, keys and values come from, if not from the hidden states; then `kv_width` does not count.
+    pub latent: Option<LatentFlops>,
+    /// Modules of multi-token prediction, whose layers are among the others.
+    pub mtp: usize,
     /// Inner width of the dense MLP.
     pub ffn: usize,
     /// Inner width of one expert.
@@ -31,6 +35,21 @@ pub struct FlopShape {
     pub padded_vocab: usize,
     /// Tokens per sequence.
     pub seq: usize,
+}
+
+/// Features of latent attention, over all heads.
+#[derive(Clone, Copy, Debug)]
+pub struct LatentFlops {
+    /// Of the latent of queries, if there is one.
+    pub queries: Option<usize>,
+    /// Of the latent of keys and values.
+    pub keys: usize,
+    /// Of the rotated key that all heads share.
+    pub shared: usize,
+    /// Of all value heads.
+    pub values: usize,
+    /// That come from the latent of keys and values.
+    pub up: usize,
 }
 
 /// How much of a causal score matrix is counted.
@@ -52,9 +71,17 @@ impl FlopShape {
         let layers = dense + moe;
         let matrices = if self.gated { 3.0 } else { 2.0 };
         let mlp = 6.0 * h * matrices * (f * dense + (fe * self.top_k as f64 + fs) * moe);
-        let projections = 6.0 * layers * (h * (q + 2.0 * kv) + q * h);
-        let logits = 6.0 * h * self.padded_vocab as f64;
-        let triangle = 6.0 * q * self.seq as f64 * layers;
+        let (attention, values) = match self.latent {
+            None => (h * (q + 2.0 * kv) + q * h, q),
+            Some(LatentFlops { queries, keys, shared, values, up }) => {
+                let [keys, shared, values, up] = [keys, shared, values, up].map(|n| n as f64);
+                let queries = queries.map_or(h * q, |rank| rank as f64 * (h + q));
+                (queries + h * (keys + shared) + keys * up + values * h, values)
+            }
+        };
+        let projections = 6.0 * (layers * attention + self.mtp as f64 * 2.0 * h * h);
+        let logits = 6.0 * h * self.padded_vocab as f64 * (1 + self.mtp) as f64;
+        let triangle = 3.0 * (q + values) * self.seq as f64 * layers;
         let scores = match count {
             AttentionCount::Causal => triangle,
             AttentionCount::Full => 2.0 * triangle,
@@ -79,6 +106,8 @@ mod tests {
             hidden: 4096,
             query_width: 4096,
             kv_width: 1024,
+            latent: None,
+            mtp: 0,
             ffn: 14336,
             expert_ffn: 0,
             top_k: 0,

@@ -42,6 +42,35 @@ micro-batch = 2
 global-batch = 16
 ";
 
+const DEEPSEEK: &str = "
+[model]
+preset = \"deepseek-tiny\"
+vocab-size = 1000
+hidden-size = 128
+intermediate-size = 384
+moe-intermediate-size = 64
+[training]
+seq-length = 128
+micro-batch = 2
+global-batch = 16
+";
+
+/// Rows sixteen times as long, one at a time.
+const LONG: &str = "
+[model]
+preset = \"tiny\"
+vocab-size = 1000
+hidden-size = 128
+intermediate-size = 384
+num-hidden-layers = 4
+head-dim = 16
+make-vocab-size-divisible-by = 64
+[training]
+seq-length = 2048
+micro-batch = 1
+global-batch = 2
+";
+
 /// Bytes of every rank in its second step, above what was there before the engine, and the most micro-batches whose
 /// activations it kept.
 struct Measured<'a>(&'a RunConfig);
@@ -117,6 +146,12 @@ fn planned_memory_is_what_ranks_allocate() {
         (GPT, ""),
         (GPT, "parallel.dp 2 parallel.zero 2"),
         (GPT, "parallel.pp 2 parallel.tp 2"),
+        (DEEPSEEK, ""),
+        (DEEPSEEK, "parallel.tp 2 parallel.sp true"),
+        (DEEPSEEK, "parallel.pp 2"),
+        (LONG, ""),
+        (LONG, "parallel.cp 2 parallel.zero 2"),
+        (LONG, "recompute.granularity full"),
     ] {
         for (rank, (measured, planned)) in compare(file, flags).into_iter().enumerate() {
             let ratio = measured as f64 / planned.peak() as f64;

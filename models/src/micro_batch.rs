@@ -20,6 +20,8 @@ pub struct MicroBatch {
     pub restarts: Option<Documents>,
     /// What the gradients of auxiliary losses, means over the tokens of the micro-batch, are multiplied with.
     pub auxiliary: f64,
+    /// No token of it means anything: it is computed because other ranks wait for this one, and no expert gets any of it.
+    pub is_filling: bool,
 }
 
 impl MicroBatch {

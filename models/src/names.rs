@@ -76,6 +76,14 @@ impl NameMap {
         self.add(ours, Foreign { name: theirs.into(), transposed: false, rows: None, shape: shape.to_vec() });
     }
 
+    /// Adds a linear layer of shape `[out, in]` that is the same under another name, with its bias if it has one.
+    pub fn linear(&mut self, ours: &str, theirs: &str, shape: [usize; 2], bias: bool) {
+        self.same(format!("{ours}.weight"), format!("{theirs}.weight"), &shape);
+        if bias {
+            self.same(format!("{ours}.bias"), format!("{theirs}.bias"), &shape[..1]);
+        }
+    }
+
     /// Adds a tensor.
     pub fn add(&mut self, ours: impl Into<String>, theirs: Foreign) {
         self.entries.push((ours.into(), theirs));

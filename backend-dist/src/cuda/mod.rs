@@ -87,9 +87,14 @@ pub(crate) fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor
 
 /// Sets all bytes of the tensor, which has no gaps, to zero, in the order of the compute stream.
 pub(crate) fn clear(x: &CubeTensor) {
+    fill(x, 0);
+}
+
+/// Sets all bytes of the tensor, which has no gaps, to `byte`, in the order of the compute stream.
+pub(crate) fn fill(x: &CubeTensor, byte: u8) {
     let bytes = x.meta.shape().num_elements() * x.dtype.size();
     let held = x.handle.size_in_used() as usize;
-    assert!(x.is_contiguous() && bytes <= held, "to be cleared: {x:?} in a buffer of {held} bytes");
+    assert!(x.is_contiguous() && bytes <= held, "to be filled: {x:?} in a buffer of {held} bytes");
     if bytes == 0 {
         return;
     }
@@ -99,8 +104,8 @@ pub(crate) fn clear(x: &CubeTensor) {
         move |[pointer], stream| {
             // SAFETY: the buffer has this many bytes and is held until the work is queued on the stream that orders
             // its reuse.
-            unsafe { driver::memset_d8_async(pointer as CUdeviceptr, 0, bytes, stream) }
-                .map_err(|error| format!("clearing {bytes} bytes: {error}"))
+            unsafe { driver::memset_d8_async(pointer as CUdeviceptr, byte, bytes, stream) }
+                .map_err(|error| format!("filling {bytes} bytes: {error}"))
         },
         move |message| self::failed::note(device, message),
     );

@@ -23,6 +23,8 @@ mod drop_key;
 mod flex;
 pub mod fp8;
 mod fused;
+#[cfg(feature = "cuda")]
+pub mod grouped;
 mod head;
 mod kernels;
 mod local;

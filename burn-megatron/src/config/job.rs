@@ -1,10 +1,11 @@
 //! What planning needs to know of a run.
 
+use backend_dist::ops::LOGITS_AT_ONCE;
 use models::FamilyConfig;
 
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
-use crate::plan::{Decoder, Experts, Job, Moments};
+use crate::plan::{Decoder, Experts, Job, Latent, Moments};
 
 impl RunConfig {
     /// The run as [`plan`](crate::plan) sees it, on CPU ranks. Data and files play no part.
@@ -34,6 +35,8 @@ impl RunConfig {
             recompute: self.recompute.clone(),
             gpu: false,
             overlap: self.performance.tp_comm_overlap,
+            documents: None,
+            logits_at_once: LOGITS_AT_ONCE,
         })
     }
 }
@@ -51,6 +54,8 @@ impl From<&FamilyConfig> for Decoder {
                 heads: config.num_attention_heads,
                 kv_heads: config.num_key_value_heads,
                 head_dim: config.head_dim,
+                latent: None,
+                mtp: 0,
                 window: config.sliding_window,
                 gated: true,
                 head_norms: config.variant == models::LlamaVariant::Qwen3,
@@ -76,6 +81,8 @@ impl From<&FamilyConfig> for Decoder {
                 heads: config.num_attention_heads,
                 kv_heads: config.num_key_value_heads,
                 head_dim: config.head_dim,
+                latent: None,
+                mtp: 0,
                 window: None,
                 gated: true,
                 head_norms: config.has_head_norms(),
@@ -85,7 +92,6 @@ impl From<&FamilyConfig> for Decoder {
                 positions: None,
                 tied: config.tie_word_embeddings,
             },
-            // Its latent attention counts as one with all keys and values; modules of multi-token prediction do not count.
             FamilyConfig::DeepSeekV3(config) => Self {
                 vocab: config.vocab_size,
                 vocab_multiple: config.make_vocab_size_divisible_by,
@@ -102,6 +108,14 @@ impl From<&FamilyConfig> for Decoder {
                 heads: config.num_attention_heads,
                 kv_heads: config.num_attention_heads,
                 head_dim: config.qk_nope_head_dim + config.qk_rope_head_dim,
+                latent: Some(Latent {
+                    queries: config.q_lora_rank,
+                    keys: config.kv_lora_rank,
+                    rotated: config.qk_rope_head_dim,
+                    unrotated: config.qk_nope_head_dim,
+                    value: config.v_head_dim,
+                }),
+                mtp: config.num_nextn_predict_layers,
                 window: None,
                 gated: true,
                 head_norms: false,
@@ -121,6 +135,8 @@ impl From<&FamilyConfig> for Decoder {
                 heads: config.num_attention_heads,
                 kv_heads: config.num_attention_heads,
                 head_dim: config.head_dim(),
+                latent: None,
+                mtp: 0,
                 window: None,
                 gated: false,
                 head_norms: false,
@@ -140,8 +156,8 @@ mod tests {
     use backend_dist::mesh::{Mesh, ParallelLayout};
     use burn::tensor::{Device, FloatDType};
     use models::{
-        CausalLm, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig, ParamBuilder,
-        WithModel,
+        CausalLm, DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig,
+        ParamBuilder, WithModel,
     };
 
     use super::*;
@@ -157,7 +173,7 @@ mod tests {
             let mesh = Mesh::new(self.0).unwrap();
             let count = |rank: backend_dist::launch::Rank| {
                 let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F32, 1))?;
-                Ok(model.registry().iter().map(|spec| spec.local_len() as u64).sum::<u64>())
+                Ok(model.registry().iter().filter(|spec| spec.trained).map(|spec| spec.local_len() as u64).sum::<u64>())
             };
             launch(&mesh, &[Device::flex()], count).unwrap()[0]
         }
@@ -179,6 +195,12 @@ mod tests {
                 mlp_only_layers: vec![1],
                 moe_intermediate_size: Some(32),
                 ..MixtralConfig::tiny()
+            }),
+            FamilyConfig::DeepSeekV3(DeepSeekV3Config::tiny()),
+            FamilyConfig::DeepSeekV3(DeepSeekV3Config {
+                q_lora_rank: None,
+                num_nextn_predict_layers: 2,
+                ..DeepSeekV3Config::tiny()
             }),
         ];
         let hardware = gpus::Hardware::of(gpus::find("h100").unwrap(), 4);

@@ -67,7 +67,7 @@ pub struct ContextConfig {
     /// Each document of a step is shared by as many of the replicas as its length asks for
     /// ([`DynamicContext`](crate::schedule::dynamic_context::DynamicContext)).
     pub dynamic: bool,
-    /// If so, tokens that a rank may have of a document.
+    /// If so, tokens that a rank may have of a document, or of several that share a row.
     pub max_tokens_per_rank: Option<usize>,
 }
 
@@ -118,18 +118,6 @@ pub enum ContextError {
         "hybrid-context-parallel chooses the sizes of groups: cp-comm-type a2a+p2p is not for it; nearest legal: p2p"
     )]
     BlocksOfBlocks,
-    /// Ranks that take other numbers of documents would wait for each other.
-    #[error(
-        "hybrid-context-parallel: ranks take documents at their own pace, {key} {value} does not; nearest legal: {legal}"
-    )]
-    NotDynamic {
-        /// The size that does not fit.
-        key: &'static str,
-        /// Its value.
-        value: usize,
-        /// The largest legal one.
-        legal: usize,
-    },
     /// The mean of a micro-batch has no meaning where documents are dealt out one by one, nor have borders without effect.
     #[error("hybrid-context-parallel deals documents out one by one: {0}")]
     Alone(&'static str),
@@ -167,7 +155,7 @@ impl ContextConfig {
             return Err(ContextError::Layers { given, layers: dims.layers });
         }
         if self.dynamic {
-            self.check_dynamic(layout)?;
+            self.check_dynamic()?;
         }
         let shared = |cp: usize| ParallelLayout { cp, ..layout.clone() };
         match self.dynamic {
@@ -178,16 +166,11 @@ impl ContextConfig {
         }
     }
 
-    fn check_dynamic(&self, layout: &ParallelLayout) -> Result<(), ContextError> {
-        let refuse = |key, value: usize, legal| Err(ContextError::NotDynamic { key, value, legal });
-        match layout {
-            _ if self.max_tokens_per_rank.is_none() => Err(ContextError::NoLimit),
-            _ if self.comm_type.contains(&CommWord::A2aP2p) => Err(ContextError::BlocksOfBlocks),
-            layout if layout.pp > 1 => refuse("pipeline-parallel", layout.pp, 1),
-            layout if layout.ep > 1 => refuse("expert-parallel", layout.ep, 1),
-            layout if layout.expert_tp() > layout.tp => refuse("expert-tensor-parallel", layout.expert_tp(), layout.tp),
-            layout if layout.zero > 1 => refuse("zero", layout.zero.into(), 1),
-            _ => Ok(()),
+    fn check_dynamic(&self) -> Result<(), ContextError> {
+        match self.max_tokens_per_rank {
+            None => Err(ContextError::NoLimit),
+            Some(_) if self.comm_type.contains(&CommWord::A2aP2p) => Err(ContextError::BlocksOfBlocks),
+            Some(_) => Ok(()),
         }
     }
 
@@ -265,17 +248,17 @@ mod tests {
     }
 
     #[test]
-    fn dynamic_groups_are_not_for_every_layout() {
+    fn dynamic_groups_need_a_limit_and_one_way() {
         let check = |layout: &str, word: CommWord, most: Option<usize>| {
             let config = ContextConfig { dynamic: true, max_tokens_per_rank: most, ..ContextConfig::all(word, 2, 4) };
             config.check(&layout.parse().unwrap(), &DIMS).map_err(|error| error.to_string())
         };
-        assert_eq!(check("TP2 DP4 ZeRO1", CommWord::P2p, Some(8)), Ok(()));
+        for layout in ["TP2 DP4 ZeRO1", "PP3 DP4", "DP4 ZeRO3", "DP4 EP2"] {
+            assert_eq!(check(layout, CommWord::P2p, Some(8)), Ok(()), "{layout}");
+        }
         for (layout, word, most, said) in [
             ("DP4", CommWord::P2p, None, "needs max-seqlen-per-dp-cp-rank"),
             ("DP4", CommWord::A2aP2p, Some(8), "nearest legal: p2p"),
-            ("DP4 ZeRO2", CommWord::P2p, Some(8), "zero 2 does not; nearest legal: 1"),
-            ("PP3 DP4", CommWord::P2p, Some(8), "pipeline-parallel 3 does not; nearest legal: 1"),
             ("TP4 DP4", CommWord::A2a, Some(8), "heads over 2 ranks"),
         ] {
             let error = check(layout, word, most).unwrap_err();

@@ -6,11 +6,12 @@ use backend_dist::comm::Group;
 use burn::tensor::{DType, Device, Tensor};
 use std::collections::{HashMap, VecDeque};
 
-/// Activations and gradients that are on their way from one stage to its neighbour, all of one shape.
+/// Activations and gradients that are on their way from one stage to its neighbour.
 pub(super) struct Mail {
     pipeline: Group,
     device: Device,
-    shape: [usize; 3],
+    /// By micro-batch.
+    shapes: Vec<[usize; 3]>,
     dtype: DType,
     /// What passes of this rank have made, until it is sent or used here.
     made: HashMap<(Payload, usize, usize), Tensor<3>>,
@@ -21,10 +22,10 @@ pub(super) struct Mail {
 }
 
 impl Mail {
-    /// Tensors of `shape` and `dtype` between the ranks of `pipeline`.
-    pub fn new(pipeline: Group, device: Device, shape: [usize; 3], dtype: DType) -> Self {
+    /// Tensors of `dtype`, of one of `shapes` for each micro-batch, between the ranks of `pipeline`.
+    pub fn new(pipeline: Group, device: Device, shapes: Vec<[usize; 3]>, dtype: DType) -> Self {
         let (made, expected, early) = Default::default();
-        Self { pipeline, device, shape, dtype, made, expected, early }
+        Self { pipeline, device, shapes, dtype, made, expected, early }
     }
 
     /// Keeps what `work` has made.
@@ -40,7 +41,8 @@ impl Mail {
 
     /// Something will come; it is taken when a pass needs it.
     pub fn expect(&mut self, transfer: Transfer) {
-        let incoming = start_recv(self.shape, self.dtype, &self.device, transfer.peer, &self.pipeline);
+        let incoming =
+            start_recv(self.shapes[transfer.micro_batch], self.dtype, &self.device, transfer.peer, &self.pipeline);
         self.expected.push_back((transfer, incoming));
     }
 

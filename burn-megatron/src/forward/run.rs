@@ -6,10 +6,12 @@ use backend_dist::collective::all_reduce;
 use backend_dist::comm::ReduceOp;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
+use backend_dist::ops::context::{ContextParallel, CpCommType, zigzag};
 use backend_dist::shard::{HostTensor, Registry};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Int, Tensor, TensorData};
-use models::{CausalLm, FamilyConfig, ModelConfig, ParamBuilder, WeightSource, WithModel};
+use models::layout::sequence_unit;
+use models::{CausalLm, FamilyConfig, MicroBatch, ModelConfig, ParamBuilder, WeightSource, WithModel};
 
 use super::error::ForwardError;
 use super::loss::{IGNORED, counted, exact, fp32, shifted};
@@ -77,7 +79,7 @@ struct Run<'a> {
     settings: &'a Settings,
 }
 
-/// What a rank's rows give: logits `[rows, seq, vocab]`, and its part of the gradients.
+/// What a rank's places of its rows give: logits `[rows, places, vocab]`, and its part of the gradients.
 struct Part {
     logits: Vec<f64>,
     gradients: Vec<LocalTensor>,
@@ -90,8 +92,7 @@ impl WithModel for Run<'_> {
         let Self { input, settings, .. } = self;
         let (layout, vocab) = (&settings.layout, config.vocab_size());
         check_ids(input, vocab)?;
-        let training =
-            [("context-parallel", layout.cp, 1), ("pipeline-parallel", layout.pp, 1), ("zero", layout.zero.into(), 0)];
+        let training = [("pipeline-parallel", layout.pp, 1), ("zero", layout.zero.into(), 0)];
         for (key, value, legal) in training {
             if value > legal {
                 return Err(ForwardError::TrainingOnly { key, value, legal });
@@ -101,10 +102,7 @@ impl WithModel for Run<'_> {
             return Err(ForwardError::Rows { dp: layout.dp, rows: input.rows });
         }
         // Tokens after the last one change nothing before them.
-        let padded = match layout.sequence_parallel() {
-            true => input.seq.next_multiple_of(layout.tp),
-            false => input.seq,
-        };
+        let padded = input.seq.next_multiple_of(sequence_unit(layout));
         config.dims().check(layout, padded)?;
         let targets = input.labels.as_ref().map(|labels| shifted(labels, input.seq));
         match &targets {
@@ -122,12 +120,10 @@ impl WithModel for Run<'_> {
             Ok(part(&rank, &model, input, targets.as_deref().filter(|_| settings.gradients), padded))
         })?;
 
-        // Ranks of a tensor parallel group have the same logits, replicas other rows; replicas have the same gradients.
+        // Replicas have the same gradients.
         let coords = |rank: usize| mesh.coords(rank);
-        let firsts = parts.iter().enumerate().filter(|(rank, _)| coords(*rank).tp == 0);
-        let logits: Vec<f64> = firsts.flat_map(|(_, part)| part.logits.iter().copied()).collect();
         let is_first = |rank: usize, local: &LocalTensor| match local.unit.grid() {
-            GridKind::Dense => coords(rank).dp == 0,
+            GridKind::Dense => (coords(rank).dp, coords(rank).cp) == (0, 0),
             GridKind::Expert => coords(rank).edp == 0,
         };
         let locals = parts.iter().enumerate().flat_map(|(rank, part)| part.gradients.iter().map(move |of| (rank, of)));
@@ -136,10 +132,32 @@ impl WithModel for Run<'_> {
             true => self.family.hf_names().export(&assemble(once)?)?,
             false => BTreeMap::new(),
         };
+        let logits = all_logits(&mesh, &parts, input, padded, vocab);
         let mean = if settings.exact { exact } else { fp32 };
         let loss = targets.map(|targets| mean(&logits, &targets, vocab));
         Ok(Output { vocab, logits, loss, gradients })
     }
+}
+
+/// Logits `[rows, seq, vocab]` of the whole batch. Ranks of a tensor parallel group have the same ones, those of a context
+/// parallel group other places of the same rows, and data parallel ranks other rows.
+fn all_logits(mesh: &Mesh, parts: &[Part], input: &Input, padded: usize, vocab: usize) -> Vec<f64> {
+    let layout = mesh.layout();
+    let own = padded / layout.cp;
+    let mut logits = vec![0.0; input.rows * input.seq * vocab];
+    for (rank, part) in parts.iter().enumerate().filter(|(rank, _)| mesh.coords(*rank).tp == 0) {
+        let coords = mesh.coords(rank);
+        let first = coords.dp * (input.rows / layout.dp);
+        let places: Vec<usize> = zigzag(coords.cp, layout.cp, own).into_iter().flatten().collect();
+        for (index, values) in part.logits.chunks_exact(vocab).enumerate() {
+            let (row, place) = (first + index / own, places[index % own]);
+            if place < input.seq {
+                let at = (row * input.seq + place) * vocab;
+                logits[at..at + vocab].copy_from_slice(values);
+            }
+        }
+    }
+    logits
 }
 
 fn check_ids(input: &Input, vocab: usize) -> Result<(), ForwardError> {
@@ -160,36 +178,41 @@ fn check_ids(input: &Input, vocab: usize) -> Result<(), ForwardError> {
     check("labels", input.labels.as_deref().unwrap_or_default(), Some(IGNORED))
 }
 
-/// One rank's rows. With `targets` for all rows, also the gradients, summed over all ranks that have parts of them.
+/// One rank's places of its rows. With `targets` for all rows, also the gradients, summed over all ranks that have parts of
+/// them.
 fn part<M: CausalLm>(rank: &Rank, model: &M, input: &Input, targets: Option<&[i64]>, padded: usize) -> Part {
     let replicas = rank.group(Axis::Dp);
+    let context = ContextParallel { group: rank.group(Axis::Cp), comm: CpCommType::default() };
+    let own = padded / context.group.size();
+    let batch = MicroBatch { context: (own < padded).then_some(context), ..MicroBatch::default() };
+    let places: Vec<usize> = batch.places(own).into_iter().flatten().collect();
     let rows = input.rows / replicas.size();
     let mine = replicas.rank() * rows * input.seq..(replicas.rank() + 1) * rows * input.seq;
     let device = if targets.is_some() { rank.device.clone().autodiff() } else { rank.device.clone() };
     let tensor = |ids: &[i64]| -> Tensor<2, Int> {
-        let row =
-            |row: &[i64]| row.iter().copied().chain(std::iter::repeat_n(0, padded - input.seq)).collect::<Vec<_>>();
-        let ids: Vec<i64> = ids.chunks_exact(input.seq).flat_map(row).collect();
-        Tensor::from_data(TensorData::new(ids, [rows, padded]), &device)
+        Tensor::from_data(TensorData::new(at_places(ids, input.seq, &places, 0), [rows, own]), &device)
     };
     let tokens = tensor(&input.ids[mine.clone()]);
-    let logits = values(model.logits(tokens.clone()).narrow(1, 0, input.seq));
+    let logits = values(model.head_logits(model.hidden_states(tokens.clone(), &batch)));
     let Some(targets) = targets else { return Part { logits, gradients: Vec::new() } };
 
     let weight = 1.0 / counted(targets) as f64;
     let targets = &targets[mine];
     let labels: Vec<i64> = targets.iter().map(|target| if *target == IGNORED { 0 } else { *target }).collect();
-    let row = |row: &[i64]| {
-        let weights = row.iter().map(|target| if *target == IGNORED { 0.0 } else { weight });
-        weights.chain(std::iter::repeat_n(0.0, padded - input.seq)).collect::<Vec<f64>>()
-    };
-    let weights: Vec<f64> = targets.chunks_exact(input.seq).flat_map(row).collect();
-    let losses = model.token_losses(tokens, tensor(&labels));
-    let weights = Tensor::from_data(TensorData::new(weights, losses.dims()), (&device, losses.dtype()));
+    let weights: Vec<f64> = targets.iter().map(|target| if *target == IGNORED { 0.0 } else { weight }).collect();
+    let losses = model.training_losses(tokens, tensor(&labels), &batch);
+    let weights = TensorData::new(at_places(&weights, input.seq, &places, 0.0), [rows, own]);
+    let weights = Tensor::from_data(weights, (&device, losses.dtype()));
     let gradients = (losses * weights).sum().backward();
     let mut collect = Collect { rank, registry: model.registry(), gradients: &gradients, locals: Vec::new() };
     model.visit(&mut collect);
     Part { logits, gradients: collect.locals }
+}
+
+/// Of every row of `seq` values those at `places`, and `filling` where a row has ended.
+fn at_places<T: Copy>(values: &[T], seq: usize, places: &[usize], filling: T) -> Vec<T> {
+    let row = |row: &[T]| places.iter().map(|place| row.get(*place).copied().unwrap_or(filling)).collect::<Vec<_>>();
+    values.chunks_exact(seq).flat_map(row).collect()
 }
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {

@@ -2,7 +2,7 @@
 
 use backend_dist::mesh::ParallelLayout;
 
-use crate::flops::FlopShape;
+use crate::flops::{FlopShape, LatentFlops};
 
 /// Experts in the place of MLPs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,21 @@ pub struct Experts {
     pub shared: usize,
     /// Layers that have an MLP instead.
     pub dense_layers: Vec<usize>,
+}
+
+/// Latents in the place of whole keys and values: features of each token, or of each head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latent {
+    /// Of the latent that queries come from; without one they come from the hidden states.
+    pub queries: Option<usize>,
+    /// Of the latent that keys and values come from.
+    pub keys: usize,
+    /// Of a query head that are rotated, and of the key that all heads share.
+    pub rotated: usize,
+    /// Of a query and key head that are not.
+    pub unrotated: usize,
+    /// Of a value head.
+    pub value: usize,
 }
 
 /// The sizes that memory, traffic and time follow from.
@@ -40,6 +55,10 @@ pub struct Decoder {
     pub kv_heads: usize,
     /// Features of a head.
     pub head_dim: usize,
+    /// Queries, keys and values come from latents.
+    pub latent: Option<Latent>,
+    /// Modules of multi-token prediction, each with a layer of its own, behind the last one.
+    pub mtp: usize,
     /// Positions that one sees, if not all before it.
     pub window: Option<usize>,
     /// The MLP is `down(silu(gate) up)`, with three matrices instead of two.
@@ -115,13 +134,21 @@ impl Decoder {
     /// What the count of FLOPs needs to know.
     pub fn flop_shape(&self, seq: usize) -> FlopShape {
         let (kinds, experts) = (self.layer_kinds(), self.experts.as_ref());
-        let layers = |moe: bool| kinds.iter().filter(|kind| kind.moe == moe).map(|kind| kind.count).sum();
+        let layers = |moe: bool| kinds.iter().filter(|kind| kind.moe == moe).map(|kind| kind.count).sum::<usize>();
         FlopShape {
-            dense_layers: layers(false),
-            moe_layers: layers(true),
+            dense_layers: layers(false) + if experts.is_some() { 0 } else { self.mtp },
+            moe_layers: layers(true) + if experts.is_some() { self.mtp } else { 0 },
             hidden: self.hidden,
             query_width: self.heads * self.head_dim,
             kv_width: self.kv_heads * self.head_dim,
+            latent: self.latent.map(|latent| LatentFlops {
+                queries: latent.queries,
+                keys: latent.keys,
+                shared: latent.rotated,
+                values: self.heads * latent.value,
+                up: self.heads * (latent.unrotated + latent.value),
+            }),
+            mtp: self.mtp,
             ffn: self.intermediate,
             expert_ffn: experts.map_or(0, |experts| experts.intermediate),
             top_k: experts.map_or(0, |experts| experts.top_k),
@@ -137,6 +164,11 @@ impl Decoder {
         self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
     }
 
+    /// Whether the embedding's table is used on the head's stage too, which holds a copy of it if need be.
+    pub fn shares_table(&self) -> bool {
+        self.tied || self.mtp > 0
+    }
+
     /// The kinds of layers that there are.
     pub fn layer_kinds(&self) -> Vec<LayerKind> {
         let kind = |moe: bool| {
@@ -147,11 +179,11 @@ impl Decoder {
         [false, true].into_iter().filter_map(kind).collect()
     }
 
-    /// The share of one tensor parallel rank in a micro-batch of `rows` rows of `seq` tokens.
-    pub fn share(&self, layout: &ParallelLayout, rows: usize, seq: usize) -> Share {
+    /// The share of one tensor parallel rank in a micro-batch of `rows` rows of `seq` tokens, in documents of `documents`.
+    pub fn share(&self, layout: &ParallelLayout, rows: usize, seq: usize, documents: usize) -> Share {
         let tp = layout.tp;
         let tokens = (rows * seq).div_ceil(layout.cp);
-        let seen = self.window.unwrap_or(seq).min(seq) as f64;
+        let seen = self.window.unwrap_or(documents).min(documents) as f64;
         let experts = self.experts.as_ref().map_or(ExpertShare::default(), |experts| {
             let (own, etp) = (tokens.div_ceil(tp) as u64, layout.expert_tp());
             let copies = own * experts.top_k as u64;
@@ -173,7 +205,7 @@ impl Decoder {
             heads: (self.heads / tp) as u64,
             intermediate: (self.intermediate / tp) as u64,
             vocab: (self.vocab.next_multiple_of(self.vocab_multiple.max(1) * tp) / tp) as u64,
-            visible: seen - seen * seen / (2 * seq) as f64,
+            visible: seen - seen * seen / (2 * documents.max(1)) as f64,
             experts,
         }
     }

@@ -27,6 +27,8 @@ pub struct RankMemory {
     pub working: u64,
     /// Gathered weights, buffers that gradients are reduced in, a tensor on its way to another stage.
     pub communication: u64,
+    /// What the allocator of a GPU takes for its pages beyond the tensors in them.
+    pub pages: u64,
     /// What driver and libraries take of a GPU for themselves.
     pub libraries: u64,
 }
@@ -34,17 +36,26 @@ pub struct RankMemory {
 impl RankMemory {
     /// The most that is allocated at once.
     pub fn peak(&self) -> u64 {
-        self.states.total() + self.activations + self.loss + self.working + self.communication + self.libraries
+        self.states.total()
+            + self.activations
+            + self.loss
+            + self.working
+            + self.communication
+            + self.pages
+            + self.libraries
     }
 }
 
-/// Memory of every pipeline rank.
+/// Memory of every pipeline rank. CubeCL cuts tensors from pages as large as the largest of them: by measurement (docs/planning.md)
+/// it takes about one page more than they need.
 pub fn memory(job: &Job, schedule: &Schedule) -> Vec<RankMemory> {
     let placement = schedule.placement();
     let stages: Vec<StageMemory> = job.stages.stages().iter().map(|stage| StageMemory::new(job, stage)).collect();
     let rank = |rank: usize| {
-        let chunks = (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]).collect();
-        RankMemory { libraries: libraries(job), ..Walk::new(job, chunks).run(schedule, rank) }
+        let chunks: Vec<_> = (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]).collect();
+        let page = chunks.iter().map(|stage| stage.largest).max().unwrap_or(0);
+        let (pages, libraries) = (if job.gpu { page } else { 0 }, libraries(job));
+        RankMemory { pages, libraries, ..Walk::new(job, chunks).run(schedule, rank) }
     };
     (0..placement.ranks()).map(rank).collect()
 }

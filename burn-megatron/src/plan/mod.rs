@@ -19,7 +19,7 @@ use std::ops::Range;
 use backend_dist::mesh::ParallelLayout;
 use models::recompute::Recompute;
 
-pub use decoder::{Decoder, ExpertShare, Experts, LayerKind, Share};
+pub use decoder::{Decoder, ExpertShare, Experts, Latent, LayerKind, Share};
 pub use memory::{RankMemory, memory};
 pub use report::{Report, bytes, describe};
 pub use search::{Candidate, Found, Wish, search};
@@ -62,6 +62,10 @@ pub struct Job {
     pub gpu: bool,
     /// On GPUs exchanges of tensor parallelism run beside the matrix products.
     pub overlap: bool,
+    /// Attention stays inside documents of about so many tokens, if they are shorter than a row.
+    pub documents: Option<usize>,
+    /// Logits that a rank may hold at a time ([`positions_at_once`](backend_dist::ops::positions_at_once)).
+    pub logits_at_once: usize,
 }
 
 impl Job {
@@ -93,7 +97,8 @@ impl Job {
 
     /// A rank's share of a micro-batch.
     pub fn share(&self) -> Share {
-        self.decoder.share(&self.layout, self.micro_batch, self.seq)
+        let documents = self.documents.unwrap_or(self.seq).min(self.seq);
+        self.decoder.share(&self.layout, self.micro_batch, self.seq, documents)
     }
 
     /// Rows of a global batch.
@@ -120,7 +125,7 @@ fn samples(job: &Job) -> Vec<(Unit, Vec<Bucket>, usize)> {
         let stage = Stage { embedding: first, layers: kind.example..kind.example + 1, mtp_layers: 0..0, loss: first };
         let units = job.units(&stage);
         let buckets = state::buckets(job, &share, &stage, &units);
-        let times = |unit: &Unit| if unit.layers.is_empty() { 1 } else { kind.count };
+        let times = |unit: &Unit| if unit.head || unit.layers.is_empty() { 1 } else { kind.count };
         all.extend(units.into_iter().zip(buckets).map(|(unit, buckets)| (times(&unit), unit, buckets)));
     }
     all.into_iter().map(|(times, unit, buckets)| (unit, buckets, times)).collect()

@@ -58,7 +58,7 @@ fn percent(part: f64, whole: f64) -> f64 {
 
 impl RankMemory {
     /// The kinds by name, in the order in which they are shown.
-    pub fn kinds(&self) -> [(&'static str, u64); 10] {
+    pub fn kinds(&self) -> [(&'static str, u64); 11] {
         [
             ("weights", self.states.weights),
             ("FP8 weights", self.states.quantised),
@@ -69,6 +69,7 @@ impl RankMemory {
             ("logits, loss", self.loss),
             ("working", self.working),
             ("communication", self.communication),
+            ("gaps in pages", self.pages),
             ("driver, libraries", self.libraries),
         ]
     }

@@ -120,15 +120,19 @@ pub fn buckets(job: &Job, share: &Share, stage: &Stage, units: &[Unit]) -> Vec<V
         buckets.into_iter().filter(|bucket| bucket.elements > 0).collect()
     };
     let unit = |unit: &Unit| -> Vec<Bucket> {
-        let weight: u64 = unit.ops.iter().map(|op| op.weight).sum();
-        match (unit.layers.is_empty(), unit.head, decoder.tied) {
-            (false, ..) => unit.layers.iter().flat_map(|ops| layer(&unit.ops[ops.clone()])).collect(),
-            (_, false, true) if weight > table => vec![of(table), of(weight - table)],
-            (_, false, true) => vec![of(table)],
-            (_, _, false) => vec![of(weight)],
-            (_, true, true) if stage.embedding => vec![of(weight - table)],
-            (_, true, true) => vec![of(weight - table), of(table)],
-        }
+        let inside = |at: &usize| unit.layers.iter().any(|ops| ops.contains(at));
+        let weight: u64 = (0..unit.ops.len()).filter(|at| !inside(at)).map(|at| unit.ops[at].weight).sum();
+        let ends = match (unit.head, decoder.tied) {
+            _ if weight == 0 => vec![],
+            (false, true) if weight > table => vec![of(table), of(weight - table)],
+            (false, _) => vec![of(weight)],
+            (true, true) if stage.embedding => vec![of(weight - table)],
+            (true, true) => vec![of(weight - table), of(table)],
+            (true, false) if decoder.shares_table() && !stage.embedding => vec![of(weight), of(table)],
+            (true, false) => vec![of(weight)],
+        };
+        let layers = unit.layers.iter().flat_map(|ops| layer(&unit.ops[ops.clone()]));
+        ends.into_iter().chain(layers).collect()
     };
     units.iter().map(unit).collect()
 }

@@ -12,11 +12,12 @@ use crate::forward::{difference, last};
 
 const MODEL: &str = "deepseek_v3";
 
-/// transformers computes the router in fp32, so logits are as far apart as fp32 rounds.
+/// transformers computes the router in fp32, so logits are as far apart as fp32 rounds; with its router in fp64 as far as fp64 does.
 #[test]
 fn forward_is_transformers() {
     let path = golden(MODEL).join("oracle.safetensors");
     let (input, oracle, folder) = (read_input(&path).unwrap(), read(&path), HfFolder::open(golden(MODEL)).unwrap());
+    let unrounded = read(&golden(MODEL).join("router_fp64.safetensors"));
     for layout in ["TP1", "TP2 SP", "TP4", "DP2 EP2", "TP2 EP2 ETP1"] {
         let settings = Settings {
             layout: layout.parse::<ParallelLayout>().unwrap(),
@@ -28,6 +29,8 @@ fn forward_is_transformers() {
         let output = forward(folder.config(), &folder, &input, &settings).unwrap();
         let gap = difference(&last(&output, &input), &oracle["logits_last8"].values());
         assert!(gap < 2e-7, "{layout}: logits {gap:e}");
+        let gap = difference(&last(&output, &input), &unrounded["logits_last8"].values());
+        assert!(gap < 1e-13, "{layout}: logits without the router's rounding {gap:e}");
         let mut compared = 0;
         for (name, expected) in
             oracle.iter().filter_map(|(name, expected)| Some((name.strip_prefix("grad.")?, expected)))

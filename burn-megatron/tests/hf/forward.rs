@@ -40,9 +40,10 @@ pub fn last(output: &Output, input: &Input) -> Vec<f64> {
 fn in_double_precision() {
     for model in MODELS {
         let (input, oracle) = input(model);
-        let experts = ["DP2 EP2", "TP2 EP2 ETP1", "TP2 SP DP2 EP2", "TP2 SP DP2 EP4 ETP1"];
+        let experts = ["DP2 EP2", "TP2 EP2 ETP1", "TP2 SP DP2 EP2", "TP2 SP DP2 EP4 ETP1", "CP2 DP2 EP4"];
         let experts = experts.iter().filter(|_| ["mixtral", "qwen3_moe"].contains(&model));
-        for layout in ["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP", "TP2 SP DP2"].iter().chain(experts) {
+        let dense = ["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP", "TP2 SP DP2", "CP2", "TP2 SP CP2 DP2", "CP4"];
+        for layout in dense.iter().chain(experts) {
             let output =
                 run(model, &input, &Settings { gradients: true, ..settings(layout, FloatDType::F64) }).unwrap();
             let logits = difference(&last(&output, &input), &oracle["logits_last8"].values());
@@ -81,7 +82,8 @@ fn exactly() {
 fn in_lower_precision() {
     for model in MODELS {
         let (input, oracle) = input(model);
-        // In bf16 a token may use the other one of two experts that are almost equally good.
+        // In bf16 a token may use the other one of two experts that are almost equally good: Qwen3-MoE is 0.014 away on one rank and
+        // 0.052 in this layout. With the experts of fp64 both are within 0.03 (`models/tests/layouts/hf.rs`).
         let half = if ["mixtral", "qwen3_moe"].contains(&model) { 0.1 } else { 0.05 };
         for (dtype, limit) in [(FloatDType::F32, 2e-6), (FloatDType::BF16, half)] {
             let output = run(model, &input, &settings("TP2 SP", dtype)).unwrap();
@@ -91,22 +93,26 @@ fn in_lower_precision() {
     }
 }
 
-/// Sequence parallelism cannot cut 39 tokens in four; what is added at the end changes nothing before it.
+/// Neither sequence nor context parallelism can cut 39 tokens in four; what is added at the end changes nothing before it.
 #[test]
-fn any_length_with_sequence_parallelism() {
+fn any_length_over_ranks_that_share_it() {
     for model in ["qwen3", "gpt2"] {
         let (whole, _) = input(model);
         let cut = |ids: &[i64]| ids.chunks(40).flat_map(|row| &row[..39]).copied().collect::<Vec<_>>();
         let input = Input { rows: 2, seq: 39, ids: cut(&whole.ids), labels: whole.labels.as_deref().map(cut) };
         let of =
             |layout| run(model, &input, &Settings { gradients: true, ..settings(layout, FloatDType::F64) }).unwrap();
-        let (one, four) = (of("TP1"), of("TP4 SP"));
+        let one = of("TP1");
         assert_eq!(one.logits.len(), 2 * 39 * 256);
-        assert!(difference(&four.logits, &one.logits) < 1e-13 && four.loss == one.loss, "{model}");
-        for (name, gradient) in &one.gradients {
-            // Key biases of GPT-2 have no gradient but rounding.
-            let floor = gradient.data.iter().all(|value| value.abs() < 1e-12);
-            assert!(floor || difference(&four.gradients[name].data, &gradient.data) < 1e-9, "{model}: {name}");
+        for layout in ["TP4 SP", "TP2 SP CP2"] {
+            let four = of(layout);
+            assert!(difference(&four.logits, &one.logits) < 1e-13 && four.loss == one.loss, "{model} {layout}");
+            for (name, gradient) in &one.gradients {
+                // Key biases of GPT-2 have no gradient but rounding.
+                let floor = gradient.data.iter().all(|value| value.abs() < 1e-12);
+                let gap = difference(&four.gradients[name].data, &gradient.data);
+                assert!(floor || gap < 1e-9, "{model} {layout}: {name}");
+            }
         }
     }
 }

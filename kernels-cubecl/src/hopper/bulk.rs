@@ -64,16 +64,23 @@ pub fn wait_for_reads() {
     intrinsic!(|scope| scope.register(&WaitGroupReadOp::new(scope.ctx_mut(), 0usize)))
 }
 
+/// Waits until the copy engine has read what this unit gave it to add or to store, but for the last `newer` groups.
+#[cube]
+#[allow(unused_variables)]
+pub fn wait_for_older_reads(#[comptime] newer: usize) {
+    intrinsic!(|scope| scope.register(&WaitGroupReadOp::new(scope.ctx_mut(), newer)))
+}
+
 /// The address of `tile` in shared memory, a multiple of 16.
 #[cube]
-pub fn address(tile: &[Quad]) -> u32 {
+pub fn address<E: CubePrimitive>(tile: &[E]) -> u32 {
     (descriptor(tile) as u32 & 0x3fff) << 4
 }
 
 /// A descriptor holds the address in units of 16 bytes in its lowest 14 bits.
 #[cube]
 #[allow(unused_variables)]
-fn descriptor(tile: &[Quad]) -> u64 {
+fn descriptor<E: CubePrimitive>(tile: &[E]) -> u64 {
     intrinsic!(|scope| {
         let ptr = unsafe { *tile.__expand_as_ptr_method(scope) }.value(scope);
         let op = WgmmaDescriptorOp::new(scope.ctx_mut(), ptr, 16usize, 1024usize, Swizzle::B128);

@@ -4,3 +4,4 @@ pub mod bulk;
 pub mod mma;
 pub mod ptx;
 pub mod ring;
+pub mod store;

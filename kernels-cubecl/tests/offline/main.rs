@@ -14,6 +14,7 @@ macro_rules! kernel {
 
 mod attention;
 mod fp8;
+mod grouped;
 mod pointwise;
 mod portable;
 mod random;

@@ -5,7 +5,7 @@
 #[path = "checks/mod.rs"]
 mod checks;
 
-use checks::{activation, experts, norm, optimizer, rows, tokens};
+use checks::{activation, experts, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
@@ -46,6 +46,11 @@ fn sums_of_rows() {
     both!(experts::sum_rows, RowSums { rows: 9, columns: 40, out: 13, terms: 1 });
     both!(experts::sum_rows, RowSums { rows: 9, columns: 12, out: 5, terms: 3 });
     both!(experts::sum_rows, RowSums { rows: 20, columns: 1, out: 33, terms: 2 });
+}
+
+#[test]
+fn routing_of_tokens() {
+    assert_eq!(routing::all(&client()), 0);
 }
 
 #[test]

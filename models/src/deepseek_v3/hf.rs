@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::config::DeepSeekV3Config;
 use super::rows;
-use crate::hf::{ConfigReader, HfError, class_of, rope};
+use crate::hf::decoder::{self, LIKE_MLPS};
+use crate::hf::{ConfigReader, HfError, rope};
 use crate::layers::{RopeScaling, YarnScaling};
 use crate::names::{Foreign, NameMap};
 
@@ -24,19 +25,12 @@ const HARMLESS: [&str; 8] = [
 /// published files; transformers leaves them out.
 pub(super) fn names(config: &DeepSeekV3Config) -> NameMap {
     let (hidden, mut map) = (config.hidden_size, NameMap::default());
-    let table = [config.vocab_size, hidden];
-    map.same("embed_tokens.weight", "model.embed_tokens.weight", &table);
+    decoder::embedding(&mut map, config.vocab_size, hidden);
     for layer in 0..config.num_hidden_layers + config.num_nextn_predict_layers {
         let (ours, theirs) = (format!("layers.{layer}"), format!("model.layers.{layer}"));
-        for norm in ["input_layernorm", "post_attention_layernorm"] {
-            map.same(format!("{ours}.{norm}.weight"), format!("{theirs}.{norm}.weight"), &[hidden]);
-        }
+        decoder::norms(&mut map, &ours, &theirs, hidden);
         attention(&mut map, config, &format!("{ours}.attention"), &format!("{theirs}.self_attn"));
-        let (our_mlp, their_mlp) = (format!("{ours}.mlp"), format!("{theirs}.mlp"));
-        match config.has_experts(layer) {
-            true => experts(&mut map, config, &our_mlp, &their_mlp),
-            false => mlp(&mut map, &our_mlp, &their_mlp, hidden, config.intermediate_size),
-        }
+        decoder::feed_forward(&mut map, &config.block(layer).mlp, &format!("{ours}.mlp"), &theirs, LIKE_MLPS);
         if layer >= config.num_hidden_layers {
             for norm in ["enorm", "hnorm", "shared_head.norm"] {
                 map.same(format!("{ours}.{norm}.weight"), format!("{theirs}.{norm}.weight"), &[hidden]);
@@ -44,8 +38,7 @@ pub(super) fn names(config: &DeepSeekV3Config) -> NameMap {
             map.same(format!("{ours}.eh_proj.weight"), format!("{theirs}.eh_proj.weight"), &[hidden, 2 * hidden]);
         }
     }
-    map.same("norm.weight", "model.norm.weight", &[hidden]);
-    map.same("lm_head.weight", "lm_head.weight", &table);
+    decoder::head(&mut map, config.vocab_size, hidden, false);
     map
 }
 
@@ -71,25 +64,33 @@ fn attention(map: &mut NameMap, config: &DeepSeekV3Config, ours: &str, theirs: &
     add("o_proj", &[hidden, heads * config.v_head_dim], None);
 }
 
-fn experts(map: &mut NameMap, config: &DeepSeekV3Config, ours: &str, theirs: &str) {
-    let (count, hidden) = (config.n_routed_experts, config.hidden_size);
-    map.same(format!("{ours}.router.weight"), format!("{theirs}.gate.weight"), &[count, hidden]);
-    map.same(format!("{ours}.router.expert_bias"), format!("{theirs}.gate.e_score_correction_bias"), &[count]);
-    for expert in 0..count {
-        let (ours, theirs) = (format!("{ours}.experts.{expert}"), format!("{theirs}.experts.{expert}"));
-        mlp(map, &ours, &theirs, hidden, config.moe_intermediate_size);
-    }
-    if config.n_shared_experts > 0 {
-        let (ours, theirs) = (format!("{ours}.shared_experts"), format!("{theirs}.shared_experts"));
-        mlp(map, &ours, &theirs, hidden, config.shared_intermediate_size());
-    }
-}
-
-fn mlp(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize, width: usize) {
-    for (part, shape) in [("gate", [width, hidden]), ("up", [width, hidden]), ("down", [hidden, width])] {
-        map.same(format!("{ours}.{part}_proj.weight"), format!("{theirs}.{part}_proj.weight"), &shape);
-    }
-}
+/// Keys of `config.json` that are called as ours.
+const KEYS: [&str; 24] = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_hidden_layers",
+    "first_k_dense_replace",
+    "num_attention_heads",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "n_group",
+    "topk_group",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "num_nextn_predict_layers",
+    "max_position_embeddings",
+    "rope_interleave",
+    "rms_norm_eps",
+    "initializer_range",
+];
 
 impl DeepSeekV3Config {
     /// Reads a `config.json` with `"model_type": "deepseek_v3"`, as transformers 5 writes it or as DeepSeek published it. An
@@ -152,41 +153,14 @@ impl DeepSeekV3Config {
 
     /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
-        json!({
-            "architectures": [class_of("deepseek_v3")],
-            "model_type": "deepseek_v3",
-            "hidden_act": "silu",
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "moe_intermediate_size": self.moe_intermediate_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "first_k_dense_replace": self.first_k_dense_replace,
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_attention_heads,
-            "q_lora_rank": self.q_lora_rank,
-            "kv_lora_rank": self.kv_lora_rank,
-            "qk_nope_head_dim": self.qk_nope_head_dim,
-            "qk_rope_head_dim": self.qk_rope_head_dim,
-            "qk_head_dim": self.qk_nope_head_dim + self.qk_rope_head_dim,
-            "v_head_dim": self.v_head_dim,
-            "n_routed_experts": self.n_routed_experts,
-            "n_shared_experts": self.n_shared_experts,
-            "num_experts_per_tok": self.num_experts_per_tok,
-            "n_group": self.n_group,
-            "topk_group": self.topk_group,
-            "norm_topk_prob": self.norm_topk_prob,
-            "routed_scaling_factor": self.routed_scaling_factor,
-            "num_nextn_predict_layers": self.num_nextn_predict_layers,
-            "max_position_embeddings": self.max_position_embeddings,
-            "rope_parameters": rope::written(self.rope_theta, self.rope_scaling.map(RopeScaling::Yarn)),
-            "rope_interleave": self.rope_interleave,
-            "rms_norm_eps": self.rms_norm_eps,
-            "initializer_range": self.initializer_range,
-            "attention_bias": false,
-            "attention_dropout": 0.0,
-            "tie_word_embeddings": false,
-        })
+        let rope = rope::written(self.rope_theta, self.rope_scaling.map(RopeScaling::Yarn));
+        let mut config = decoder::written("deepseek_v3", self, &KEYS, rope);
+        config["num_key_value_heads"] = json!(self.num_attention_heads);
+        config["qk_head_dim"] = json!(self.qk_nope_head_dim + self.qk_rope_head_dim);
+        config["attention_bias"] = json!(false);
+        config["attention_dropout"] = json!(0.0);
+        config["tie_word_embeddings"] = json!(false);
+        config
     }
 }
 

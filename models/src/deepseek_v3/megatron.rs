@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::config::DeepSeekV3Config;
 use super::rows;
+use crate::megatron::feed_forward;
 use crate::names::{Foreign, NameMap};
 
 /// All of the model's tensors.
@@ -35,21 +36,7 @@ fn block(map: &mut NameMap, config: &DeepSeekV3Config, layer: usize, theirs: &st
         map.same(format!("{ours}.{our}.weight"), format!("{theirs}.{their}.weight"), &[hidden]);
     }
     attention(map, config, &format!("{ours}.attention"), &format!("{theirs}.self_attention"));
-    let (ours, theirs) = (format!("{ours}.mlp"), format!("{theirs}.mlp"));
-    if !config.has_experts(layer) {
-        return mlp(map, &ours, &theirs, hidden, config.intermediate_size);
-    }
-    let count = config.n_routed_experts;
-    map.same(format!("{ours}.router.weight"), format!("{theirs}.router.weight"), &[count, hidden]);
-    map.same(format!("{ours}.router.expert_bias"), format!("{theirs}.router.expert_bias"), &[count]);
-    for expert in 0..count {
-        let (ours, theirs) = (format!("{ours}.experts.{expert}"), format!("{theirs}.experts.local_experts.{expert}"));
-        mlp(map, &ours, &theirs, hidden, config.moe_intermediate_size);
-    }
-    if config.n_shared_experts > 0 {
-        let (ours, theirs) = (format!("{ours}.shared_experts"), format!("{theirs}.shared_experts"));
-        mlp(map, &ours, &theirs, hidden, config.shared_intermediate_size());
-    }
+    feed_forward(map, &config.block(layer).mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
 }
 
 fn attention(map: &mut NameMap, config: &DeepSeekV3Config, ours: &str, theirs: &str) {
@@ -72,14 +59,4 @@ fn attention(map: &mut NameMap, config: &DeepSeekV3Config, ours: &str, theirs: &
     let keys = heads * (config.qk_nope_head_dim + config.v_head_dim);
     add("kv_b_proj", "linear_kv_up_proj", &[keys, config.kv_lora_rank], None);
     add("o_proj", "linear_proj", &[hidden, heads * config.v_head_dim], None);
-}
-
-/// `linear_fc1` is `[gate; up]`.
-fn mlp(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize, width: usize) {
-    for (part, start) in [("gate", 0), ("up", width)] {
-        let rows = Some(std::iter::once(start..start + width).collect());
-        let (name, shape) = (format!("{theirs}.linear_fc1.weight"), vec![2 * width, hidden]);
-        map.add(format!("{ours}.{part}_proj.weight"), Foreign { name, transposed: false, rows, shape });
-    }
-    map.same(format!("{ours}.down_proj.weight"), format!("{theirs}.linear_fc2.weight"), &[hidden, width]);
 }

@@ -7,6 +7,7 @@ mod hf;
 mod megatron;
 mod model;
 mod mtp;
+mod presets;
 mod rows;
 #[cfg(test)]
 mod tests;

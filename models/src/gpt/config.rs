@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, positive, share};
-use crate::layers::{Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind};
+use crate::layers::{Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, Vocab};
 use crate::layout::ModelDims;
 use crate::megatron::MegatronDecoder;
 use crate::names::NameMap;
@@ -92,6 +92,10 @@ impl GptConfig {
         self.hidden_size / self.num_attention_heads
     }
 
+    pub(super) fn vocab(&self) -> Vocab {
+        Vocab { size: self.vocab_size, hidden: self.hidden_size, divisor: self.make_vocab_size_divisible_by }
+    }
+
     /// Distribution of embeddings and of projections inside a block.
     pub(super) fn init(&self) -> Init {
         Init::Normal { std: self.initializer_range }
@@ -158,24 +162,13 @@ impl ModelConfig for GptConfig {
 
     fn megatron_names(&self) -> NameMap {
         let decoder = MegatronDecoder {
-            vocab: self.vocab_size,
-            hidden: self.hidden_size,
-            intermediate: self.intermediate_size,
-            experts: None,
+            vocab: self.vocab(),
             layers: self.num_hidden_layers,
-            heads: self.num_attention_heads,
-            kv_heads: self.num_attention_heads,
-            head_dim: self.head_dim(),
-            gated: false,
-            norm_bias: true,
-            head_norms: false,
-            qkv_bias: self.bias,
-            proj_bias: self.bias,
-            mlp_bias: self.bias,
+            norm: NormKind::Layer,
             positions: Some(self.max_position_embeddings),
             tied: self.tie_word_embeddings,
         };
-        decoder.names()
+        decoder.names(|_| self.block())
     }
 
     fn hf_names(&self) -> NameMap {

@@ -9,7 +9,7 @@ use burn::tensor::{Int, Tensor};
 use super::config::GptConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::layers::{
-    Dropout, KvCache, LearnedPositions, Norm, NormKind, OutputLayer, TransformerBlock, Vocab, VocabParallelEmbedding,
+    Dropout, KvCache, LearnedPositions, Norm, NormKind, OutputLayer, TransformerBlock, VocabParallelEmbedding,
 };
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
@@ -50,8 +50,7 @@ impl CausalLm for Gpt {
         let params = &mut params;
         let (init, part) = (config.init(), params.part_of(config.num_hidden_layers));
         let (positions, eps) = (config.max_position_embeddings, config.layer_norm_epsilon);
-        let vocab =
-            Vocab { size: config.vocab_size, hidden: config.hidden_size, divisor: config.make_vocab_size_divisible_by };
+        let vocab = config.vocab();
         let embedding = match part.embedding {
             true => {
                 params.begin(if config.tie_word_embeddings { Unit::Tied } else { Unit::Embedding });

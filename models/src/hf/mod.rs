@@ -1,6 +1,7 @@
 //! Reading and writing Hugging Face's `config.json`. Every key of a file is used, known not to change what the model
 //! computes, or refused by name.
 
+pub(crate) mod decoder;
 mod extras;
 mod reader;
 pub(crate) mod rope;

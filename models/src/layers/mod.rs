@@ -32,7 +32,7 @@ pub use mla::{LatentAttention, MlaConfig};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{
     Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, MoeLayer, RouterConfig,
-    Scores, SharedExperts,
+    RouterPlace, Scores, SharedExperts,
 };
 pub use mtp::{MtpProjection, ahead, with_mtp_losses};
 pub use norm::{Norm, NormKind};

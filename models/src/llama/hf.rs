@@ -4,47 +4,13 @@ use serde_json::{Value, json};
 
 use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
-use crate::hf::{ConfigReader, HfError, class_of, rope};
+use crate::hf::decoder::{self, GROUPED_QUERIES, LIKE_MLPS};
+use crate::hf::{ConfigReader, HfError, rope};
 use crate::names::NameMap;
 
 /// The names of the tensors of `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen3ForCausalLM`.
 pub(super) fn names(config: &LlamaConfig) -> NameMap {
-    let (hidden, width, d) = (config.hidden_size, config.intermediate_size, config.head_dim);
-    let (queries, keys) = (config.num_attention_heads * d, config.num_key_value_heads * d);
-    let mut map = NameMap::default();
-    let table = [config.vocab_size, hidden];
-    map.same("embed_tokens.weight", "model.embed_tokens.weight", &table);
-    for layer in 0..config.num_hidden_layers {
-        let ours = format!("layers.{layer}");
-        let theirs = format!("model.layers.{layer}");
-        for norm in ["input_layernorm", "post_attention_layernorm"] {
-            map.same(format!("{ours}.{norm}.weight"), format!("{theirs}.{norm}.weight"), &[hidden]);
-        }
-        let attention = [("q", queries, hidden), ("k", keys, hidden), ("v", keys, hidden), ("o", hidden, queries)];
-        for (part, out, input) in attention {
-            let (ours, theirs) = (format!("{ours}.attention.{part}_proj"), format!("{theirs}.self_attn.{part}_proj"));
-            linear(&mut map, &ours, &theirs, [out, input], config.attention_bias);
-        }
-        for part in ["q_norm", "k_norm"].iter().filter(|_| config.has_head_norms()) {
-            map.same(format!("{ours}.attention.{part}.weight"), format!("{theirs}.self_attn.{part}.weight"), &[d]);
-        }
-        for (part, out, input) in [("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)] {
-            let (ours, theirs) = (format!("{ours}.mlp.{part}_proj"), format!("{theirs}.mlp.{part}_proj"));
-            linear(&mut map, &ours, &theirs, [out, input], config.mlp_bias);
-        }
-    }
-    map.same("norm.weight", "model.norm.weight", &[hidden]);
-    if !config.tie_word_embeddings {
-        map.same("lm_head.weight", "lm_head.weight", &table);
-    }
-    map
-}
-
-fn linear(map: &mut NameMap, ours: &str, theirs: &str, shape: [usize; 2], bias: bool) {
-    map.same(format!("{ours}.weight"), format!("{theirs}.weight"), &shape);
-    if bias {
-        map.same(format!("{ours}.bias"), format!("{theirs}.bias"), &shape[..1]);
-    }
+    decoder::names(&config.frame(), |_| config.block(), LIKE_MLPS)
 }
 
 impl LlamaConfig {
@@ -104,24 +70,8 @@ impl LlamaConfig {
     /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
         let kind = self.variant.model_type();
-        let mut config = json!({
-            "architectures": [class_of(kind)],
-            "model_type": kind,
-            "hidden_act": "silu",
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "max_position_embeddings": self.max_position_embeddings,
-            "rope_parameters": rope::written(self.rope_theta, self.rope_scaling),
-            "rms_norm_eps": self.rms_norm_eps,
-            "tie_word_embeddings": self.tie_word_embeddings,
-            "initializer_range": self.initializer_range,
-            "attention_dropout": self.attention_dropout,
-        });
+        let rope = rope::written(self.rope_theta, self.rope_scaling);
+        let mut config = decoder::written(kind, self, &GROUPED_QUERIES, rope);
         match self.variant {
             LlamaVariant::Llama => {
                 config["attention_bias"] = json!(self.attention_bias);

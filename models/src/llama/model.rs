@@ -12,7 +12,9 @@ use crate::layers::{
     BlockConfig, Dropout, KvCache, Norm, NormKind, OutputLayer, RopeConfig, RotaryEmbedding, TransformerBlock, Vocab,
     VocabParallelEmbedding,
 };
+use crate::megatron::MegatronDecoder;
 use crate::micro_batch::MicroBatch;
+use crate::names::NameMap;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 use crate::part::Part;
 
@@ -106,6 +108,14 @@ pub(crate) struct Frame {
     pub norm_eps: f64,
     /// Share of the elements dropped after the embedding.
     pub dropout: f64,
+}
+
+impl Frame {
+    /// Megatron-LM's names of a decoder of such blocks.
+    pub(crate) fn megatron_names(&self, block: impl Fn(usize) -> BlockConfig) -> NameMap {
+        let Self { vocab, layers, tied, .. } = *self;
+        MegatronDecoder { vocab, layers, norm: NormKind::Rms, positions: None, tied }.names(block)
+    }
 }
 
 impl Llama {

@@ -1,18 +1,15 @@
 //! The sizes of a Mixtral and of its relatives. Field names are Hugging Face's.
 
-use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
 use super::variant::MixtralVariant;
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, divides, even, positive, share};
+use crate::config::{ConfigError, positive};
 use crate::layers::{
-    Activation, AttentionConfig, Balance, BalanceOver, BlockConfig, Capacity, Dispatcher, Ffn, LinearConfig, MlpConfig,
-    MoeConfig, NormKind, RopeConfig, RopeScaling, RouterConfig, Scores, Vocab,
+    Balance, BalanceOver, BlockConfig, Capacity, Dispatcher, Ffn, MoeConfig, RopeScaling, RouterConfig, Scores,
 };
 use crate::layout::{ExpertDims, ModelDims};
-use crate::llama::Frame;
-use crate::megatron::{MegatronDecoder, MegatronExperts};
+use crate::llama::{Frame, LlamaConfig, LlamaVariant};
 use crate::names::NameMap;
 
 /// The sizes of a Mixtral or one of its relatives.
@@ -80,93 +77,7 @@ pub struct MixtralConfig {
     pub make_vocab_size_divisible_by: usize,
 }
 
-/// [`MixtralConfig::tiny`].
-impl Default for MixtralConfig {
-    fn default() -> Self {
-        Self::tiny()
-    }
-}
-
 impl MixtralConfig {
-    /// Small enough for tests: 0.2 million parameters, four experts of which a token uses two.
-    pub fn tiny() -> Self {
-        Self {
-            variant: MixtralVariant::Mixtral,
-            vocab_size: 256,
-            hidden_size: 64,
-            intermediate_size: 64,
-            moe_intermediate_size: None,
-            num_hidden_layers: 2,
-            num_attention_heads: 8,
-            num_key_value_heads: 4,
-            head_dim: 8,
-            num_experts: 4,
-            num_experts_per_tok: 2,
-            norm_topk_prob: true,
-            decoder_sparse_step: 1,
-            mlp_only_layers: Vec::new(),
-            router_aux_loss_coef: 0.01,
-            router_balance: BalanceOver::MicroBatch,
-            router_z_loss_coef: 0.0,
-            moe_capacity: None,
-            moe_dispatcher: Dispatcher::AllToAll,
-            max_position_embeddings: 2048,
-            rope_theta: 10_000.0,
-            rope_scaling: None,
-            rms_norm_eps: 1e-5,
-            tie_word_embeddings: false,
-            attention_bias: false,
-            initializer_range: 0.02,
-            hidden_dropout: 0.0,
-            attention_dropout: 0.0,
-            make_vocab_size_divisible_by: 1,
-        }
-    }
-
-    /// Mixtral 8x7B, version 0.1.
-    pub fn mixtral_8x7b() -> Self {
-        Self {
-            vocab_size: 32_000,
-            hidden_size: 4096,
-            intermediate_size: 14_336,
-            num_hidden_layers: 32,
-            num_attention_heads: 32,
-            num_key_value_heads: 8,
-            head_dim: 128,
-            num_experts: 8,
-            router_aux_loss_coef: 0.02,
-            max_position_embeddings: 32_768,
-            rope_theta: 1_000_000.0,
-            make_vocab_size_divisible_by: 128,
-            ..Self::tiny()
-        }
-    }
-
-    /// Mixtral 8x7B cut down to 23.5 of 46.7 billion parameters, which eight GPUs of 141 GB can train with AdamW: half the
-    /// layers.
-    pub fn mixtral_8x7b_half() -> Self {
-        Self { num_hidden_layers: 16, ..Self::mixtral_8x7b() }
-    }
-
-    /// Qwen3 with 30 billion parameters, of which a token uses 3 billion.
-    pub fn qwen3_30b_a3b() -> Self {
-        Self {
-            variant: MixtralVariant::Qwen3Moe,
-            vocab_size: 151_936,
-            hidden_size: 2048,
-            intermediate_size: 6144,
-            moe_intermediate_size: Some(768),
-            num_hidden_layers: 48,
-            num_key_value_heads: 4,
-            num_experts: 128,
-            num_experts_per_tok: 8,
-            router_aux_loss_coef: 0.001,
-            max_position_embeddings: 40_960,
-            rms_norm_eps: 1e-6,
-            ..Self::mixtral_8x7b()
-        }
-    }
-
     /// Width of an expert.
     pub fn expert_size(&self) -> usize {
         self.moe_intermediate_size.unwrap_or(self.intermediate_size)
@@ -174,10 +85,11 @@ impl MixtralConfig {
 
     /// Layers with an MLP instead of experts, in ascending order.
     pub fn dense_layers(&self) -> Vec<usize> {
-        let is_dense = |layer: &usize| {
-            self.mlp_only_layers.contains(layer) || !(layer + 1).is_multiple_of(self.decoder_sparse_step.max(1))
-        };
-        (0..self.num_hidden_layers).filter(is_dense).collect()
+        (0..self.num_hidden_layers).filter(|layer| self.is_dense(*layer)).collect()
+    }
+
+    fn is_dense(&self, layer: usize) -> bool {
+        self.mlp_only_layers.contains(&layer) || !(layer + 1).is_multiple_of(self.decoder_sparse_step.max(1))
     }
 
     /// Parameters that a token uses: all but those of the experts that it does not.
@@ -192,61 +104,41 @@ impl MixtralConfig {
         self.variant == MixtralVariant::Qwen3Moe
     }
 
-    /// Distribution of embeddings and of projections inside a block.
-    fn init(&self) -> Init {
-        Init::Normal { std: self.initializer_range }
-    }
-
-    /// Distribution of projections onto the residual stream.
-    fn residual_init(&self) -> Init {
-        Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() }
-    }
-
-    pub(super) fn frame(&self) -> Frame {
-        Frame {
-            vocab: Vocab {
-                size: self.vocab_size,
-                hidden: self.hidden_size,
-                divisor: self.make_vocab_size_divisible_by,
-            },
-            layers: self.num_hidden_layers,
-            tied: self.tie_word_embeddings,
-            init: self.init(),
-            rope: RopeConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling },
-            norm_eps: self.rms_norm_eps,
-            dropout: self.hidden_dropout,
+    /// The Llama that this is but for its experts.
+    fn llama(&self) -> LlamaConfig {
+        LlamaConfig {
+            variant: if self.has_head_norms() { LlamaVariant::Qwen3 } else { LlamaVariant::Llama },
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            intermediate_size: self.intermediate_size,
+            num_hidden_layers: self.num_hidden_layers,
+            num_attention_heads: self.num_attention_heads,
+            num_key_value_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            max_position_embeddings: self.max_position_embeddings,
+            sliding_window: None,
+            rope_theta: self.rope_theta,
+            rope_scaling: self.rope_scaling,
+            rms_norm_eps: self.rms_norm_eps,
+            tie_word_embeddings: self.tie_word_embeddings,
+            attention_bias: self.attention_bias,
+            mlp_bias: false,
+            initializer_range: self.initializer_range,
+            hidden_dropout: self.hidden_dropout,
+            attention_dropout: self.attention_dropout,
+            make_vocab_size_divisible_by: self.make_vocab_size_divisible_by,
         }
     }
 
-    /// A block with experts, or with an MLP.
-    pub(super) fn block(&self, dense: bool) -> BlockConfig {
-        let linear = |bias, init| LinearConfig { bias, init };
-        let (input, output) = (self.init(), self.residual_init());
-        BlockConfig {
-            attention: AttentionConfig {
-                hidden: self.hidden_size,
-                heads: self.num_attention_heads,
-                kv_heads: self.num_key_value_heads,
-                head_dim: self.head_dim,
-                window: None,
-                dropout: self.attention_dropout,
-                head_norm_eps: self.has_head_norms().then_some(self.rms_norm_eps),
-                input: linear(self.attention_bias, input),
-                output: linear(self.attention_bias, output),
-            },
-            mlp: match dense {
-                true => Ffn::Dense(MlpConfig {
-                    hidden: self.hidden_size,
-                    intermediate: self.intermediate_size,
-                    activation: Activation::SwiGlu,
-                    input: linear(false, input),
-                    output: linear(false, output),
-                }),
-                false => Ffn::Moe(self.experts()),
-            },
-            norm: NormKind::Rms,
-            norm_eps: self.rms_norm_eps,
-            dropout: self.hidden_dropout,
+    pub(super) fn frame(&self) -> Frame {
+        self.llama().frame()
+    }
+
+    pub(super) fn block(&self, layer: usize) -> BlockConfig {
+        let block = self.llama().block();
+        match self.is_dense(layer) {
+            true => block,
+            false => BlockConfig { mlp: Ffn::Moe(self.experts()), ..block },
         }
     }
 
@@ -265,8 +157,8 @@ impl MixtralConfig {
             capacity: self.moe_capacity,
             dispatcher: self.moe_dispatcher,
             shared: None,
-            input: self.init(),
-            output: self.residual_init(),
+            input: self.llama().init(),
+            output: self.llama().residual_init(),
         }
     }
 
@@ -292,33 +184,18 @@ impl MixtralConfig {
 
 impl ModelConfig for MixtralConfig {
     fn check(&self) -> Result<(), ConfigError> {
-        positive(&[
-            ("vocab_size", self.vocab_size),
-            ("hidden_size", self.hidden_size),
-            ("intermediate_size", self.intermediate_size),
-            ("num_hidden_layers", self.num_hidden_layers),
-            ("num_attention_heads", self.num_attention_heads),
-            ("decoder_sparse_step", self.decoder_sparse_step),
-            ("max_position_embeddings", self.max_position_embeddings),
-        ])?;
+        positive(&[("decoder_sparse_step", self.decoder_sparse_step)])?;
         self.check_variant()?;
-        self.experts().check()?;
-        divides("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", self.num_attention_heads)?;
-        even("head_dim", self.head_dim)?;
-        share("hidden_dropout", self.hidden_dropout)?;
-        share("attention_dropout", self.attention_dropout)
+        self.llama().check()?;
+        self.experts().check()
     }
 
     fn dims(&self) -> ModelDims {
         let has_mlp = !self.dense_layers().is_empty();
         ModelDims {
-            hidden: self.hidden_size,
-            heads: self.num_attention_heads,
-            kv_heads: self.num_key_value_heads,
             intermediate: if has_mlp { self.intermediate_size } else { 0 },
             experts: Some(ExpertDims { count: self.num_experts, intermediate: self.expert_size() }),
-            layers: self.num_hidden_layers,
-            max_positions: None,
+            ..self.llama().dims()
         }
     }
 
@@ -327,27 +204,7 @@ impl ModelConfig for MixtralConfig {
     }
 
     fn megatron_names(&self) -> NameMap {
-        let experts =
-            MegatronExperts { count: self.num_experts, width: self.expert_size(), dense_layers: self.dense_layers() };
-        let decoder = MegatronDecoder {
-            vocab: self.vocab_size,
-            hidden: self.hidden_size,
-            intermediate: self.intermediate_size,
-            experts: Some(experts),
-            layers: self.num_hidden_layers,
-            heads: self.num_attention_heads,
-            kv_heads: self.num_key_value_heads,
-            head_dim: self.head_dim,
-            gated: true,
-            norm_bias: false,
-            head_norms: self.has_head_norms(),
-            qkv_bias: self.attention_bias,
-            proj_bias: self.attention_bias,
-            mlp_bias: false,
-            positions: None,
-            tied: self.tie_word_embeddings,
-        };
-        decoder.names()
+        self.frame().megatron_names(|layer| self.block(layer))
     }
 
     fn hf_names(&self) -> NameMap {
@@ -358,15 +215,6 @@ impl ModelConfig for MixtralConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The model cards' 46.7 and 12.9, and 30.5 and 3.3 billion parameters.
-    #[test]
-    fn presets_have_the_published_sizes() {
-        let counts = |config: MixtralConfig| (config.parameter_count(), config.active_parameter_count());
-        assert_eq!(counts(MixtralConfig::mixtral_8x7b()), (46_702_792_704, 12_879_925_248));
-        assert_eq!(counts(MixtralConfig::qwen3_30b_a3b()), (30_532_122_624, 3_353_032_704));
-        assert_eq!(MixtralConfig::mixtral_8x7b_half().parameter_count() / 10_000_000, 2348);
-    }
 
     #[test]
     fn layers_without_experts() {

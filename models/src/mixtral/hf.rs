@@ -4,72 +4,17 @@ use serde_json::{Value, json};
 
 use super::config::MixtralConfig;
 use super::variant::MixtralVariant;
-use crate::hf::{ConfigReader, HfError, class_of, rope};
+use crate::hf::decoder::{self, ExpertNames, GROUPED_QUERIES, LIKE_MLPS};
+use crate::hf::{ConfigReader, HfError, rope};
 use crate::names::NameMap;
 
-/// The names of the tensors of `MixtralForCausalLM` and `Qwen3MoeForCausalLM` in files. (transformers 5 puts the experts of
-/// a layer together in memory; in files each has its own matrices.)
+/// The names of the tensors of `MixtralForCausalLM` and `Qwen3MoeForCausalLM`.
 pub(super) fn names(config: &MixtralConfig) -> NameMap {
-    let (hidden, d) = (config.hidden_size, config.head_dim);
-    let (queries, keys) = (config.num_attention_heads * d, config.num_key_value_heads * d);
-    let dense_layers = config.dense_layers();
-    let mut map = NameMap::default();
-    let table = [config.vocab_size, hidden];
-    map.same("embed_tokens.weight", "model.embed_tokens.weight", &table);
-    for layer in 0..config.num_hidden_layers {
-        let (ours, theirs) = (format!("layers.{layer}"), format!("model.layers.{layer}"));
-        for norm in ["input_layernorm", "post_attention_layernorm"] {
-            map.same(format!("{ours}.{norm}.weight"), format!("{theirs}.{norm}.weight"), &[hidden]);
-        }
-        let attention = [("q", queries, hidden), ("k", keys, hidden), ("v", keys, hidden), ("o", hidden, queries)];
-        for (part, out, input) in attention {
-            let (ours, theirs) = (format!("{ours}.attention.{part}_proj"), format!("{theirs}.self_attn.{part}_proj"));
-            map.same(format!("{ours}.weight"), format!("{theirs}.weight"), &[out, input]);
-            if config.attention_bias {
-                map.same(format!("{ours}.bias"), format!("{theirs}.bias"), &[out]);
-            }
-        }
-        for part in ["q_norm", "k_norm"].iter().filter(|_| config.has_head_norms()) {
-            map.same(format!("{ours}.attention.{part}.weight"), format!("{theirs}.self_attn.{part}.weight"), &[d]);
-        }
-        match dense_layers.contains(&layer) {
-            true => {
-                let (ours, theirs) = (format!("{ours}.mlp"), format!("{theirs}.mlp"));
-                mlp(&mut map, &ours, &theirs, QWEN, hidden, config.intermediate_size);
-            }
-            false => experts(&mut map, config, &ours, &theirs),
-        }
-    }
-    map.same("norm.weight", "model.norm.weight", &[hidden]);
-    if !config.tie_word_embeddings {
-        map.same("lm_head.weight", "lm_head.weight", &table);
-    }
-    map
-}
-
-/// What the matrices of an MLP are called: gate, up, down.
-type Matrices = [&'static str; 3];
-const MIXTRAL: Matrices = ["w1", "w3", "w2"];
-const QWEN: Matrices = ["gate_proj", "up_proj", "down_proj"];
-
-fn experts(map: &mut NameMap, config: &MixtralConfig, ours: &str, theirs: &str) {
-    let (theirs, matrices) = match config.variant {
-        MixtralVariant::Mixtral => (format!("{theirs}.block_sparse_moe"), MIXTRAL),
-        MixtralVariant::Qwen3Moe => (format!("{theirs}.mlp"), QWEN),
+    let experts = match config.variant {
+        MixtralVariant::Mixtral => ExpertNames { module: "block_sparse_moe", matrices: ["w1", "w3", "w2"] },
+        MixtralVariant::Qwen3Moe => LIKE_MLPS,
     };
-    let router = [config.num_experts, config.hidden_size];
-    map.same(format!("{ours}.mlp.router.weight"), format!("{theirs}.gate.weight"), &router);
-    for expert in 0..config.num_experts {
-        let (ours, theirs) = (format!("{ours}.mlp.experts.{expert}"), format!("{theirs}.experts.{expert}"));
-        mlp(map, &ours, &theirs, matrices, config.hidden_size, config.expert_size());
-    }
-}
-
-fn mlp(map: &mut NameMap, ours: &str, theirs: &str, matrices: Matrices, hidden: usize, width: usize) {
-    let parts = [("gate", [width, hidden]), ("up", [width, hidden]), ("down", [hidden, width])];
-    for ((part, shape), matrix) in parts.into_iter().zip(matrices) {
-        map.same(format!("{ours}.{part}_proj.weight"), format!("{theirs}.{matrix}.weight"), &shape);
-    }
+    decoder::names(&config.frame(), |layer| config.block(layer), experts)
 }
 
 impl MixtralConfig {
@@ -132,27 +77,10 @@ impl MixtralConfig {
     /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
         let kind = self.variant.model_type();
-        let mut config = json!({
-            "architectures": [class_of(kind)],
-            "model_type": kind,
-            "hidden_act": "silu",
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "num_local_experts": self.num_experts,
-            "num_experts_per_tok": self.num_experts_per_tok,
-            "router_aux_loss_coef": self.router_aux_loss_coef,
-            "max_position_embeddings": self.max_position_embeddings,
-            "rope_parameters": rope::written(self.rope_theta, self.rope_scaling),
-            "rms_norm_eps": self.rms_norm_eps,
-            "tie_word_embeddings": self.tie_word_embeddings,
-            "initializer_range": self.initializer_range,
-            "attention_dropout": self.attention_dropout,
-        });
+        let rope = rope::written(self.rope_theta, self.rope_scaling);
+        let keys = [&GROUPED_QUERIES[..], &["num_experts_per_tok", "router_aux_loss_coef"]].concat();
+        let mut config = decoder::written(kind, self, &keys, rope);
+        config["num_local_experts"] = json!(self.num_experts);
         match self.variant {
             MixtralVariant::Mixtral => config["sliding_window"] = Value::Null,
             MixtralVariant::Qwen3Moe => {

@@ -4,6 +4,7 @@
 mod config;
 mod hf;
 mod model;
+mod presets;
 mod variant;
 
 pub use config::MixtralConfig;

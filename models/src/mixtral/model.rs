@@ -26,9 +26,7 @@ impl CausalLm for Mixtral {
         config.dims().check_tp(params.place().size)?;
         let experts = params.experts();
         config.dims().check_experts(experts.etp.size, experts.ep.size, experts.group.size())?;
-        let dense_layers = config.dense_layers();
-        let block = |layer| config.block(dense_layers.contains(&layer));
-        Ok(Self { decoder: Llama::of_blocks(&config.frame(), block, params)? })
+        Ok(Self { decoder: Llama::of_blocks(&config.frame(), |layer| config.block(layer), params)? })
     }
 
     fn part(&self) -> &Part {

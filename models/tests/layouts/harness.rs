@@ -12,6 +12,7 @@ use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Int, Tensor, TensorData};
 use models::MicroBatch;
 use models::layers::DropoutKey;
+use models::layers::moe::RoutingReplay;
 use models::{CausalLm, ModelConfig, ParamBuilder, WeightSource};
 
 pub const BATCH: usize = 3;
@@ -44,6 +45,8 @@ pub struct Batch {
     pub tokens: Vec<i64>,
     pub labels: Vec<i64>,
     pub weights: Vec<f64>,
+    /// Keeps the experts of all tokens, or has them used again.
+    pub routing: Option<RoutingReplay>,
 }
 
 impl Batch {
@@ -54,6 +57,7 @@ impl Batch {
             tokens: ids(vocab, 1),
             labels: ids(vocab, 2),
             weights: (0..BATCH * SEQ).map(|index| (index as f64).sin()).collect(),
+            routing: None,
         }
     }
 
@@ -79,7 +83,7 @@ pub fn run_on<M: CausalLm>(
     how: impl Fn(ParamBuilder<'_>) -> ParamBuilder<'_> + Sync,
 ) -> Outcome {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-    let ranks = launch(&mesh, &[Device::flex()], |rank: Rank| {
+    let on_rank = |rank: Rank| {
         let model = M::build(config, how(ParamBuilder::new(&rank, dtype, 0).with_source(source)))?;
         let device = rank.device.clone().autodiff();
         let (tokens, labels) = (batch.ids(&batch.tokens, &device), batch.ids(&batch.labels, &device));
@@ -92,6 +96,10 @@ pub fn run_on<M: CausalLm>(
             Collect { rank: &rank, registry: model.registry(), gradients: &gradients, locals: Vec::new() };
         model.visit(&mut collect);
         Ok((host(losses), logits, collect.locals))
+    };
+    let ranks = launch(&mesh, &[Device::flex()], |rank| match &batch.routing {
+        Some(routing) => routing.run(|| on_rank(rank)),
+        None => on_rank(rank),
     })
     .unwrap_or_else(|error| panic!("{layout}: {error}"));
     for (losses, logits, _) in &ranks {

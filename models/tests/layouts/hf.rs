@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use backend_dist::shard::HostTensor;
 use burn::tensor::FloatDType;
+use models::layers::moe::RoutingReplay;
 use models::{CausalLm, FamilyConfig, ModelConfig, WithModel};
 use safetensors::{Dtype, SafeTensors};
 
@@ -16,8 +17,11 @@ const VOCAB: usize = 256;
 const POSITIONS: usize = 8;
 
 const LOGITS: f64 = 1e-12;
-/// transformers computes DeepSeek-V3's router in fp32, its matrix product included, in an order of MKL's own.
+/// transformers computes DeepSeek-V3's router in fp32, its matrix product included, in an order of MKL's own. With the router in
+/// fp64 (`router_fp64.safetensors`) there is nothing between us but [`LOGITS`].
 const LOGITS_OF_DEEPSEEK: f64 = 2e-7;
+/// In bf16, with the experts of fp64.
+const HALF: f64 = 0.03;
 /// The oracle keeps gradients in fp32, and its backward pass goes through fp32 norms.
 const GRADIENTS: f64 = 1e-6;
 /// The oracle's loss is fp32.
@@ -43,13 +47,15 @@ struct Transformers<'a> {
     oracle: &'a [u8],
     /// How far logits may be from the oracle's.
     logits: f64,
+    /// What transformers computes without rounding in the router, where that is a file of its own.
+    unrounded: Option<&'a [u8]>,
 }
 
 impl WithModel for Transformers<'_> {
     type Output = ();
 
     fn with<M: CausalLm + 'static>(self, config: &M::Config) {
-        let oracle = tensors(self.oracle);
+        let (oracle, unrounded) = (tensors(self.oracle), self.unrounded.map(tensors));
         let weights = config.hf_names().import(&tensors(self.weights)).unwrap();
         let ids: Vec<i64> = oracle["input_ids"].data.iter().map(|id| *id as i64).collect();
         // The last position predicts nothing: its weight is zero.
@@ -60,6 +66,7 @@ impl WithModel for Transformers<'_> {
             tokens: ids.clone(),
             labels: (0..SAMPLES * SEQ).map(next).collect(),
             weights: (0..SAMPLES * SEQ).map(weight).collect(),
+            routing: Some(RoutingReplay::recording()),
         };
         let experts = ["TP2 EP2 ETP1", "TP4 SP EP2 ETP2", "TP4 SP EP4 ETP1"];
         let experts = experts.iter().filter(|_| config.dims().experts.is_some());
@@ -68,10 +75,11 @@ impl WithModel for Transformers<'_> {
             let outcome = run_on::<M>(config, layout, dtype, &weights, &batch, None, |params| params.with_fp32_norms());
             let loss: f64 = outcome.losses.iter().zip(&batch.weights).map(|(loss, weight)| loss * weight).sum();
             assert_close(&format!("{layout}: loss"), &[loss], &oracle["loss"].data, LOSS);
-            let end = |sample: usize| (sample + 1) * SEQ * VOCAB;
-            let last = |sample: usize| &outcome.logits[end(sample) - POSITIONS * VOCAB..end(sample)];
-            let expected = &oracle["logits_last8"].data;
-            assert_close(&format!("{layout}: logits"), &[last(0), last(1)].concat(), expected, self.logits);
+            let (logits, expected) = (last(&outcome.logits), &oracle["logits_last8"].data);
+            assert_close(&format!("{layout}: logits"), &logits, expected, self.logits);
+            if let Some(unrounded) = &unrounded {
+                assert_close(&format!("{layout}: logits"), &logits, &unrounded["logits_last8"].data, LOGITS);
+            }
             let mut gradients = outcome.gradients;
             // What no gradient changes is in files too.
             for (name, foreign) in config.hf_names().iter().filter(|(name, _)| name.ends_with(".expert_bias")) {
@@ -89,7 +97,16 @@ impl WithModel for Transformers<'_> {
             }
             assert!(compared > 10);
         }
+        // Rounding alone: where a token chooses other experts for it, more is different.
+        let half = Batch { routing: batch.routing.as_ref().map(RoutingReplay::following), ..batch };
+        let outcome = run_on::<M>(config, "TP2 SP", FloatDType::BF16, &weights, &half, None, |params| params);
+        assert_close("bf16: logits", &last(&outcome.logits), &oracle["logits_last8"].data, HALF);
     }
+}
+
+/// Those of the last positions of each sample.
+fn last(logits: &[f64]) -> Vec<f64> {
+    logits.chunks_exact(SEQ * VOCAB).flat_map(|sample| &sample[(SEQ - POSITIONS) * VOCAB..]).copied().collect()
 }
 
 macro_rules! is_transformers {
@@ -103,8 +120,11 @@ macro_rules! is_transformers {
             let (weights, oracle) = (file("model.safetensors"), file("oracle.safetensors"));
             let (config, names) = (FamilyConfig::from_hf(&config).unwrap(), tensors(&weights));
             let config = config.hf_present(|name| names.contains_key(name));
-            let logits = if $folder == "deepseek_v3" { LOGITS_OF_DEEPSEEK } else { LOGITS };
-            config.visit(Transformers { weights: &weights, oracle: &oracle, logits });
+            let is_deepseek = $folder == "deepseek_v3";
+            let logits = if is_deepseek { LOGITS_OF_DEEPSEEK } else { LOGITS };
+            let unrounded = is_deepseek.then(|| file("router_fp64.safetensors"));
+            let unrounded = unrounded.as_deref();
+            config.visit(Transformers { weights: &weights, oracle: &oracle, logits, unrounded });
         }
     )+};
 }

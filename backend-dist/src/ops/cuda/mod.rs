@@ -23,11 +23,13 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod fp8;
+pub(super) mod grouped;
 mod linear;
 mod moe;
 mod norm;
 mod product;
 mod rope;
+pub(in crate::ops) mod routing;
 mod work;
 
 use burn::backend::ops::IntTensorOps;

@@ -1,16 +1,11 @@
-//! Mixtures of experts: rows by number, and one cuBLASLt product for each group of rows where the groups lie.
-
-use std::ops::Range;
+//! Mixtures of experts: rows by number, the router, and products of groups of rows.
 
 use burn::backend::{Cube, DType, TensorMetadata};
-use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::pointwise::experts::{self as kernels, RowSums};
 
-use super::blocks::view;
-use super::{Float, Int, are_half, columns, empty, ids, is_here, launched, packed, rows, work};
-use crate::cuda::lt::{Onto, Operand, multiply, product, varying};
-use crate::cuda::{clear, dense};
-use crate::ops::moe::{self, MoeKernels, groups};
+use super::{Float, Int, are_half, columns, empty, grouped, ids, is_here, launched, packed, rows, work};
+use crate::cuda::lt::{Operand, product};
+use crate::ops::moe::{self, MoeKernels};
 
 impl MoeKernels for Cube {
     fn sum_rows(x: Float, index: Int) -> Float {
@@ -66,68 +61,18 @@ impl MoeKernels for Cube {
     }
 
     fn grouped_forward(x: Float, w: Float, counts: &[usize]) -> Float {
-        let (x, w) = (dense(x), dense(w));
-        let features = rows(&w) / counts.len();
-        let out = empty(&x, [rows(&x), features], x.dtype);
-        varying(|| {
-            for (group, range) in groups(counts) {
-                let matrix = Operand::batched(part(&w, group * features..(group + 1) * features)).transposed();
-                multiply(Operand::batched(part(&x, range.clone())), matrix, &part(&out, range), Onto::Replace);
-            }
-        });
-        out
+        grouped::forward(x, w, counts, None)
     }
 
     fn grouped_input_grad(grad: Float, w: Float, counts: &[usize]) -> Float {
-        let (grad, w) = (dense(grad), dense(w));
-        let features = rows(&w) / counts.len();
-        let out = empty(&grad, [rows(&grad), columns(&w)], grad.dtype);
-        varying(|| {
-            for (group, range) in groups(counts) {
-                let matrix = Operand::batched(part(&w, group * features..(group + 1) * features));
-                multiply(Operand::batched(part(&grad, range.clone())), matrix, &part(&out, range), Onto::Replace);
-            }
-        });
-        out
+        grouped::input_grad(grad, w, counts, None)
     }
 
     fn grouped_weight_grad(grad: Float, x: Float, counts: &[usize]) -> Float {
-        let (grad, x) = (dense(grad), dense(x));
-        let out = empty(&x, [counts.len() * columns(&grad), columns(&x)], x.dtype);
-        add_weight_grads(&grad, &x, counts, &out, Onto::Replace);
-        out
+        grouped::weight_grad(grad, x, counts, None)
     }
 
     fn grouped_accumulate_weight_grad(grad: Float, x: Float, counts: &[usize], sum: &Float, add: bool) {
-        let (grad, x) = (dense(grad), dense(x));
-        let (elements, found) = (counts.len() * columns(&grad) * columns(&x), sum.meta.shape().num_elements());
-        assert!(
-            found == elements && sum.dtype == DType::F32 && sum.is_contiguous(),
-            "gradients of {} experts with {elements} elements in all do not fit a main gradient of {found} {:?}",
-            counts.len(),
-            sum.dtype
-        );
-        add_weight_grads(&grad, &x, counts, sum, if add { Onto::Add } else { Onto::Replace });
-    }
-}
-
-/// Rows of the matrix `x`, which has no gaps, where they lie.
-fn part(x: &CubeTensor, range: Range<usize>) -> CubeTensor {
-    let columns = columns(x);
-    view(x, [1, range.len(), columns], [0, columns, 1], range.start * columns)
-}
-
-/// Gradients of all groups' matrices, below each other in `out`; zero for a group without rows.
-fn add_weight_grads(grad: &CubeTensor, x: &CubeTensor, counts: &[usize], out: &CubeTensor, onto: Onto) {
-    let (features, inner) = (columns(grad), columns(x));
-    let matrix = |group: usize| view(out, [1, features, inner], [0, inner, 1], group * features * inner);
-    varying(|| {
-        for (group, range) in groups(counts) {
-            let grad = Operand::batched(part(grad, range.clone())).transposed();
-            multiply(grad, Operand::batched(part(x, range)), &matrix(group), onto);
-        }
-    });
-    if onto == Onto::Replace {
-        (0..counts.len()).filter(|group| counts[*group] == 0).for_each(|group| clear(&matrix(group)));
+        grouped::accumulate_weight_grad(grad, x, counts, sum, add, None);
     }
 }

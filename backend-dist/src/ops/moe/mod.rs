@@ -8,6 +8,7 @@ mod api;
 mod autodiff;
 mod kernels;
 mod plain;
+pub mod routing;
 mod rows;
 
 pub use api::{all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, router_logits, row_multiple};

@@ -23,6 +23,11 @@ impl RowMap {
         Self { to: table(to, sources.len(), device), back: table(back, inputs, device) }
     }
 
+    /// The map of two tables that are each other's transposes: `to [outputs, terms]` and `back [inputs, terms]`.
+    pub(in crate::ops) fn of_tables(to: Tensor<2, Int>, back: Tensor<2, Int>) -> Self {
+        Self { to, back }
+    }
+
     /// The transpose: its output rows are sums over the rows that were copies of the same row, in ascending order.
     pub fn reversed(&self) -> Self {
         Self { to: self.back.clone(), back: self.to.clone() }
@@ -38,7 +43,9 @@ impl RowMap {
         self.to.dims()[0]
     }
 
-    pub(super) fn tables(&self) -> (Tensor<2, Int>, Tensor<2, Int>) {
+    /// The rows of the input that a row of the output is the sum of, `[outputs, terms]`, and of the transpose,
+    /// `[inputs, terms]`; -1 is no row.
+    pub fn tables(&self) -> (Tensor<2, Int>, Tensor<2, Int>) {
         (self.to.clone(), self.back.clone())
     }
 }

@@ -31,6 +31,9 @@ pub(super) struct MachineArgs {
     /// GPUs of a host
     #[arg(long, value_name = "N", default_value_t = 8)]
     gpus_per_host: usize,
+    /// Attention stays inside documents of about this length (with data.reset-attention-mask)
+    #[arg(long, value_name = "TOKENS")]
+    pub documents: Option<usize>,
     /// Exchanges with replicas wait for the passes instead of running beside them
     #[arg(long)]
     no_overlap: bool,
@@ -49,6 +52,7 @@ impl MachineArgs {
             ("bandwidth", self.bandwidth.is_some()),
             ("link", self.link.is_some()),
             ("network", self.network.is_some()),
+            ("documents", self.documents.is_some()),
             ("no-overlap", self.no_overlap),
             ("all-ranks", self.all_ranks),
         ];
@@ -70,6 +74,7 @@ impl MachineArgs {
             ("network", self.network),
             ("gpus-per-host", Some(self.gpus_per_host as f64)),
             ("gpus", self.gpus.map(|gpus| gpus as f64)),
+            ("documents", self.documents.map(|tokens| tokens as f64)),
         ];
         if let Some((key, value)) =
             numbers.iter().find(|(_, value)| value.is_some_and(|value| value.is_nan() || value <= 0.0))

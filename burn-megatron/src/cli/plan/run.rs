@@ -14,7 +14,7 @@ pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
     let config = RunConfig::load(args.config.as_deref(), &overrides.0)?;
     let job = config.job()?.on_gpus();
     let (hardware, name) = args.machine.hardware(job.element)?;
-    let plan = plan::Plan::new(job, &hardware)?;
+    let plan = plan::Plan::new(plan::Job { documents: args.machine.documents, ..job }, &hardware)?;
     let dims = config.model.config.dims();
     let legal = |layout: &backend_dist::mesh::ParallelLayout| {
         layout.check().is_ok() && dims.check(layout, config.training.seq_length).is_ok()

@@ -96,7 +96,7 @@ impl<M: CausalLm> RankEngine<M> {
             _ => 0,
         };
         let elements = elements(GridKind::Dense) + experts;
-        let dynamic = DynamicGroups::of(rank, &config, dims.hidden)?;
+        let dynamic = DynamicGroups::of(rank, &config, dims)?;
         let engine = Self {
             chunks,
             optimizer,

@@ -1,18 +1,22 @@
 //! Steps in which each document is shared by as many replicas as its length asks for, and short ones share a row.
+//!
+//! Ranks take rows at their own pace, as many as they were dealt. Where more than the ranks of a row must be there for a pass
+//! (to gather weights under ZeRO 3 or sum gradients under ZeRO 2, to exchange tokens between experts, or because a schedule
+//! orders passes over several stages) all go in rounds: wide rows come first, so a row has one number on all its ranks, and
+//! who has no row left takes part with one that has no tokens.
 
-use super::super::losses::Losses;
 use super::super::share::Share;
 use super::RankEngine;
 use crate::engine::{ContextError, EngineConfig, EngineError, LossMean, TokenBatch};
+use crate::schedule::Effort;
 use crate::schedule::dynamic_context::{DynamicContext, Packed, block_sizes};
-use crate::schedule::{Effort, Pass as Kind, Work};
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::{Axis, ParallelLayout};
 use backend_dist::ops::context::ContextParallel;
 use models::CausalLm;
 use models::layers::DropoutKey;
-use models::layout::sequence_unit;
+use models::layout::{ModelDims, sequence_unit};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -22,11 +26,13 @@ pub(super) struct DynamicGroups {
     blocks: HashMap<usize, Group>,
     most: usize,
     effort: Effort,
+    /// All replicas make equally many passes.
+    in_rounds: bool,
 }
 
 impl DynamicGroups {
-    /// Those of the configuration, if it wants any, in a model of width `hidden`.
-    pub fn of(rank: &Rank, config: &EngineConfig, hidden: usize) -> Result<Option<Self>, ContextError> {
+    /// Those of the configuration, if it wants any, in a model of these sizes.
+    pub fn of(rank: &Rank, config: &EngineConfig, dims: &ModelDims) -> Result<Option<Self>, ContextError> {
         let Some(most) = config.context.max_tokens_per_rank.filter(|_| config.context.dynamic) else { return Ok(None) };
         if config.loss != LossMean::PerToken {
             return Err(ContextError::Alone("the loss must be per-token"));
@@ -38,15 +44,17 @@ impl DynamicGroups {
         let layout = rank.mesh.layout();
         let block = |size: usize| (size, rank.subgroup(Axis::DpCp, size));
         let blocks = block_sizes(layout.dp * layout.cp).into_iter().filter(|size| *size > 1).map(block).collect();
-        Ok(Some(Self { blocks, most, effort: Effort::of_width(hidden) }))
+        let in_rounds = layout.pp > 1 || layout.zero > 1 || dims.experts.is_some();
+        Ok(Some(Self { blocks, most, effort: Effort::of_width(dims.hidden), in_rounds }))
     }
 }
 
 /// Tokens of a row of packed documents with `tokens` tokens that `cp` ranks share: what these can cut evenly. On GPUs each
-/// has a multiple of 128 of it, as for every other number of rows cuBLASLt needs a plan of its own.
+/// has a multiple of 512 of it: for every other number of rows cuBLASLt needs a plan of its own, and the allocator memory of
+/// another size.
 pub fn packed_length(layout: &ParallelLayout, cp: usize, tokens: usize, on_gpus: bool) -> usize {
     let unit = sequence_unit(&ParallelLayout { cp, ..layout.clone() });
-    tokens.next_multiple_of(if on_gpus { 128 * unit } else { unit })
+    tokens.next_multiple_of(if on_gpus { (512 * cp).next_multiple_of(unit) } else { unit })
 }
 
 impl<M: CausalLm> RankEngine<M> {
@@ -79,29 +87,22 @@ impl<M: CausalLm> RankEngine<M> {
             share.of.auxiliary = self.auxiliary_grad(&row, &share);
             share
         };
-        Ok(plan.of_rank(own).map(share).collect())
+        let mut shares: Vec<Share> = plan.of_rank(own).map(share).collect();
+        if groups.in_rounds {
+            let rounds = (0..ranks).map(|rank| plan.of_rank(rank).count()).max().unwrap_or_default();
+            shares.resize_with(self.legal_micro_batches(rounds), || self.nothing());
+        }
+        Ok(shares)
     }
 
-    /// Forward and backward passes of one row after the other.
-    pub(super) fn passes_in_turn(&mut self, shares: &[Share]) -> Result<Losses, EngineError> {
-        let mut losses = Losses::default();
-        // Nothing is sent: there is one stage.
-        let mut mail = self.mail(1, 1);
-        for (index, share) in shares.iter().enumerate() {
-            for pass in [Kind::Forward, Kind::Backward] {
-                let last = pass == Kind::Backward && index + 1 == shares.len();
-                let next = if pass == Kind::Forward { Kind::Backward } else { Kind::Forward };
-                let next = if last { Vec::new() } else { self.chunks[0].first_used(next).to_vec() };
-                let work = Work { pass, chunk: 0, micro_batch: index };
-                let values = self.compute(work, (last, next), share, &mut mail);
-                losses.extend(values.map(|values| (index, values)));
-            }
-            if !self.runs_ahead {
-                losses = self.read(losses, shares)?;
-            }
-        }
-        self.peak_in_flight = 1;
-        self.sum_over_model_parallel();
-        Ok(losses)
+    /// A row without tokens that count or are routed, as short as this rank's can be.
+    fn nothing(&self) -> Share {
+        let seq = packed_length(self.rank.mesh.layout(), 1, 1, self.runs_ahead);
+        let (tokens, labels, mask) = (vec![0; seq], vec![0; seq], Some(vec![false; seq]));
+        let row = TokenBatch { rows: 1, seq, tokens, labels, mask, documents: None };
+        let mut share = Share::new(&row, None, self.config.documents);
+        share.of.is_filling = true;
+        share.of.auxiliary = self.auxiliary_grad(&row, &share);
+        share
     }
 }

@@ -22,7 +22,7 @@ impl<M: CausalLm> RankEngine<M> {
         check_sequence(self.rank.mesh.layout(), batch.seq)?;
         let rows = |micro| batch.slice(plan.rows(micro, self.rank.coords.dp));
         let own: Vec<Share> = (0..plan.accumulation).map(|micro| self.share(&rows(micro))).collect();
-        let mut mail = self.mail(plan.micro, own[0].tokens.seq);
+        let mut mail = self.mail(&own);
         let mut losses = Losses::default();
         // Without backward passes there is nothing to interleave: each stage in turn takes all micro-batches.
         for chunk in 0..self.chunks.len() {

@@ -12,6 +12,8 @@ pub(super) struct StageMemory {
     units: Vec<Piece>,
     /// What the stage keeps all the time, without gradients under ZeRO 1.
     pub states: States,
+    /// The largest tensor of a pass.
+    pub largest: u64,
     /// The most that updating a bucket adds.
     pub update: u64,
     /// The most that summing up the gradients of a bucket adds.
@@ -56,7 +58,7 @@ impl StageMemory {
         let owned = buckets(job, &share, stage, &units);
         let wide = job.wide();
         let table = Bucket { elements: share.vocab * share.hidden, matrices: 0, replicas: job.replicas() };
-        let shared = job.decoder.tied && stage.embedding && stage.loss;
+        let shared = job.decoder.shares_table() && stage.embedding && stage.loss;
         let piece = |(unit, owned): (&super::super::operations::Unit, &Vec<Bucket>)| {
             let open = Some(&table).filter(|_| unit.head && shared);
             let on_host = |of: &dyn Fn(&Bucket, u8) -> u64, buckets: &mut dyn Iterator<Item = &Bucket>| {
@@ -103,6 +105,7 @@ impl StageMemory {
         Self {
             units: pieces,
             states,
+            largest: units.iter().flat_map(|unit| &unit.ops).map(|op| op.output.bytes).max().unwrap_or(0),
             update: most(&|bucket| update(bucket, job)),
             reduce: most(&reduce),
             open: if zero >= 2 && shared && !job.gpu { table.bytes(wide) } else { 0 },

@@ -98,6 +98,7 @@ impl<'a> Walk<'a> {
             loss: self.loss,
             working: peak.bytes - own,
             communication: peak.communication + self.sent,
+            pages: 0,
             libraries: 0,
         };
         if now.peak() > self.fullest.peak() {

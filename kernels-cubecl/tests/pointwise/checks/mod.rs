@@ -6,6 +6,7 @@ pub mod activation;
 pub mod experts;
 pub mod norm;
 pub mod optimizer;
+pub mod routing;
 pub mod rows;
 pub mod tokens;
 

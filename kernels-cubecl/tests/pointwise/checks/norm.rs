@@ -93,42 +93,46 @@ fn with_sum<E: Element>(client: &Client, rows: usize, columns: usize, layer: boo
         + report("its gradient of weights", &download::<f32>(client, &sums), &expected.affine, 1e-5)
 }
 
-/// Norms cut into cubes in other ways.
+/// LayerNorm cut into cubes in other ways.
 pub fn plans<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
     let chosen = Plan::of(client, columns, true);
     let len = rows * columns;
     let [x, slope] = [1, 2].map(|seed| random(len, seed));
     let [w, b] = [3, 4].map(|seed| random(columns, seed));
-    let [x_on, slope_on] = [&x, &slope].map(|values| upload::<E>(client, values));
-    let [w_on, b_on] = [&w, &b].map(|values| upload::<E>(client, values));
-    let (eps, shape) = (EPS as f32, NormShape { rows, columns });
+    let expected = formula(&x, &w, Some(&b), &slope);
+    let [x, slope, w, b] = [&x, &slope, &w, &b].map(|values| upload::<E>(client, values));
+    let (affine, eps, shape) = (Affine::Layer(&w, &b), EPS as f32, NormShape { rows, columns });
     let mut failures = 0;
-    for (affine, b) in [(Affine::Rms(&w_on), None), (Affine::Layer(&w_on, &b_on), Some(b.as_slice()))] {
-        let expected = formula(&x, &w, b, &slope);
-        let others = [
-            Plan { ahead: 0, ..chosen },
-            Plan { ahead: 2, ..chosen },
-            Plan { side: 2, cubes: Some(2), ..chosen },
-            Plan { side: 1, cubes: Some(1000), ..chosen },
-            Plan { ahead: 2, cubes: None, ..chosen },
-            Plan { side: 3, ahead: 1, cubes: None, ..chosen },
-        ];
-        for plan in others {
-            let (y, dx) = (poisoned::<E>(client, len), poisoned::<E>(client, len));
-            let sums = poisoned::<f32>(client, expected.affine.len());
-            let targets = Gradients { x: &dx, affine: &sums };
-            forward_planned::<E>(client, &x_on, None, affine, &y, eps, shape, plan).expect("legal");
-            backward_planned::<E>(client, &x_on, affine, &slope_on, None, targets, eps, shape, plan).expect("legal");
-            let Plan { ahead, side, cubes, .. } = plan;
-            let name = format!("{ahead} ahead, {side} side by side, cubes {cubes:?}");
-            failures += report_rounded::<E>(&name, &download::<E>(client, &y), &expected.y, |_, y| round::<E>(y))
-                + report_rounded::<E>("its gradient of x", &download::<E>(client, &dx), &expected.dx, |_, dx| {
-                    round::<E>(dx)
-                })
-                + report("its gradient of weights", &download::<f32>(client, &sums), &expected.affine, 1e-5);
-        }
+    let forward = |plan| {
+        let y = poisoned::<E>(client, len);
+        forward_planned::<E>(client, &x, None, affine, &y, eps, shape, plan).expect("legal");
+        report_rounded::<E>(&told("norm", plan), &download::<E>(client, &y), &expected.y, |_, y| round::<E>(y))
+    };
+    let at_once = Plan { cubes: None, ..chosen };
+    for plan in [Plan { ahead: 2, ..at_once }, Plan { side: 3, ahead: 1, ..at_once }] {
+        failures += forward(plan);
+    }
+    let others = [
+        Plan { ahead: 0, ..chosen },
+        Plan { ahead: 2, ..chosen },
+        Plan { side: 2, cubes: Some(2), ..chosen },
+        Plan { side: 1, cubes: Some(1000), ..chosen },
+    ];
+    for plan in others {
+        failures += forward(plan);
+        let (dx, sums) = (poisoned::<E>(client, len), poisoned::<f32>(client, 2 * columns));
+        let targets = Gradients { x: &dx, affine: &sums };
+        backward_planned::<E>(client, &x, affine, &slope, None, targets, eps, shape, plan).expect("legal");
+        let (name, dx) = (told("gradient", plan), download::<E>(client, &dx));
+        failures += report_rounded::<E>(&name, &dx, &expected.dx, |_, dx| round::<E>(dx))
+            + report("its gradient of weights", &download::<f32>(client, &sums), &expected.affine, 1e-5);
     }
     failures
+}
+
+fn told(what: &str, plan: Plan) -> String {
+    let Plan { ahead, side, cubes, .. } = plan;
+    format!("{what}: {ahead} ahead, {side} side, cubes {cubes:?}")
 }
 
 pub fn rms_norm_with_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {

@@ -11,8 +11,7 @@ use backend_dist::comm::Group;
 use burn::tensor::{Tensor, TensorData};
 
 use super::config::BalanceOver;
-use super::router::Tokens;
-use super::select::Choice;
+use super::decide::Tokens;
 use super::stats;
 use crate::micro_batch::{MicroBatch, part_of};
 use crate::param::ParamBuilder;
@@ -55,35 +54,31 @@ impl Shares {
     }
 
     /// What the sums of scores are multiplied with, `experts` numbers or, over sequences, as many for each sample. `counted`
-    /// are the experts of this rank's tokens, `total` is [`Shares::tokens`]; `again` says that this pass will be done again.
+    /// are this rank's tokens of each expert, as many numbers; `total` is [`Shares::tokens`]; `again` says that this pass will
+    /// be done again.
     pub fn weights(
         &self,
         over: BalanceOver,
-        counted: &Choice,
+        counted: Vec<f64>,
         [experts, top_k]: [usize; 2],
         (Tokens { samples, valid }, total): (Tokens, f64),
         batch: &MicroBatch,
         again: bool,
     ) -> Vec<f64> {
-        let counts = || counted.counts(experts).into_iter().map(|count| count as f64).collect::<Vec<f64>>();
         let scale = experts as f64 / (top_k as f64 * total);
         match over {
             BalanceOver::MicroBatch => {
-                let counts = self.over_micro_batch(counts(), batch);
+                let counts = self.over_micro_batch(counted, batch);
                 counts.into_iter().map(|count| scale * count / total).collect()
             }
             BalanceOver::Sequence => {
-                let mut counts = vec![0.0; samples * experts];
-                for token in 0..counted.tokens() {
-                    counted.of(token).for_each(|expert| counts[token % samples * experts + expert] += 1.0);
-                }
                 // The mean over samples of the loss of each: `samples / total` is one over the length of a sequence.
                 let length = total / samples as f64;
-                let counts = self.over_micro_batch(counts, batch);
+                let counts = self.over_micro_batch(counted, batch);
                 counts.into_iter().map(|count| scale * count / length).collect()
             }
             BalanceOver::Global => {
-                self.global(counts(), valid as f64, again).into_iter().map(|share| scale * share).collect()
+                self.global(counted, valid as f64, again).into_iter().map(|share| scale * share).collect()
             }
         }
     }

@@ -55,6 +55,21 @@ pub struct RouterConfig {
     pub balance: Option<Balance>,
     /// Coefficient of the z-loss; 0 is none.
     pub z_loss: f64,
+    /// Where experts are chosen.
+    pub place: RouterPlace,
+}
+
+/// Where experts are chosen, and the numbers of the rows that go to them are made. The results are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RouterPlace {
+    /// On GPUs, which the host then reads only the number of each expert's tokens from; on the host for f64, and where
+    /// the rows depend on more than these numbers.
+    #[default]
+    Auto,
+    /// On the host, which reads the router's logits.
+    Host,
+    /// By the operations for GPUs on every device, where the rows depend on the number of tokens only.
+    Device,
 }
 
 /// What makes probabilities of the router's logits.
@@ -153,7 +168,16 @@ impl RouterConfig {
     /// `top_k` experts by softmax over their logits, without auxiliary losses.
     pub fn new(top_k: usize) -> Self {
         let scores = Scores::SoftmaxAfterTopK;
-        Self { top_k, scores, groups: None, scaling: 1.0, bias_rate: None, balance: None, z_loss: 0.0 }
+        Self {
+            top_k,
+            scores,
+            groups: None,
+            scaling: 1.0,
+            bias_rate: None,
+            balance: None,
+            z_loss: 0.0,
+            place: RouterPlace::Auto,
+        }
     }
 }
 

@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use backend_dist::comm::Group;
 use backend_dist::ops::conjugate::{Partial, gather_from_sequence_parallel, reduce_scatter_to_sequence_parallel};
+use backend_dist::ops::moe::routing::Chosen;
 use backend_dist::ops::moe::{RowMap, all_to_all, gather_rows};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, IntDType, Tensor};
 
 use super::config::Dispatcher;
-use super::plan::{Copy, Grouped, Members, counts, pick, send, sort};
+use super::decide::{Choices, DeviceChoice};
+use super::plan::{Copy, Grouped, Members, counts, pick, picked_starts, sent, sent_starts, sort, splits};
 use super::router::Routing;
 use super::select::Choice;
 use crate::layers::linear::pad_sequence;
@@ -49,8 +51,16 @@ impl Dispatch {
         experts: impl FnOnce(Tensor<2>, Tensor<1>, &Arc<[usize]>) -> Tensor<2>,
     ) -> Tensor<2> {
         let tokens = x.dims()[0];
-        let Grouped { rows, counts } = pick(&self.members, &[(choice, pad_to)], tokens, self.multiple);
-        let (copies, p) = self.maps(tokens, &rows, &x.device());
+        let ((copies, p), counts) = match choice {
+            Choices::Host(choice) => {
+                let Grouped { rows, counts } = pick(&self.members, &[(choice, pad_to)], tokens, self.multiple);
+                (self.maps(tokens, &rows, &x.device()), counts)
+            }
+            Choices::Device(choice) => {
+                let Grouped { rows, counts } = picked_starts(&self.members, &[choice.counts(pad_to)], self.multiple);
+                (choice.place(rows), counts)
+            }
+        };
         let y = experts(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into());
         gather_rows(y, &copies.reversed())
     }
@@ -62,15 +72,22 @@ impl Dispatch {
         experts: impl FnOnce(Tensor<2>, Tensor<1>, &Arc<[usize]>) -> Tensor<2>,
     ) -> Tensor<2> {
         let (tokens, device) = (x.dims()[0], x.device());
-        let counts = self.group.all_gather_host(counts(&choice, self.members.experts, pad_to));
-        let (sent, receive) = send(&self.members, &choice, &counts);
-        let (copies, p) = self.maps(tokens, &sent.rows, &device);
-        let there = |x: Tensor<2>| all_to_all(x, &sent.splits, &receive, &self.group);
+        let own = match &choice {
+            Choices::Host(choice) => counts(choice, self.members.experts, pad_to),
+            Choices::Device(choice) => choice.counts(pad_to),
+        };
+        let counts = self.group.all_gather_host(own);
+        let (own, splits) = (&counts[self.members.rank], splits(&self.members, &counts));
+        let (copies, p) = match choice {
+            Choices::Host(choice) => self.maps(tokens, &sent(&self.members, &choice, own, &splits), &device),
+            Choices::Device(choice) => choice.place(sent_starts(&self.members, own, &splits)),
+        };
+        let there = |x: Tensor<2>| all_to_all(x, &splits.send, &splits.receive, &self.group);
         let (x, p) = (there(gather_rows(x, &copies)), there(gather_rows(slots(probs), &p)));
-        let sorted = sort(&self.members, &counts, &receive, self.multiple);
-        let by_expert = RowMap::picking(x.dims()[0], &sorted.rows, &device);
+        let sorted = sort(&self.members, &counts, &splits, self.multiple);
+        let by_expert = RowMap::of_runs(x.dims()[0], sorted.counts.iter().sum(), &sorted.rows, &device);
         let y = experts(gather_rows(x, &by_expert), flat(gather_rows(p, &by_expert)), &sorted.counts.into());
-        let y = all_to_all(gather_rows(y, &by_expert.reversed()), &receive, &sent.splits, &self.group);
+        let y = all_to_all(gather_rows(y, &by_expert.reversed()), &splits.receive, &splits.send, &self.group);
         gather_rows(y, &copies.reversed())
     }
 
@@ -80,18 +97,40 @@ impl Dispatch {
         Routing { choice, probs, pad_to }: Routing,
         experts: impl FnOnce(Tensor<2>, Tensor<1>, &Arc<[usize]>) -> Tensor<2>,
     ) -> Tensor<2> {
-        let ([tokens, hidden], device, top_k) = (x.dims(), x.device(), choice.top_k());
+        let [tokens, hidden] = x.dims();
+        let Gathered { each, copies, p, counts } = match choice {
+            Choices::Host(choice) => self.gather_on_host(choice, pad_to, &x.device()),
+            Choices::Device(choice) => self.gather_on_device(&choice, tokens),
+        };
+        let gathered = |x: Tensor<2>| gather_from_sequence_parallel(pad_sequence(x, each), &self.group);
+        let (x, probs) = (gathered(x), gathered(probs));
+        let y = experts(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into());
+        let y = Partial::new(gather_rows(y, &copies.reversed()));
+        reduce_scatter_to_sequence_parallel(y, &self.group).slice([0..tokens, 0..hidden])
+    }
+
+    fn gather_on_host(&self, choice: Choice, pad_to: Option<usize>, device: &Device) -> Gathered {
+        let top_k = choice.top_k();
         let all = self.group.all_gather_host((choice.into_list(), pad_to));
         let all: Vec<(Choice, Option<usize>)> =
             all.into_iter().map(|(list, pad_to)| (Choice::from_list(top_k, list), pad_to)).collect();
         let each = all.iter().map(|(choice, _)| choice.tokens()).max().expect("a group has members");
-        let gathered = |x: Tensor<2>| gather_from_sequence_parallel(pad_sequence(x, each), &self.group);
-        let (x, probs) = (gathered(x), gathered(probs));
         let Grouped { rows, counts } = pick(&self.members, &all, each, self.multiple);
-        let (copies, p) = self.maps(x.dims()[0], &rows, &device);
-        let y = experts(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into());
-        let y = Partial::new(gather_rows(y, &copies.reversed()));
-        reduce_scatter_to_sequence_parallel(y, &self.group).slice([0..tokens, 0..hidden])
+        let (copies, p) = self.maps(each * self.members.count(), &rows, device);
+        Gathered { each, copies, p, counts }
+    }
+
+    fn gather_on_device(&self, choice: &DeviceChoice, tokens: usize) -> Gathered {
+        let all = self.group.all_gather_host((choice.counts(None), tokens));
+        let (counts, all): (Vec<Vec<usize>>, Vec<usize>) = all.into_iter().unzip();
+        let each = all.into_iter().max().expect("a group has members");
+        // As floats, which hold the number of an expert exactly; zero is no expert.
+        let list = (choice.chosen.table() + 1).cast(FloatDType::F32);
+        let list = gather_from_sequence_parallel(pad_sequence(list, each), &self.group).cast(IntDType::I32) - 1;
+        let Grouped { rows, counts } = picked_starts(&self.members, &counts, self.multiple);
+        let chosen = Chosen::of(list, self.members.experts);
+        let (copies, p) = chosen.place(&chosen.count(1), &rows);
+        Gathered { each, copies, p, counts }
     }
 
     /// From tokens to rows, and from the probabilities of tokens and experts, one below the other, to rows.
@@ -102,6 +141,15 @@ impl Dispatch {
             rows.iter().map(|row| row.map(|(token, expert)| token * experts + expert)).collect();
         (RowMap::picking(tokens, &copies, device), RowMap::picking(tokens * experts, &slots, device))
     }
+}
+
+/// What a rank's experts take of the tokens of all members, each of which has room for `each`.
+struct Gathered {
+    each: usize,
+    copies: RowMap,
+    p: RowMap,
+    /// Rows of each expert.
+    counts: Vec<usize>,
 }
 
 /// `[tokens, experts]` as one column.

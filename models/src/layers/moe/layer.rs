@@ -7,10 +7,11 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::config::MoeConfig;
+use super::decide::Tokens;
 use super::dispatch::Dispatch;
 use super::experts::Experts;
 use super::plan::Members;
-use super::router::{Router, Tokens};
+use super::router::Router;
 use super::shared::Shared;
 use crate::layers::linear::pad_sequence;
 use crate::layers::norm::Norm;
@@ -87,6 +88,7 @@ impl MoeLayer {
     /// The routed experts for this rank's own rows, of which the first `valid` count.
     fn own(&self, x: Tensor<3>, valid: usize, batch: &MicroBatch) -> Tensor<3> {
         let [rows, samples, hidden] = x.dims();
+        let valid = if batch.is_filling { 0 } else { valid };
         let x = x.reshape([rows * samples, hidden]);
         let routing = self.router.forward(x.clone(), Tokens { valid: valid * samples, samples }, batch);
         let out = self.dispatch.through(x, routing, |x, p, counts| self.experts.forward(x, p, counts));

@@ -3,6 +3,7 @@
 mod balance;
 mod capacity;
 mod config;
+mod decide;
 mod dispatch;
 mod experts;
 mod layer;
@@ -14,8 +15,8 @@ mod shared;
 pub mod stats;
 
 pub use config::{
-    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, RouterConfig, Scores,
-    SharedExperts,
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, RouterConfig, RouterPlace,
+    Scores, SharedExperts,
 };
 pub use layer::MoeLayer;
 pub use routing_replay::RoutingReplay;

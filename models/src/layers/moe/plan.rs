@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use backend_dist::ops::moe::routing::{Run, Starts};
+
 use super::select::Choice;
 
 /// The members of a layer.
@@ -42,39 +44,38 @@ impl Members {
 /// A row to be made: the token that it is a copy of and its expert; `None` is a row of zeros.
 pub(super) type Copy = Option<(usize, usize)>;
 
-/// Rows that a rank sends, in the order of the members, their experts and its tokens.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Sent {
-    pub rows: Vec<Copy>,
-    /// Rows for each member.
-    pub splits: Vec<usize>,
+/// Rows for each member, and from each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Splits {
+    pub send: Vec<usize>,
+    pub receive: Vec<usize>,
 }
 
 /// Rows that the experts of a rank compute, by expert.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Grouped<R> {
     /// Where each comes from.
-    pub rows: Vec<Option<R>>,
+    pub rows: R,
     /// Rows of each expert.
     pub counts: Vec<usize>,
 }
 
-impl<R> Grouped<R> {
-    /// The groups, each filled up to a multiple of `multiple`, and at least one row.
-    fn of(groups: impl Iterator<Item = Vec<Option<R>>>, multiple: usize) -> Self {
-        let (mut rows, mut counts) = (Vec::new(), Vec::new());
-        for mut group in groups {
-            let count = group.len().next_multiple_of(multiple);
-            group.resize_with(count, || None);
-            rows.append(&mut group);
-            counts.push(count);
-        }
-        if rows.is_empty() {
-            rows.resize_with(multiple, || None);
-            counts[0] = multiple;
-        }
-        Self { rows, counts }
+/// Rows of groups that are filled up to multiples of `multiple`, and at least one row in all.
+fn filled(counts: impl Iterator<Item = usize>, multiple: usize) -> Vec<usize> {
+    let mut counts: Vec<usize> = counts.map(|count| count.next_multiple_of(multiple)).collect();
+    if counts.iter().all(|count| *count == 0) {
+        counts[0] = multiple;
     }
+    counts
+}
+
+/// Where each of the groups begins that follow each other.
+fn starts(counts: &[usize]) -> Vec<usize> {
+    let begin = |end: &mut usize, count: &usize| {
+        *end += count;
+        Some(*end - count)
+    };
+    counts.iter().scan(0, begin).collect()
 }
 
 /// How many rows each expert gets from a rank: its tokens there, or as many as it has room for.
@@ -94,39 +95,62 @@ fn padded(choice: &Choice, counts: &[usize]) -> Vec<Vec<Copy>> {
         .collect()
 }
 
-/// What this rank sends, and how many rows it receives from each member, if member `m` sends `counts[m][e]` rows for expert
-/// `e`. Nobody sends or receives nothing: a rank without rows sends itself one of zeros.
-pub(super) fn send(members: &Members, choice: &Choice, counts: &[Vec<usize>]) -> (Sent, Vec<usize>) {
-    let by_expert = padded(choice, &counts[members.rank]);
-    let mut parts: Vec<Vec<Copy>> =
-        (0..members.count()).map(|member| by_expert[members.experts_of(member)].concat()).collect();
-    let mut receive: Vec<usize> = counts.iter().map(|from| from[members.own()].iter().sum()).collect();
-    if receive.iter().all(|rows| *rows == 0) || parts.iter().all(Vec::is_empty) {
-        parts[members.rank].push(None);
+/// How many rows this rank sends and receives if member `m` sends `counts[m][e]` rows for expert `e`. Nobody sends or receives
+/// nothing: a rank without rows sends itself one of zeros.
+pub(super) fn splits(members: &Members, counts: &[Vec<usize>]) -> Splits {
+    let of = |from: usize, to: usize| counts[from][members.experts_of(to)].iter().sum();
+    let mut send: Vec<usize> = (0..members.count()).map(|to| of(members.rank, to)).collect();
+    let mut receive: Vec<usize> = (0..members.count()).map(|from| of(from, members.rank)).collect();
+    if receive.iter().all(|rows| *rows == 0) || send.iter().all(|rows| *rows == 0) {
+        send[members.rank] += 1;
         receive[members.rank] += 1;
     }
-    let splits = parts.iter().map(Vec::len).collect();
-    (Sent { rows: parts.concat(), splits }, receive)
+    Splits { send, receive }
+}
+
+/// What this rank sends, in the order of the members, their experts and its tokens.
+pub(super) fn sent(members: &Members, choice: &Choice, counts: &[usize], splits: &Splits) -> Vec<Copy> {
+    let by_expert = padded(choice, counts);
+    let part = |(member, rows): (usize, &usize)| {
+        let mut part = by_expert[members.experts_of(member)].concat();
+        part.resize(*rows, None);
+        part
+    };
+    splits.send.iter().enumerate().flat_map(part).collect()
+}
+
+/// [`sent`] without the choice: where the rows of each expert begin.
+pub(super) fn sent_starts(members: &Members, counts: &[usize], splits: &Splits) -> Starts {
+    let (parts, experts) = (members.etp, members.experts);
+    let mut rows = vec![None; parts * experts];
+    for (member, start) in starts(&splits.send).into_iter().enumerate() {
+        let own = members.experts_of(member);
+        for (expert, inside) in own.clone().zip(starts(&counts[own])) {
+            rows[member % parts * experts + expert] = Some(start + inside);
+        }
+    }
+    Starts { rows, parts, each: experts / members.ep, room: None, count: splits.send.iter().sum() }
 }
 
 /// The received rows by expert, and inside an expert by sender.
-pub(super) fn sort(members: &Members, counts: &[Vec<usize>], receive: &[usize], multiple: usize) -> Grouped<usize> {
-    let starts: Vec<usize> = receive
-        .iter()
-        .scan(0, |end, rows| {
-            *end += rows;
-            Some(*end - rows)
-        })
-        .collect();
-    let own = members.own();
-    let group = |expert: usize| {
-        let rows = counts.iter().zip(&starts).flat_map(|(from, start)| {
-            let first = start + from[own.start..expert].iter().sum::<usize>();
-            (first..first + from[expert]).map(Some)
-        });
-        rows.collect()
-    };
-    Grouped::of(own.clone().map(group), multiple)
+pub(super) fn sort(
+    members: &Members,
+    counts: &[Vec<usize>],
+    Splits { receive, .. }: &Splits,
+    multiple: usize,
+) -> Grouped<Vec<Run>> {
+    let (own, begins) = (members.own(), starts(receive));
+    let of_expert = |expert: usize| counts.iter().map(move |from| from[expert]);
+    let filled = filled(own.clone().map(|expert| of_expert(expert).sum()), multiple);
+    let mut runs = Vec::new();
+    for (expert, mut to) in own.clone().zip(starts(&filled)) {
+        for (from, begin) in counts.iter().zip(&begins) {
+            let from_row = begin + from[own.start..expert].iter().sum::<usize>();
+            runs.push(Run { to, from: from_row, len: from[expert] });
+            to += from[expert];
+        }
+    }
+    Grouped { rows: runs, counts: filled }
 }
 
 /// Rows of this rank's experts out of all members' tokens, of which each has room for `tokens`, one member after the other. With
@@ -136,16 +160,34 @@ pub(super) fn pick(
     choices: &[(Choice, Option<usize>)],
     tokens: usize,
     multiple: usize,
-) -> Grouped<(usize, usize)> {
+) -> Grouped<Vec<Copy>> {
     let rows = |(choice, pad_to): &(Choice, Option<usize>)| padded(choice, &counts(choice, members.experts, *pad_to));
     let by_member: Vec<Vec<Vec<Copy>>> = choices.iter().map(rows).collect();
-    let group = |expert: usize| {
+    let group = |expert: usize| -> Vec<Copy> {
         let rows = by_member.iter().enumerate().flat_map(|(member, by_expert)| {
             by_expert[expert].iter().map(move |row| row.map(|(token, expert)| (member * tokens + token, expert)))
         });
         rows.collect()
     };
-    Grouped::of(members.own().map(group), multiple)
+    let groups: Vec<Vec<Copy>> = members.own().map(group).collect();
+    let counts = filled(groups.iter().map(Vec::len), multiple);
+    let fill = |(mut group, count): (Vec<Copy>, &usize)| {
+        group.resize(*count, None);
+        group
+    };
+    Grouped { rows: groups.into_iter().zip(&counts).flat_map(fill).collect(), counts }
+}
+
+/// [`pick`] without the choices: where the rows of each of this rank's experts begin, if member `m` has `counts[m][e]` rows for
+/// expert `e`, all of them tokens but for the last member's.
+pub(super) fn picked_starts(members: &Members, counts: &[Vec<usize>], multiple: usize) -> Grouped<Starts> {
+    let own = members.own();
+    let of_expert = |expert: usize| counts.iter().map(|from| from[expert]).sum();
+    let filled = filled(own.clone().map(of_expert), multiple);
+    let mut rows = vec![None; members.experts];
+    own.zip(starts(&filled)).for_each(|(expert, start)| rows[expert] = Some(start));
+    let starts = Starts { rows, parts: 1, each: members.experts, room: None, count: filled.iter().sum() };
+    Grouped { rows: starts, counts: filled }
 }
 
 #[cfg(test)]
@@ -170,19 +212,25 @@ mod tests {
         (choices, counts, |rank| Members { etp: 2, ep: 2, experts: 4, rank })
     }
 
+    /// What a member sends.
+    fn sending(members: &Members, choice: &Choice, counts: &[Vec<usize>]) -> (Vec<Copy>, Splits) {
+        let splits = splits(members, counts);
+        (sent(members, choice, &counts[members.rank], &splits), splits)
+    }
+
     #[test]
     fn what_one_sends_another_receives() {
         let (choices, counts, members) = four();
-        let all: Vec<(Sent, Vec<usize>)> = (0..4).map(|rank| send(&members(rank), &choices[rank], &counts)).collect();
+        let all: Vec<_> = (0..4).map(|rank| sending(&members(rank), &choices[rank], &counts)).collect();
         for from in 0..4 {
             for to in 0..4 {
-                assert_eq!(all[from].0.splits[to], all[to].1[from], "{from} to {to}");
+                assert_eq!(all[from].1.send[to], all[to].1.receive[from], "{from} to {to}");
             }
         }
         let first = [Some((0, 0)), Some((1, 0)), Some((1, 1))];
-        assert_eq!(all[0].0.rows, [&first[..], &first, &[Some((0, 2))], &[Some((0, 2))]].concat());
+        assert_eq!(all[0].0, [&first[..], &first, &[Some((0, 2))], &[Some((0, 2))]].concat());
         // The third rank has no tokens.
-        assert_eq!((&all[2].0.rows[..], &all[2].0.splits[..]), (&[None][..], &[0, 0, 1, 0][..]));
+        assert_eq!((&all[2].0[..], &all[2].1.send[..]), (&[None][..], &[0, 0, 1, 0][..]));
     }
 
     #[test]
@@ -190,21 +238,49 @@ mod tests {
         let (choices, counts, members) = four();
         for rank in 0..4 {
             let members = members(rank);
-            let sent: Vec<Sent> =
-                (0..4).map(|from| send(&Members { rank: from, ..members }, &choices[from], &counts).0).collect();
-            let receive = send(&members, &choices[rank], &counts).1;
-            let received: Vec<Option<(usize, usize)>> = (0..4)
+            let sent: Vec<_> =
+                (0..4).map(|from| sending(&Members { rank: from, ..members }, &choices[from], &counts)).collect();
+            let received: Vec<Copy> = (0..4)
                 .flat_map(|from| {
-                    let start: usize = sent[from].splits[..rank].iter().sum();
-                    let rows = sent[from].rows[start..start + sent[from].splits[rank]].iter();
+                    let start: usize = sent[from].1.send[..rank].iter().sum();
+                    let rows = sent[from].0[start..start + sent[from].1.send[rank]].iter();
                     rows.map(move |row| row.map(|(token, expert)| (from * 2 + token, expert)))
                 })
                 .collect();
-            let sorted = sort(&members, &counts, &receive, 4);
-            let rows: Vec<_> = sorted.rows.iter().map(|row| row.and_then(|row| received[row])).collect();
+            let sorted = sort(&members, &counts, &sent[rank].1, 4);
+            let mut rows = vec![None; sorted.counts.iter().sum()];
+            for Run { to, from, len } in sorted.rows {
+                rows[to..to + len].copy_from_slice(&received[from..from + len]);
+            }
             let all: Vec<_> = choices.iter().map(|choice| (choice.clone(), None)).collect();
             let picked = pick(&members, &all, 2, 4);
             assert_eq!((rows, &sorted.counts), (picked.rows, &picked.counts), "rank {rank}");
+        }
+    }
+
+    /// The rows of a choice that begin where `starts` says.
+    fn placed(choice: &Choice, starts: &Starts) -> Vec<Copy> {
+        let mut rows = vec![None; starts.count];
+        let experts = starts.rows.len() / starts.parts;
+        for (place, start) in starts.rows.iter().enumerate().filter_map(|(place, start)| Some((place, (*start)?))) {
+            let expert = place % experts;
+            let tokens = &choice.by_expert(experts)[expert];
+            tokens.iter().enumerate().for_each(|(rank, token)| rows[start + rank] = Some((*token, expert)));
+        }
+        rows
+    }
+
+    #[test]
+    fn counts_say_where_rows_begin() {
+        let (choices, counts, members) = four();
+        let list = choices.iter().flat_map(|choice| choice.clone().into_list()).collect();
+        let all = Choice::from_list(2, list);
+        let pairs: Vec<_> = choices.iter().map(|choice| (choice.clone(), None)).collect();
+        for rank in 0..4 {
+            let (rows, splits) = sending(&members(rank), &choices[rank], &counts);
+            assert_eq!(placed(&choices[rank], &sent_starts(&members(rank), &counts[rank], &splits)), rows, "{rank}");
+            let (found, picked) = (picked_starts(&members(rank), &counts, 3), pick(&members(rank), &pairs, 2, 3));
+            assert_eq!((placed(&all, &found.rows), found.counts), (picked.rows, picked.counts), "{rank}");
         }
     }
 

@@ -1,16 +1,17 @@
 //! The router: logits, the choice of experts, their probabilities, auxiliary losses, counts.
 
-use backend_dist::ops::moe::{inject, router_logits};
+use backend_dist::ops::moe::{inject, router_logits, row_multiple};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
 use burn::tensor::activation::{log_softmax, sigmoid, softmax};
-use burn::tensor::{Bool, DType, Tensor, TensorData};
+use burn::tensor::{Bool, DType, FloatDType, Tensor, TensorData};
 
 use super::balance::{self, Shares};
 use super::capacity::{drop_tokens, room};
-use super::config::{Capacity, MoeConfig, RouterConfig, Scores};
-use super::routing_replay::{self, Chosen, Routed};
-use super::select::{Choice, choose, choose_freely};
+use super::config::{Capacity, Dispatcher, DropPolicy, MoeConfig, RouterConfig, RouterPlace, Scores};
+use super::decide::{self, Choices, Counts, Tokens, host};
+use super::routing_replay::{self, Purpose, Routed};
+use super::select::Choice;
 use super::stats;
 use crate::layers::{DropoutKey, fp32_softmax};
 use crate::micro_batch::MicroBatch;
@@ -31,21 +32,15 @@ pub(super) struct Router {
     layer: usize,
     #[module(skip)]
     fp32: bool,
-}
-
-/// A rank's own tokens, position by position and in a position sample by sample.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Tokens {
-    /// The first ones, which count; the others fill the sequence up.
-    pub valid: usize,
-    /// Samples of the micro-batch.
-    pub samples: usize,
+    /// Whether experts are chosen on the device.
+    #[module(skip)]
+    on_device: bool,
 }
 
 /// What a router decides.
 pub(super) struct Routing {
     /// After dropping.
-    pub choice: Choice,
+    pub choice: Choices,
     /// `[tokens, experts]`; what it says of experts that were not chosen means nothing.
     pub probs: Tensor<2>,
     /// Rows that each expert is filled up to.
@@ -67,36 +62,50 @@ impl Router {
         };
         let layer = params.unit().layer().expect("a router is in a layer");
         let shares = Shares::new(params);
-        Ok(Self { weight, expert_bias, config: router, capacity, shares, layer, fp32: params.has_fp32_norms() })
+        let (fp32, is_f64) = (params.has_fp32_norms(), params.dtype() == FloatDType::F64);
+        let on_device = match router.place {
+            RouterPlace::Host => false,
+            RouterPlace::Auto => row_multiple(params.device()) > 1 && !is_f64,
+            RouterPlace::Device => !(fp32 && is_f64),
+        };
+        let on_device = on_device && is_counted(config, params.experts().group.size());
+        Ok(Self { weight, expert_bias, config: router, capacity, shares, layer, fp32, on_device })
     }
 
     /// Experts and probabilities of `x [tokens, hidden]`.
     pub fn forward(&self, x: Tensor<2>, tokens: Tokens, batch: &MicroBatch) -> Routing {
         let logits = router_logits(x, self.weight.val());
-        let ([count, experts], scores) = (logits.dims(), host(&self.compared(&logits)));
-        let bias = self.expert_bias.as_ref().map(|bias| host(&bias.val()));
-        let choice = choose(&scores, [count, tokens.valid], &self.config, bias.as_deref());
-        let mut choice = self.replayed(Chosen::Used, choice, tokens, batch);
-        let mut probs = self.probabilities(&logits, &choice);
-        if batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0) {
-            let plain = self.config.groups.is_none() && bias.is_none();
-            let counted = match plain {
-                true => choice.clone(),
-                false => {
-                    let choice = choose_freely(&scores, [count, tokens.valid], &self.config);
-                    self.replayed(Chosen::Counted, choice, tokens, batch)
-                }
-            };
-            if let Some(loss) = self.losses(&logits, &counted, tokens, batch) {
-                probs = inject(probs, loss, batch.auxiliary);
-            }
+        let scores = self.compared(&logits);
+        let auxiliary = batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0);
+        let balance = self.config.balance.map(|balance| balance.over).filter(|_| auxiliary);
+        let bias = self.expert_bias.as_ref().map(|bias| bias.val());
+        let replayed = |purpose, choice| self.replayed(purpose, choice, tokens, batch);
+        let (mut choice, counts, mut probs) = if self.on_device && routing_replay::current().is_none() {
+            let (choice, counts, probs) = decide::on_device(&scores, tokens, &self.config, bias, balance, |chosen| {
+                self.probabilities(&logits, || chosen.others(), None)
+            });
+            (Choices::Device(choice), counts, probs)
+        } else {
+            let (choice, counts) = decide::on_host(&scores, tokens, &self.config, bias, balance, replayed);
+            let probs = self.probabilities(&logits, || decide::others(&choice, &logits), Some(&choice));
+            (Choices::Host(choice), counts, probs)
+        };
+        let Counts { routed, counted } = counts;
+        if auxiliary && let Some(loss) = self.losses(&logits, counted, tokens, batch) {
+            probs = inject(probs, loss, batch.auxiliary);
         }
-        let routed = choice.counts(experts);
         let (mut dropped, mut pad_to) = (0, None);
         if let Some(capacity) = self.capacity {
-            let (room, weights) = (room(tokens.valid, self.config.top_k, experts, &capacity), host(&probs));
-            let probability = |token: usize, expert: usize| weights[token * experts + expert];
-            dropped = drop_tokens(&mut choice, experts, room, capacity.policy, probability);
+            let experts = routed.len();
+            let room = room(tokens.valid, self.config.top_k, experts, &capacity);
+            dropped = match &mut choice {
+                Choices::Device(choice) => choice.drop_last(room),
+                Choices::Host(choice) => {
+                    let weights = host(&probs);
+                    let probability = |token: usize, expert: usize| weights[token * experts + expert];
+                    drop_tokens(choice, experts, room, capacity.policy, probability)
+                }
+            };
             pad_to = capacity.pad.then_some(room);
         }
         if stats::is_counting() {
@@ -106,7 +115,7 @@ impl Router {
     }
 
     /// The choice, or that of the run which this one follows.
-    fn replayed(&self, what: Chosen, choice: Choice, tokens: Tokens, batch: &MicroBatch) -> Choice {
+    fn replayed(&self, purpose: Purpose, choice: Choice, tokens: Tokens, batch: &MicroBatch) -> Choice {
         let Some(replay) = routing_replay::current() else { return choice };
         let key = batch.dropout.unwrap_or(DropoutKey { seed: 0, first_sample: 0 });
         let places = self.shares.places(choice.tokens(), tokens, batch);
@@ -114,7 +123,7 @@ impl Router {
         let row = |place| {
             (0..tokens.samples).map(move |sample| Routed {
                 layer,
-                what,
+                purpose,
                 step,
                 sample: key.first_sample + sample,
                 place,
@@ -133,18 +142,15 @@ impl Router {
         }
     }
 
-    /// `[tokens, experts]`, right where an expert was chosen.
-    fn probabilities(&self, logits: &Tensor<2>, choice: &Choice) -> Tensor<2> {
+    /// `[tokens, experts]`, right where an expert was chosen. `others` are the experts that were not; `choice` is known on the
+    /// host.
+    fn probabilities(
+        &self,
+        logits: &Tensor<2>,
+        others: impl Fn() -> Tensor<2, Bool>,
+        choice: Option<&Choice>,
+    ) -> Tensor<2> {
         let (config, [tokens, experts], device) = (self.config, logits.dims(), logits.device());
-        let chosen = || {
-            let mut chosen = vec![false; tokens * experts];
-            (0..tokens).for_each(|token| choice.of(token).for_each(|expert| chosen[token * experts + expert] = true));
-            chosen
-        };
-        let others = || {
-            let others: Vec<bool> = chosen().into_iter().map(|chosen| !chosen).collect();
-            Tensor::<2, Bool>::from_data(TensorData::new(others, [tokens, experts]), &device)
-        };
         let probs = match config.scores {
             // The share of the chosen experts brought to one is a softmax over them.
             Scores::SoftmaxAfterTopK | Scores::NormalisedSoftmax => {
@@ -158,7 +164,8 @@ impl Router {
             Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits.clone()),
         };
         let is_softmax = !matches!(config.scores, Scores::Sigmoid | Scores::PlainSigmoid);
-        let probs = if self.fp32 && is_softmax && logits.dtype() == DType::F64 {
+        let rounds = self.fp32 && is_softmax && logits.dtype() == DType::F64;
+        let probs = if let Some(choice) = choice.filter(|_| rounds) {
             let rounded =
                 rounded(&host(logits), experts, (config.scores != Scores::SoftmaxBeforeTopK).then_some(choice));
             let rounded = Tensor::from_data(TensorData::new(rounded, [tokens, experts]), (&device, DType::F64));
@@ -170,7 +177,7 @@ impl Router {
     }
 
     /// The sum of the auxiliary losses, this rank's part of it; `None` if it has no tokens.
-    fn losses(&self, logits: &Tensor<2>, counted: &Choice, tokens: Tokens, batch: &MicroBatch) -> Option<Tensor<1>> {
+    fn losses(&self, logits: &Tensor<2>, counted: Vec<f64>, tokens: Tokens, batch: &MicroBatch) -> Option<Tensor<1>> {
         let (experts, top_k) = (logits.dims()[1], self.config.top_k);
         let total = self.shares.tokens(tokens.valid, batch);
         let again = !logits.is_autodiff();
@@ -228,8 +235,11 @@ const LEAST: f64 = -1e30;
 /// Keeps a sum of scores from zero, as in Megatron-LM and DeepSeek-V3.
 const TINY: f64 = 1e-20;
 
-fn host<const D: usize>(x: &Tensor<D>) -> Vec<f64> {
-    x.clone().into_data().convert::<f64>().try_to_vec().expect("converted to f64")
+/// Whether the rows of a layer depend on nothing but the number of each expert's tokens on its ranks: what is dropped by
+/// probability does, and so do rows between the tokens of two ranks.
+fn is_counted(config: &MoeConfig, members: usize) -> bool {
+    let apart = members == 1 || config.dispatcher == Dispatcher::AllToAll;
+    config.capacity.is_none_or(|capacity| capacity.policy == DropPolicy::Position && apart)
 }
 
 /// The probabilities as transformers rounds them: softmax in fp32, and with a choice divided by the chosen experts' sum.

@@ -23,7 +23,7 @@ pub struct RoutingReplay {
 pub(super) struct Routed {
     /// Counted over the whole model.
     pub layer: usize,
-    pub what: Chosen,
+    pub purpose: Purpose,
     /// Seed of the training step.
     pub step: u64,
     /// Sample of the global batch.
@@ -34,7 +34,7 @@ pub(super) struct Routed {
 
 /// What experts are chosen for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Chosen {
+pub(super) enum Purpose {
     /// To be used.
     Used,
     /// To be counted by a loss that balances them.
@@ -119,7 +119,7 @@ mod tests {
     }
 
     fn tokens(step: u64) -> impl Iterator<Item = Routed> {
-        (0..2).map(move |place| Routed { layer: 1, what: Chosen::Used, step, sample: 0, place })
+        (0..2).map(move |place| Routed { layer: 1, purpose: Purpose::Used, step, sample: 0, place })
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which experts a token uses, decided on the host: the sizes of everything behind it depend on the decision.
+//! Which experts a token uses, decided on the host.
 
 use super::config::{ExpertGroups, RouterConfig};
 
@@ -59,6 +59,15 @@ impl Choice {
             self.of(token).for_each(|expert| tokens[expert].push(token));
         }
         tokens
+    }
+
+    /// The tokens of each expert, for each of `samples` samples: token `t` is of sample `t % samples`.
+    pub fn counts_of(&self, samples: usize, experts: usize) -> Vec<usize> {
+        let mut counts = vec![0; samples * experts];
+        for token in 0..self.tokens() {
+            self.of(token).for_each(|expert| counts[token % samples * experts + expert] += 1);
+        }
+        counts
     }
 
     /// Number of tokens of each expert.

@@ -10,7 +10,7 @@ use backend_dist::launch::BoxError;
 use backend_dist::shard::{HostTensor, Init};
 use models::WeightSource;
 use models::layers::{
-    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, MoeConfig, RouterConfig, Scores,
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, MoeConfig, RouterConfig, RouterPlace, Scores,
     SharedExperts,
 };
 
@@ -184,5 +184,41 @@ fn recomputation_changes_no_bit() {
     for layout in ["TP1", "DP2 EP2"] {
         let (kept, again) = (layer::run(&mixtral(), layout).0, layer::run_again(&mixtral(), layout).0);
         assert!(kept.out == again.out && kept.x_grad == again.x_grad && kept.weights == again.weights, "{layout}");
+    }
+}
+
+/// The operations that GPUs route with, here on tables that come to the host and go back.
+fn assert_places(case: Case, layouts: &[&str]) {
+    for layout in layouts {
+        for dispatcher in [Dispatcher::AllToAll, Dispatcher::AllGather] {
+            let run = |place| {
+                let router = RouterConfig { place, ..case.config.router };
+                layer::run(&Case { config: MoeConfig { dispatcher, router, ..case.config }, ..case }, layout).0
+            };
+            let (host, device) = (run(RouterPlace::Host), run(RouterPlace::Device));
+            let same = host.out == device.out && host.x_grad == device.x_grad && host.weights == device.weights;
+            assert!(same, "{layout} {dispatcher:?}");
+        }
+    }
+}
+
+#[test]
+fn routing_by_counts_changes_no_bit() {
+    let layouts = ["TP1", "DP2 EP2", "DP4 EP2 ETP2", "DP2 ETP2", "TP2 SP EP2 ETP1"];
+    assert_places(mixtral(), &layouts);
+    assert_places(deepseek(), &layouts);
+    assert_places(Case { seq: 1, ..deepseek() }, &["TP4 EP4 ETP1"]);
+    for scores in [Scores::SoftmaxBeforeTopK, Scores::NormalisedSoftmax, Scores::PlainSigmoid, Scores::Sigmoid] {
+        let balance = balance(if scores == Scores::Sigmoid { BalanceOver::Sequence } else { BalanceOver::Global });
+        assert_places(case(RouterConfig { scores, balance, ..RouterConfig::new(2) }), &["DP2 EP2"]);
+    }
+}
+
+#[test]
+fn routing_by_counts_drops_the_same_tokens() {
+    for (factor, pad) in [(0.6, false), (1.3, true)] {
+        let mut case = mixtral();
+        case.config.capacity = Some(Capacity { factor, policy: DropPolicy::Position, pad });
+        assert_places(case, &["TP1", "DP2 EP2", "DP4 EP2 ETP2"]);
     }
 }

@@ -1,7 +1,12 @@
-//! What mixtures of experts move and weight: sums of rows by number, and SwiGLU with a factor for each row.
-use super::cube::cube_sums;
-use super::swiglu::sigmoid;
-use super::{CubeShape, MOST, PointwiseError, Vec8, buffer, check};
+//! What mixtures of experts move and weight: sums of rows by number, and SwiGLU with a factor for each row; and which rows go
+//! where: the choice of experts, counts, places.
+pub mod choose;
+pub mod count;
+pub mod place;
+
+use crate::pointwise::cube::cube_sums;
+use crate::pointwise::swiglu::sigmoid;
+use crate::pointwise::{CubeShape, MOST, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 

@@ -1,8 +1,11 @@
-//! Checks mixture-of-experts layers on GPUs, with experts on all of them, against one CPU rank; then what a layer of
-//! Mixtral's sizes takes.
+//! Checks mixture-of-experts layers on GPUs, with experts on all of them, against one CPU rank, and routing on the GPUs against
+//! routing on the host; then what layers of usual sizes take.
 //!
-//! `cargo run --release --example moe_check --features cuda -- [GPUS]`; a power of two, up to 8. In f32 all values are compared;
+//! `cargo run --release --example moe_check --features cuda -- [GPUS] [layers|places|times]`; a power of two, up to 8; without
+//! a word everything. In f32 all values are compared;
 //! in bf16 a token whose experts are nearly alike may choose others, so some rows may differ.
+
+mod places;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -18,7 +21,7 @@ use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor, TensorData};
 use models::layers::{
     Balance, BalanceOver, Dispatcher, FeedForward, Ffn, MoeConfig, Norm, NormKind, RouterConfig, SharedExperts,
 };
-use models::{MicroBatch, ParamBuilder};
+use models::{MicroBatch, ParamBuilder, WeightSource};
 
 /// Samples of all ranks.
 const SAMPLES: usize = 8;
@@ -44,8 +47,16 @@ fn mesh(ranks: usize, etp: usize) -> Mesh {
     Mesh::new(layout).expect("experts are divided over all ranks")
 }
 
-fn build(rank: &Rank, config: MoeConfig, dtype: FloatDType) -> (Norm, FeedForward, Registry) {
+fn build(
+    rank: &Rank,
+    config: MoeConfig,
+    dtype: FloatDType,
+    source: Option<&dyn WeightSource>,
+) -> (Norm, FeedForward, Registry) {
     let mut params = ParamBuilder::new(rank, dtype, 3);
+    if let Some(source) = source {
+        params = params.with_source(source);
+    }
     params.begin(Unit::Layer(0));
     let norm = Norm::new(&mut params, "norm", config.hidden, NormKind::Rms, 1e-5).expect("a new builder");
     let layer = FeedForward::new(&mut params, "mlp", &Ffn::Moe(config)).expect("a legal layer");
@@ -56,8 +67,19 @@ fn build(rank: &Rank, config: MoeConfig, dtype: FloatDType) -> (Norm, FeedForwar
 type Found = (Vec<f64>, BTreeMap<String, Vec<f64>>);
 
 fn run(devices: &[Device], mesh: &Mesh, config: MoeConfig, dtype: FloatDType) -> Found {
+    run_with(devices, mesh, config, dtype, None)
+}
+
+/// With weights from `source`, else random ones.
+fn run_with(
+    devices: &[Device],
+    mesh: &Mesh,
+    config: MoeConfig,
+    dtype: FloatDType,
+    source: Option<&dyn WeightSource>,
+) -> Found {
     let ranks = launch(mesh, devices, |rank| {
-        let (norm, layer, registry) = build(&rank, config, dtype);
+        let (norm, layer, registry) = build(&rank, config, dtype, source);
         let each = SAMPLES / mesh.axis_size(Axis::Dp);
         let first = rank.coords.dp * each;
         let values = |name: &str| {
@@ -98,6 +120,9 @@ struct Collect<'a> {
 impl ModuleVisitor for Collect<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let spec = self.registry.get(param.id.val()).expect("every parameter is registered");
+        if !spec.trained {
+            return;
+        }
         let grad = param.val().grad(self.grads).unwrap_or_else(|| panic!("{} has no gradient", spec.name()));
         let dense = spec.unit.grid() == GridKind::Dense;
         let replicas = if dense { Axis::DpCp } else { Axis::Edp };
@@ -154,34 +179,39 @@ fn check(gpus: usize) -> usize {
     bad
 }
 
-/// Forward and backward of a layer of Mixtral 8x7B, 4096 tokens a GPU.
+/// Tokens of a GPU.
+const TOKENS: usize = 4096;
+
+/// Seconds of a layer forward and backward in bf16: the median of the slowest GPU.
+fn time(gpus: usize, config: MoeConfig) -> f64 {
+    let (devices, hidden): (Vec<Device>, usize) = ((0..gpus).map(Device::cuda).collect(), config.hidden);
+    let times = launch(&mesh(gpus, 1), &devices, |rank| {
+        let (norm, layer, _) = build(&rank, config, FloatDType::BF16, None);
+        let values =
+            (0..TOKENS * hidden).map(|i| Init::Normal { std: 1.0 }.value(rank.rank as u64, "x", i as u64) as f32);
+        let data = TensorData::new(values.collect::<Vec<f32>>(), [TOKENS, 1, hidden]);
+        let x = Tensor::<3>::from_data(data, (&rank.device.clone().autodiff(), DType::BF16)).require_grad();
+        let batch = MicroBatch { auxiliary: 1.0, ..MicroBatch::default() };
+        // What is read last waits for all of a step.
+        let step = || {
+            let start = Instant::now();
+            let y = layer.forward(x.clone(), &norm, &batch);
+            let grads = pull_back(y.clone(), y.inner());
+            let grad = x.grad(&grads).expect("the input has a gradient");
+            grad.sum().into_data();
+            start.elapsed().as_secs_f64()
+        };
+        let mut all: Vec<f64> = (0..20).map(|_| step()).collect();
+        all.sort_by(f64::total_cmp);
+        Ok(all[all.len() / 2])
+    });
+    times.unwrap_or_else(|error| panic!("{error}")).into_iter().fold(0.0, f64::max)
+}
+
+/// A layer of Mixtral 8x7B with both dispatchers.
 fn times(gpus: usize) {
-    const TOKENS: usize = 4096;
-    let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
     for dispatcher in [Dispatcher::AllToAll, Dispatcher::AllGather] {
-        let config = config(4096, 14_336, dispatcher, false);
-        let times = launch(&mesh(gpus, 1), &devices, |rank| {
-            let (norm, layer, _) = build(&rank, config, FloatDType::BF16);
-            let values =
-                (0..TOKENS * 4096).map(|i| Init::Normal { std: 1.0 }.value(rank.rank as u64, "x", i as u64) as f32);
-            let data = TensorData::new(values.collect::<Vec<f32>>(), [TOKENS, 1, 4096]);
-            let x = Tensor::<3>::from_data(data, (&rank.device.clone().autodiff(), DType::BF16)).require_grad();
-            let batch = MicroBatch { auxiliary: 1.0, ..MicroBatch::default() };
-            // What is read last waits for all of a step.
-            let step = || {
-                let start = Instant::now();
-                let y = layer.forward(x.clone(), &norm, &batch);
-                let grads = pull_back(y.clone(), y.inner());
-                let grad = x.grad(&grads).expect("the input has a gradient");
-                grad.sum().into_data();
-                start.elapsed().as_secs_f64()
-            };
-            let mut all: Vec<f64> = (0..20).map(|_| step()).collect();
-            all.sort_by(f64::total_cmp);
-            Ok(all[all.len() / 2])
-        });
-        let times = times.unwrap_or_else(|error| panic!("{error}"));
-        let time = times.into_iter().fold(0.0, f64::max);
+        let time = time(gpus, config(4096, 14_336, dispatcher, false));
         // Two experts a token, three matrices, three products of each.
         let flops = (TOKENS * 2 * 3 * 4096 * 14_336 * 6) as f64;
         let speed = flops / time / 1e12;
@@ -192,8 +222,17 @@ fn times(gpus: usize) {
 fn main() {
     let gpus: usize = std::env::args().nth(1).map_or(1, |text| text.parse().expect("GPUS is a number"));
     assert!(gpus.is_power_of_two() && gpus <= 8, "1, 2, 4 or 8 GPUs");
-    let bad = check(gpus);
-    times(gpus);
+    let part = std::env::args().nth(2);
+    let does = |what: &str| part.as_deref().is_none_or(|part| part == what);
+    assert!(["layers", "places", "times"].into_iter().any(does), "{part:?} is not layers, places or times");
+    let mut bad = if does("layers") { check(gpus) } else { 0 };
+    if does("places") {
+        bad += places::check(gpus);
+    }
+    if does("times") {
+        times(gpus);
+        places::times(gpus);
+    }
     if bad > 0 {
         println!("{bad} checks failed");
         std::process::exit(1);

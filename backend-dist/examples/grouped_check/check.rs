@@ -1,0 +1,98 @@
+//! Small sizes against fp64.
+use crate::products::{ALL, How, Layer, What, multiply, result};
+use crate::reference;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kernels_cubecl::grouped::{Onto, Product};
+
+/// Groups of many sizes, empty ones among them, results that do not fill tiles, and inner dimensions that do not.
+fn layers() -> Vec<Layer> {
+    let layer = |counts: &[usize], features, inner| Layer { counts: counts.to_vec(), features, inner };
+    vec![
+        layer(&[128], 64, 64),
+        layer(&[256, 0, 128], 192, 72),
+        layer(&[0, 384, 128, 0, 256], 320, 264),
+        layer(&[128; 7], 576, 520),
+        layer(&[2304, 128], 256, 256),
+        layer(&[128, 256], 1024, 2048),
+    ]
+}
+
+/// Sizes for which there is no kernel.
+fn others() -> Vec<Layer> {
+    vec![
+        Layer { counts: vec![128, 100], features: 64, inner: 64 },
+        Layer { counts: vec![128, 0, 128], features: 104, inner: 60 },
+    ]
+}
+
+pub fn check(device: &Device) -> usize {
+    let mut bad = 0;
+    for dtype in [DType::BF16, DType::F16] {
+        for layer in layers() {
+            bad += check_layer(device, &layer, dtype, &[How::Wide, How::Paired, How::Chosen, How::Loop]);
+        }
+        for layer in others() {
+            bad += check_layer(device, &layer, dtype, &[How::Chosen]);
+        }
+    }
+    bad
+}
+
+fn check_layer(device: &Device, layer: &Layer, dtype: DType, ways: &[How]) -> usize {
+    let rows = layer.rows();
+    let x = reference::numbers(rows * layer.inner, 1);
+    let y = reference::numbers(rows * layer.features, 2);
+    let w = reference::numbers(layer.matrices().iter().product(), 3);
+    let mut bad = 0;
+    for (product, onto) in ALL {
+        let (left, right, shapes) = match product {
+            Product::Forward => (&x, &w, [[rows, layer.inner], layer.matrices()]),
+            Product::InputGradient => (&y, &w, [[rows, layer.features], layer.matrices()]),
+            Product::WeightGradient => (&y, &x, [[rows, layer.features], [rows, layer.inner]]),
+        };
+        let shape = result(layer, product);
+        let len = shape.iter().product();
+        let there = if onto == Onto::Added { reference::numbers(len, 4) } else { vec![0.0; len] };
+        let expected = reference::multiply(layer, product, left, right, &there);
+        for &how in ways {
+            let wide = onto != Onto::Same;
+            let tensor = |values: &[f64], shape: [usize; 2], dtype| {
+                Tensor::<2>::from_data(TensorData::new(values.to_vec(), shape), (device, dtype))
+            };
+            // What nobody writes must not look like a result.
+            let before = if onto == Onto::Added { there.clone() } else { vec![f64::NAN; len] };
+            let out = tensor(&before, shape, if wide { DType::F32 } else { dtype });
+            let operands = [tensor(left, shapes[0], dtype), tensor(right, shapes[1], dtype)];
+            let found = multiply(layer, (product, onto), how, [&operands[0], &operands[1], &out]);
+            let found: Vec<f64> = found.into_data().convert::<f64>().try_to_vec().expect("converted to f64");
+            let worst = error(&found, &expected);
+            let good = worst <= limit((product, onto), dtype);
+            if !good || how == How::Wide {
+                let counts = &layer.counts;
+                let sizes = format!("{counts:?} · {} · {}", layer.features, layer.inner);
+                let verdict = if good { "ok" } else { "BAD" };
+                println!("{dtype:?} {product:?} {onto:?} {how:?} {sizes:<44} {worst:.1e} {verdict}");
+            }
+            bad += usize::from(!good);
+        }
+    }
+    bad
+}
+
+/// Half a unit in the last place of the result, and what sums in fp32 lose.
+fn limit((_, onto): What, dtype: DType) -> f64 {
+    let rounding = match (onto, dtype) {
+        (Onto::Same, DType::F16) => 1.0 / 2048.0,
+        (Onto::Same, _) => 1.0 / 256.0,
+        _ => 0.0,
+    };
+    rounding + 1e-5
+}
+
+/// The greatest difference over the number itself and the root mean square of all. A NaN is an infinite one.
+fn error(found: &[f64], expected: &[f64]) -> f64 {
+    let mean = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt().max(1e-30);
+    let each = found.iter().zip(expected).map(|(a, b)| (a - b).abs() / (b.abs() + mean));
+    let worst = each.fold(0.0, |worst: f64, x| if x.is_nan() { f64::INFINITY } else { worst.max(x) });
+    if found.len() == expected.len() { worst } else { f64::INFINITY }
+}

@@ -1,0 +1,33 @@
+//! Checks the products of groups of rows against fp64 on small sizes, and times them next to a cuBLASLt product for each group at
+//! the sizes of mixtures of experts.
+//!
+//! `cargo run --release --example grouped_check --features cuda` on a machine with a Hopper GPU; `-- check` or `-- time` does
+//! only that, other words choose models by name. Exits 1 if a result is wrong. An error is the greatest difference, over the
+//! number itself and the root mean square of all of them.
+
+mod check;
+mod products;
+mod reference;
+mod time;
+
+fn main() {
+    let (modes, words): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|word| ["check", "time"].contains(&word.as_str()));
+    let wants = |mode: &str| modes.is_empty() || modes.iter().any(|m| m == mode);
+    let device = burn::tensor::Device::cuda(0);
+    let start = std::time::Instant::now();
+    let mut bad = 0;
+    if wants("check") {
+        bad += check::check(&device);
+        println!("checked in {:.1} s", start.elapsed().as_secs_f64());
+    }
+    if wants("time") {
+        bad += time::time(&device, &words);
+    }
+    println!("{:.1} s", start.elapsed().as_secs_f64());
+    if bad > 0 {
+        println!("{bad} products are wrong");
+        std::process::exit(1);
+    }
+    println!("all products are right");
+}

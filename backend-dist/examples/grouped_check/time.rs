@@ -1,0 +1,117 @@
+//! What the products take at the sizes of models.
+use crate::products::{ALL, How, Layer, What, multiply, result};
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use kernels_cubecl::grouped::{Onto, Product};
+use std::time::Instant;
+
+/// Batches, of which the median counts, and seconds of a batch.
+const BATCHES: usize = 5;
+const SECONDS: f64 = 0.03;
+
+/// `rows` over `groups`, unevenly, in multiples of 128.
+fn counts(groups: usize, rows: usize) -> Vec<usize> {
+    let mean = rows / groups / 128;
+    let at = |group: usize| {
+        let away = (mean / 2).min(3 + mean / 4) as isize;
+        let step = [0, 1, -1, 0, 1, -1, -1, 1][group % 8];
+        ((mean as isize + step * away) * 128) as usize
+    };
+    let mut counts: Vec<usize> = (0..groups).map(at).collect();
+    let found: usize = counts.iter().sum();
+    counts[0] += rows - found.min(rows);
+    counts
+}
+
+/// First and second layer of experts: hidden to twice the intermediate size, and back.
+fn models() -> Vec<(&'static str, Layer)> {
+    let mut all = Vec::new();
+    for (names, groups, rows, hidden, intermediate) in [
+        (["Mixtral 8x7B, 4 experts, in", "Mixtral 8x7B, 4 experts, out"], 4, 16_384, 4096, 14_336),
+        (["Qwen3 30B-A3B, 128 experts, in", "Qwen3 30B-A3B, 128 experts, out"], 128, 65_536, 2048, 768),
+        (["Qwen3 30B-A3B, 64 experts, in", "Qwen3 30B-A3B, 64 experts, out"], 64, 65_536, 2048, 768),
+        (["DeepSeek-V3, 32 experts, in", "DeepSeek-V3, 32 experts, out"], 32, 32_768, 7168, 2048),
+    ] {
+        let counts = counts(groups, rows);
+        all.push((names[0], Layer { counts: counts.clone(), features: 2 * intermediate, inner: hidden }));
+        all.push((names[1], Layer { counts, features: hidden, inner: intermediate }));
+    }
+    all
+}
+
+/// Prints a line for each model and product; how many results are wrong.
+pub fn time(device: &Device, words: &[String]) -> usize {
+    let mut bad = 0;
+    let mut lines = Vec::new();
+    for (name, layer) in models() {
+        if !words.is_empty() && !words.iter().any(|word| name.contains(word.as_str())) {
+            continue;
+        }
+        for what in ALL.into_iter().filter(|what| what.1 != Onto::Wide) {
+            let line = line(device, name, &layer, what, &mut bad);
+            println!("{line}");
+            lines.push(line);
+        }
+    }
+    println!("\n{:<34} {:<24} {:>7} {:>7} {:>7}  error (TFLOP/s)", "layer", "product", "loop", "wide", "paired");
+    lines.iter().for_each(|line| println!("{line}"));
+    bad
+}
+
+fn line(device: &Device, name: &str, layer: &Layer, what: What, bad: &mut usize) -> String {
+    let rows = layer.rows();
+    let random = |shape: [usize; 2], dtype| Tensor::<2>::random(shape, Distribution::Normal(0.0, 1.0), (device, dtype));
+    let (x, y) = ([rows, layer.inner], [rows, layer.features]);
+    let shapes = match what.0 {
+        Product::Forward => [x, layer.matrices()],
+        Product::InputGradient => [y, layer.matrices()],
+        Product::WeightGradient => [y, x],
+    };
+    let operands = shapes.map(|shape| random(shape, DType::BF16));
+    let dtype = if what.1 == Onto::Same { DType::BF16 } else { DType::F32 };
+    let shape = result(layer, what.0);
+    let expected = run(layer, what, How::Loop, &operands, &Tensor::zeros(shape, (device, dtype)));
+    let mut speeds = Vec::new();
+    let mut worst = 0.0;
+    for how in [How::Loop, How::Wide, How::Paired] {
+        let out = Tensor::zeros(shape, (device, dtype));
+        let found = run(layer, what, how, &operands, &out);
+        let error = difference(found, expected.clone());
+        // Both have rounded to bf16, or added up in fp32 in another order.
+        let limit = if what.1 == Onto::Same { 1.0 / 64.0 } else { 1e-3 };
+        *bad += usize::from(!(error <= limit));
+        worst = if error <= worst { worst } else { error };
+        let seconds = median(|| drop(run(layer, what, how, &operands, &out)), &operands[0]);
+        speeds.push(format!("{:7.1}", layer.flops() / seconds / 1e12));
+    }
+    format!("{name:<34} {:<24} {}  {worst:.1e}", format!("{:?} {:?}", what.0, what.1), speeds.join(" "))
+}
+
+fn run(layer: &Layer, what: What, how: How, [left, right]: &[Tensor<2>; 2], out: &Tensor<2>) -> Tensor<2> {
+    multiply(layer, what, how, [left, right, out])
+}
+
+/// The greatest difference over the number itself and the root mean square.
+fn difference(found: Tensor<2>, expected: Tensor<2>) -> f64 {
+    let (found, expected) = (found.cast(DType::F32), expected.cast(DType::F32));
+    let mean = expected.clone().square().mean().sqrt().reshape([1, 1]);
+    let scale = expected.clone().abs().add(mean);
+    let worst = (found - expected).abs().div(scale).max();
+    worst.into_data().convert::<f64>().try_to_vec::<f64>().expect("converted to f64")[0]
+}
+
+fn median(call: impl Fn(), near: &Tensor<2>) -> f64 {
+    // What is read last waits for all before it.
+    let sync = || drop(near.clone().slice([0..1, 0..1]).into_data());
+    let batch = |calls: usize| {
+        sync();
+        let start = Instant::now();
+        (0..calls).for_each(|_| call());
+        sync();
+        start.elapsed().as_secs_f64() / calls as f64
+    };
+    batch(1);
+    let calls = (SECONDS / batch(2)).clamp(3.0, 100.0) as usize;
+    let mut seconds = [0; BATCHES].map(|_| batch(calls));
+    seconds.sort_by(f64::total_cmp);
+    seconds[BATCHES / 2]
+}

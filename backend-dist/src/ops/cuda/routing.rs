@@ -1,0 +1,159 @@
+//! Routing of tokens on NVIDIA GPUs: tables that the host does not see. `None` where there is no kernel.
+
+use burn::backend::{Cube, DType};
+use burn::tensor::{Device, Int, Shape, Tensor};
+use burn_cubecl::tensor::CubeTensor;
+use kernels_cubecl::pointwise::experts::choose::{self, Selection as Kernel};
+use kernels_cubecl::pointwise::experts::count::{self, CountShape};
+use kernels_cubecl::pointwise::experts::place::{self, PlaceShape, Places};
+
+use super::{empty, ids, is_here, launched, packed, work};
+use crate::cuda;
+use crate::ops::moe::RowMap;
+use crate::ops::moe::routing::{Run, Selection, Starts, table};
+
+/// Elements whose multiples a table in a shared buffer begins at: 256 bytes, as CubeCL aligns its own.
+const APART: usize = 64;
+
+/// The tensor's primitive if it is on an NVIDIA GPU.
+fn float<const D: usize>(x: &Tensor<D>) -> Option<CubeTensor> {
+    x.clone().try_into_primitive::<Cube>().ok().filter(is_here)
+}
+
+fn int<const D: usize>(x: &Tensor<D, Int>) -> Option<CubeTensor> {
+    x.clone().try_into_primitive::<Cube>().ok().filter(is_here).map(ids)
+}
+
+fn tensor<const D: usize>(x: CubeTensor) -> Tensor<D, Int> {
+    Tensor::from_primitive::<Cube>(x)
+}
+
+/// Number of rows and columns.
+fn sizes(x: &CubeTensor) -> [usize; 2] {
+    let shape = x.meta.shape();
+    [shape[0], shape[1]]
+}
+
+pub fn choose(scores: &Tensor<2>, bias: Option<&Tensor<1>>, valid: usize, how: Selection) -> Option<Tensor<2, Int>> {
+    let scores = float(scores).filter(|scores| scores.dtype == DType::F32)?;
+    let bias = match bias {
+        Some(bias) => Some(packed(float(bias).filter(|bias| bias.dtype == DType::F32)?)),
+        None => None,
+    };
+    let [tokens, experts] = sizes(&scores);
+    let [groups, top_groups] = how.groups.unwrap_or([1, 1]);
+    let kernel = Kernel {
+        experts: u32::try_from(experts).ok()?,
+        top_k: u32::try_from(how.top_k).ok()?,
+        groups: u32::try_from(groups).ok()?,
+        top_groups: u32::try_from(top_groups).ok()?,
+        biased: bias.is_some(),
+    };
+    if !kernel.has_kernel() {
+        return None;
+    }
+    let _noted = work::memory("choice of experts", &scores, |bytes| bytes);
+    let scores = packed(scores);
+    let choice = empty(&scores, [tokens, how.top_k], DType::I32);
+    // Without a bias the kernel reads none.
+    let bias = &bias.as_ref().unwrap_or(&scores).handle;
+    launched("choice", choose::choose(&scores.client, [&scores.handle, bias], &choice.handle, [tokens, valid], kernel));
+    Some(tensor(choice))
+}
+
+pub fn spread(choice: &Tensor<2, Int>, experts: usize) -> Option<Tensor<2, Int>> {
+    let choice = int(choice)?;
+    let [tokens, top_k] = sizes(&choice);
+    let mask = empty(&choice, [tokens, experts], DType::I32);
+    let _noted = work::memory("mask of experts", &mask, |bytes| bytes);
+    launched("mask", choose::spread(&choice.client, &choice.handle, &mask.handle, tokens, [experts, top_k]));
+    Some(tensor(mask))
+}
+
+pub fn count(choice: &Tensor<2, Int>, experts: usize, samples: usize) -> Option<(Tensor<2, Int>, Tensor<1, Int>)> {
+    let choice = int(choice)?;
+    let [tokens, top_k] = sizes(&choice);
+    let shape = CountShape { tokens, samples, experts, top_k };
+    if !shape.has_kernel() {
+        return None;
+    }
+    let _noted = work::memory("counts of experts", &choice, |bytes| bytes);
+    let before = empty(&choice, [shape.chunks(), shape.width()], DType::I32);
+    let totals = empty(&choice, [shape.width()], DType::I32);
+    launched("counts", count::count(&choice.client, &choice.handle, &before.handle, &totals.handle, shape));
+    Some((tensor(before), tensor(totals)))
+}
+
+/// Counts on an NVIDIA GPU.
+pub struct Totals(Vec<CubeTensor>);
+
+impl Totals {
+    pub fn of<'a>(totals: impl Iterator<Item = &'a Tensor<1, Int>>) -> Option<Self> {
+        totals.map(int).collect::<Option<_>>().map(Self)
+    }
+
+    /// The copy to the host stands in front of what `meanwhile` issues.
+    pub fn read<T>(self, meanwhile: impl FnOnce() -> T) -> (Vec<Vec<i32>>, T) {
+        let client = self.0[0].client.clone();
+        let reading = client.read_async(self.0.iter().map(|totals| totals.handle.clone()).collect());
+        let made = meanwhile();
+        let all = cubecl::future::block_on(reading);
+        let all = all.unwrap_or_else(|error| panic!("counts of experts on CUDA: {error:?}"));
+        let number = |bytes: &[u8]| i32::from_le_bytes(bytes.try_into().expect("four bytes"));
+        let lengths = self.0.iter().map(|totals| 4 * totals.meta.shape().num_elements());
+        let counts = all.iter().zip(lengths).map(|(all, len)| all[..len].chunks_exact(4).map(number).collect());
+        (counts.collect(), made)
+    }
+}
+
+pub fn place(choice: &Tensor<2, Int>, before: &Tensor<2, Int>, starts: &Starts) -> Option<(RowMap, RowMap)> {
+    let device = choice.device();
+    let (choice, before) = (int(choice)?, int(before)?);
+    let Starts { ref rows, parts, each, room, count } = *starts;
+    let ([tokens, top_k], experts) = (sizes(&choice), sizes(&before)[1]);
+    let room = room.unwrap_or(usize::MAX);
+    let shape = PlaceShape { tokens, experts, top_k, parts, each, room, rows: count };
+    if !shape.has_kernel() {
+        return None;
+    }
+    let starts = rows.iter().map(|row| row.map_or(-1, |row| row as i32)).collect();
+    let starts = int(&table(starts, [parts, experts], &device))?;
+    let shapes = [[count, 1], [count, 1], [tokens, top_k * parts], [tokens * experts, parts]];
+    let all = empties(&choice, shapes);
+    let _noted = work::memory("places of copies", &all[3], |bytes| bytes);
+    let places = Places {
+        tokens_of: &all[0].handle,
+        slots_of: &all[1].handle,
+        of_tokens: &all[2].handle,
+        of_slots: &all[3].handle,
+    };
+    let inputs = [&choice.handle, &before.handle, &starts.handle];
+    launched("places", place::place(&choice.client, inputs, places, shape));
+    let [tokens_of, slots_of, of_tokens, of_slots] = all.map(tensor);
+    Some((RowMap::of_tables(tokens_of, of_tokens), RowMap::of_tables(slots_of, of_slots)))
+}
+
+/// Tables of -1 in one buffer, which one command fills.
+fn empties<const N: usize>(near: &CubeTensor, shapes: [[usize; 2]; N]) -> [CubeTensor; N] {
+    let room = |[rows, columns]: [usize; 2]| (rows * columns).next_multiple_of(APART);
+    let all = empty(near, [shapes.iter().copied().map(room).sum::<usize>()], DType::I32);
+    cuda::fill(&all, 0xff);
+    let mut start = 0;
+    shapes.map(|shape| {
+        let handle = all.handle.clone().offset_start((4 * start) as u64);
+        start += room(shape);
+        CubeTensor::new_contiguous(all.client.clone(), all.device.clone(), Shape::from(shape), handle, DType::I32)
+    })
+}
+
+pub fn runs(runs: &[Run], rows: usize, device: &Device) -> Option<Tensor<2, Int>> {
+    if runs.is_empty() {
+        return None;
+    }
+    let column = |of: fn(&Run) -> usize| runs.iter().map(move |run| of(run) as i32);
+    let values = column(|run| run.to).chain(column(|run| run.from)).chain(column(|run| run.len)).collect();
+    let numbers = int(&table(values, [3, runs.len()], device))?;
+    let out = empty(&numbers, [rows, 1], DType::I32);
+    launched("runs", place::runs(&numbers.client, &numbers.handle, &out.handle, [runs.len(), rows]));
+    Some(tensor(out))
+}

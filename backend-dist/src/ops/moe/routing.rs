@@ -1,0 +1,366 @@
+//! Routing of tokens without their numbers on the host: which experts a token uses, how many tokens each expert has, and
+//! where their copies stand. Everything is a table of `i32`. NVIDIA GPUs have kernels (`kernels_cubecl::pointwise::experts`);
+//! elsewhere, and for sizes without a kernel, the tables come to the host and go back. Both give the same tables.
+
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+
+use super::rows::RowMap;
+
+/// Tokens whose experts are counted together.
+const CHUNK: usize = 64;
+
+/// How a token chooses experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Selection {
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Groups of neighbouring experts, and how many of them a token may use.
+    pub groups: Option<[usize; 2]>,
+}
+
+/// A choice of experts.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// `[tokens, top_k]`: the experts of a token, ascending, then -1.
+    pub(in crate::ops) choice: Tensor<2, Int>,
+    /// Experts to choose from.
+    pub(in crate::ops) experts: usize,
+}
+
+/// How many tokens use an expert.
+#[derive(Clone, Debug)]
+pub struct Counted {
+    /// `[chunks, samples · experts]`: tokens of a sample in front of a chunk of 64 of them.
+    pub(in crate::ops) before: Tensor<2, Int>,
+    /// `[samples · experts]`.
+    pub(in crate::ops) totals: Tensor<1, Int>,
+}
+
+/// Where the rows of experts stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Starts {
+    /// `[parts, experts]`: the first row of an expert for each of the members that share it, ascending with the part; `None`
+    /// if no row is made.
+    pub rows: Vec<Option<usize>>,
+    /// Members that share an expert.
+    pub parts: usize,
+    /// Neighbouring experts that the same members share.
+    pub each: usize,
+    /// Tokens that an expert takes, the first ones; `None` is all of them.
+    pub room: Option<usize>,
+    /// Rows in all.
+    pub count: usize,
+}
+
+/// Rows that follow each other here and there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first output row.
+    pub to: usize,
+    /// The input row that it is a copy of.
+    pub from: usize,
+    /// Number of rows.
+    pub len: usize,
+}
+
+/// Chooses experts for the first `valid` tokens by `scores [tokens, experts]`, to which `bias [experts]` is added: those with
+/// the greatest scores. With groups only the experts of the best groups count, where a group is as good as the sum of
+/// its two best experts. Of equal values the first one is better, a NaN is minus infinity. Sums and comparisons are f64.
+///
+/// # Panics
+/// If the sizes contradict each other.
+pub fn choose(scores: Tensor<2>, bias: Option<Tensor<1>>, valid: usize, how: Selection) -> Chosen {
+    let [tokens, experts] = scores.dims();
+    let Selection { top_k, groups } = how;
+    assert!(valid <= tokens && tokens > 0, "routing: {valid} of {tokens} tokens count");
+    assert!((1..=experts).contains(&top_k), "routing: {top_k} of {experts} experts");
+    if let Some([groups, top]) = groups {
+        let divided = groups > 0 && experts.is_multiple_of(groups) && (1..=groups).contains(&top);
+        assert!(divided && top_k <= experts / groups * top, "routing: {top} of {groups} groups of {experts} experts");
+    }
+    let scores = scores.without_autodiff();
+    let bias = bias.map(Tensor::without_autodiff);
+    #[cfg(feature = "cuda")]
+    if let Some(choice) = crate::ops::cuda::routing::choose(&scores, bias.as_ref(), valid, how) {
+        return Chosen { choice, experts };
+    }
+    let (device, bias) = (scores.device(), bias.map(|bias| floats(&bias)));
+    let choice = on_host::choose(&floats(&scores), [tokens, experts, valid], bias.as_deref(), how);
+    Chosen { choice: table(choice, [tokens, top_k], &device), experts }
+}
+
+impl Chosen {
+    /// A choice of `experts` experts: `choice [tokens, top_k]`, ascending for every token, then -1.
+    pub fn of(choice: Tensor<2, Int>, experts: usize) -> Self {
+        Self { choice, experts }
+    }
+
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.choice.dims()[0]
+    }
+
+    /// `[tokens, top_k]`: the experts of a token, ascending, then -1.
+    pub fn table(&self) -> Tensor<2, Int> {
+        self.choice.clone()
+    }
+
+    /// `[tokens, experts]`: whether a token does not use an expert.
+    pub fn others(&self) -> Tensor<2, Bool> {
+        let [tokens, top_k] = self.choice.dims();
+        #[cfg(feature = "cuda")]
+        if let Some(mask) = crate::ops::cuda::routing::spread(&self.choice, self.experts) {
+            return mask.equal_elem(0);
+        }
+        let mut others = vec![true; tokens * self.experts];
+        for (at, expert) in ints(&self.choice).into_iter().enumerate().filter(|(_, expert)| *expert >= 0) {
+            others[at / top_k * self.experts + expert as usize] = false;
+        }
+        Tensor::from_data(TensorData::new(others, [tokens, self.experts]), &self.choice.device())
+    }
+
+    /// The tokens of each expert, for each of `samples` samples: token `t` is of sample `t % samples`.
+    ///
+    /// # Panics
+    /// If the samples do not divide the tokens.
+    pub fn count(&self, samples: usize) -> Counted {
+        let tokens = self.tokens();
+        assert!(samples > 0 && tokens.is_multiple_of(samples), "routing: {tokens} tokens of {samples} samples");
+        #[cfg(feature = "cuda")]
+        if let Some((before, totals)) = crate::ops::cuda::routing::count(&self.choice, self.experts, samples) {
+            return Counted { before, totals };
+        }
+        let (top_k, width, device) = (self.choice.dims()[1], samples * self.experts, self.choice.device());
+        let (mut before, mut totals) = (Vec::new(), vec![0; width]);
+        for chunk in ints(&self.choice).chunks(CHUNK * samples * top_k) {
+            before.extend_from_slice(&totals);
+            for (at, expert) in chunk.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
+                totals[at / top_k % samples * self.experts + *expert as usize] += 1;
+            }
+        }
+        let chunks = before.len() / width;
+        let totals = table(totals, [1, width], &device).reshape([width]);
+        Counted { before: table(before, [chunks, width], &device), totals }
+    }
+
+    /// The maps that make rows of copies of tokens, and of their slots: slot `token · experts + expert`. Tokens of an expert
+    /// stand in their order; rows without a token are zero. `counted` is [`Chosen::count`] of one sample.
+    ///
+    /// # Panics
+    /// If the sizes contradict each other.
+    pub fn place(&self, counted: &Counted, starts: &Starts) -> (RowMap, RowMap) {
+        let ([tokens, top_k], experts) = (self.choice.dims(), self.experts);
+        let Starts { ref rows, parts, each, count, .. } = *starts;
+        assert_eq!(rows.len(), parts * experts, "routing: rows of {parts} parts of {experts} experts");
+        assert!(each > 0 && count > 0, "routing: {count} rows, {each} experts a member");
+        let found = counted.before.dims();
+        assert_eq!(found, [tokens.div_ceil(CHUNK), experts], "routing: counts of {tokens} tokens' {experts} experts");
+        #[cfg(feature = "cuda")]
+        if let Some(maps) = crate::ops::cuda::routing::place(&self.choice, &counted.before, starts) {
+            return maps;
+        }
+        let device = self.choice.device();
+        let placed = on_host::place(&ints(&self.choice), [tokens, top_k, experts], starts);
+        let map = |to, back, inputs: usize, terms: usize| {
+            RowMap::of_tables(table(to, [count, 1], &device), table(back, [inputs, terms], &device))
+        };
+        let copies = map(placed.tokens_of, placed.of_tokens, tokens, top_k * parts);
+        (copies, map(placed.slots_of, placed.of_slots, tokens * experts, parts))
+    }
+}
+
+impl Counted {
+    /// The counts on the host, `[samples, experts]` of each, and what `meanwhile` gives: work that it issues need not be done
+    /// when the counts arrive. Waits for the device.
+    ///
+    /// # Panics
+    /// If the device failed.
+    pub fn read<T>(all: &[&Counted], meanwhile: impl FnOnce() -> T) -> (Vec<Vec<usize>>, T) {
+        let sizes = |counts: Vec<Vec<i32>>| {
+            let size = |count: i32| usize::try_from(count).expect("a count");
+            counts.into_iter().map(|counts| counts.into_iter().map(size).collect()).collect()
+        };
+        #[cfg(feature = "cuda")]
+        if let Some(totals) = crate::ops::cuda::routing::Totals::of(all.iter().map(|counted| &counted.totals)) {
+            let (counts, made) = totals.read(meanwhile);
+            return (sizes(counts), made);
+        }
+        let made = meanwhile();
+        (sizes(all.iter().map(|counted| ints(&counted.totals)).collect()), made)
+    }
+}
+
+impl RowMap {
+    /// The map that makes `outputs` rows of `inputs` rows: those of runs are copies, others zero. No row is in two runs.
+    ///
+    /// # Panics
+    /// If a run is outside, or the rows of runs are not apart.
+    pub fn of_runs(inputs: usize, outputs: usize, runs: &[Run], device: &Device) -> Self {
+        let turned = |run: &Run| Run { to: run.from, from: run.to, len: run.len };
+        let back: Vec<Run> = runs.iter().map(turned).collect();
+        Self::of_tables(numbers(runs, [inputs, outputs], device), numbers(&back, [outputs, inputs], device))
+    }
+}
+
+/// `[outputs, 1]`: where each row comes from.
+fn numbers(runs: &[Run], [inputs, outputs]: [usize; 2], device: &Device) -> Tensor<2, Int> {
+    let mut runs: Vec<Run> = runs.iter().filter(|run| run.len > 0).copied().collect();
+    runs.sort_unstable_by_key(|run| run.to);
+    let apart = runs.windows(2).all(|pair| pair[0].to + pair[0].len <= pair[1].to);
+    let inside = runs.iter().all(|run| run.to + run.len <= outputs && run.from + run.len <= inputs);
+    assert!(apart && inside && inputs.max(outputs) <= i32::MAX as usize, "runs {runs:?} of {inputs} to {outputs} rows");
+    #[cfg(feature = "cuda")]
+    if let Some(found) = crate::ops::cuda::routing::runs(&runs, outputs, device) {
+        return found;
+    }
+    let mut out = vec![-1; outputs];
+    for run in runs {
+        out[run.to..run.to + run.len].iter_mut().zip(run.from..).for_each(|(out, row)| *out = row as i32);
+    }
+    table(out, [outputs, 1], device)
+}
+
+pub(in crate::ops) fn table(values: Vec<i32>, shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
+    let device = device.clone().without_autodiff();
+    Tensor::from_data(TensorData::new(values, shape), (&device, DType::I32))
+}
+
+fn ints<const D: usize>(x: &Tensor<D, Int>) -> Vec<i32> {
+    x.clone().into_data().convert::<i32>().try_to_vec().expect("converted to i32")
+}
+
+fn floats<const D: usize>(x: &Tensor<D>) -> Vec<f64> {
+    x.clone().into_data().convert::<f64>().try_to_vec().expect("converted to f64")
+}
+
+/// The tables on the host, as the kernels make them.
+mod on_host {
+    use super::{Selection, Starts};
+
+    /// As [`choose`](super::choose), by the rank of every expert.
+    pub fn choose(
+        scores: &[f64],
+        [tokens, experts, valid]: [usize; 3],
+        bias: Option<&[f64]>,
+        Selection { top_k, groups }: Selection,
+    ) -> Vec<i32> {
+        let ordered = |value: f64| if value.is_nan() { f64::NEG_INFINITY } else { value };
+        let mut choice = vec![-1; tokens * top_k];
+        for (scores, choice) in scores.chunks(experts).zip(choice.chunks_mut(top_k)).take(valid) {
+            let added = |(expert, score): (usize, &f64)| ordered(score + bias.map_or(0.0, |bias| bias[expert]));
+            let mut scores: Vec<f64> = scores.iter().enumerate().map(added).collect();
+            if let Some([groups, top]) = groups {
+                let total = |group: &[f64]| {
+                    let two = best(group, 2.min(group.len()));
+                    ordered(two.into_iter().map(|place| group[place]).sum())
+                };
+                let kept = best(&scores.chunks(experts / groups).map(total).collect::<Vec<f64>>(), top);
+                let others = scores.chunks_mut(experts / groups).enumerate().filter(|(group, _)| !kept.contains(group));
+                others.for_each(|(_, scores)| scores.fill(f64::NEG_INFINITY));
+            }
+            let mut found = best(&scores, top_k);
+            found.sort_unstable();
+            choice.iter_mut().zip(found).for_each(|(slot, expert)| *slot = expert as i32);
+        }
+        choice
+    }
+
+    /// Places of the `count` greatest values, the first ones of equal values.
+    fn best(values: &[f64], count: usize) -> Vec<usize> {
+        let mut places: Vec<usize> = (0..values.len()).collect();
+        places.sort_by(|a, b| values[*b].partial_cmp(&values[*a]).expect("no NaN").then(a.cmp(b)));
+        places.truncate(count);
+        places
+    }
+
+    /// The tables of [`Chosen::place`](super::Chosen::place).
+    pub struct Placed {
+        pub tokens_of: Vec<i32>,
+        pub slots_of: Vec<i32>,
+        pub of_tokens: Vec<i32>,
+        pub of_slots: Vec<i32>,
+    }
+
+    pub fn place(choice: &[i32], [tokens, top_k, experts]: [usize; 3], starts: &Starts) -> Placed {
+        let Starts { ref rows, parts, room, count, .. } = *starts;
+        let none = |len: usize| vec![-1; len];
+        let (mut tokens_of, mut slots_of) = (none(count), none(count));
+        let (mut of_tokens, mut of_slots) = (none(tokens * top_k * parts), none(tokens * experts * parts));
+        let mut ranks = vec![0; experts];
+        for (token, choice) in choice.chunks(top_k).enumerate() {
+            let mut copies = Vec::new();
+            for expert in choice.iter().filter(|expert| **expert >= 0).map(|expert| *expert as usize) {
+                let (rank, slot) = (ranks[expert], token * experts + expert);
+                ranks[expert] += 1;
+                if room.is_some_and(|room| rank >= room) {
+                    continue;
+                }
+                for part in 0..parts {
+                    let Some(start) = rows[part * experts + expert] else { continue };
+                    let row = start + rank;
+                    assert!(row < count, "row {row} of {count}");
+                    (tokens_of[row], slots_of[row]) = (token as i32, slot as i32);
+                    of_slots[slot * parts + part] = row as i32;
+                    copies.push(row as i32);
+                }
+            }
+            copies.sort_unstable();
+            of_tokens[token * top_k * parts..][..copies.len()].copy_from_slice(&copies);
+        }
+        Placed { tokens_of, slots_of, of_tokens, of_slots }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(choice: &[[i32; 2]], experts: usize) -> Chosen {
+        let values: Vec<i32> = choice.iter().flatten().copied().collect();
+        Chosen::of(table(values, [choice.len(), 2], &Device::flex()), experts)
+    }
+
+    #[test]
+    fn the_best_are_chosen_the_first_of_equal_ones() {
+        let scores = Tensor::from_data([[1.0, 3.0, 3.0, 3.0], [f32::NAN, 1.0, 0.0, -1.0], [0.0; 4]], &Device::flex());
+        let plain = Selection { top_k: 2, groups: None };
+        assert_eq!(ints(&choose(scores.clone(), None, 2, plain).table()), [1, 2, 1, 2, -1, -1]);
+        let bias = Tensor::from_data([0.0, 0.0, 0.0, 9.0], &Device::flex());
+        let grouped = Selection { top_k: 2, groups: Some([2, 1]) };
+        assert_eq!(ints(&choose(scores, Some(bias), 3, grouped).table()), [2, 3, 2, 3, 2, 3]);
+    }
+
+    #[test]
+    fn counts_and_masks() {
+        let chosen = chosen(&[[0, 2], [2, -1], [-1, -1], [1, 2]], 3);
+        assert_eq!(
+            Counted::read(&[&chosen.count(1), &chosen.count(2)], || ()).0,
+            [vec![1, 1, 3], vec![1, 0, 1, 0, 1, 2]]
+        );
+        let others: Vec<bool> = chosen.others().into_data().iter::<bool>().collect();
+        let of = |a, b, c| [a, b, c];
+        let expected = [of(false, true, false), of(true, true, false), of(true, true, true), of(true, false, false)];
+        assert_eq!(others, expected.concat());
+    }
+
+    #[test]
+    fn copies_stand_by_expert_and_token() {
+        let chosen = chosen(&[[0, 2], [2, -1], [-1, -1], [1, 2]], 3);
+        let starts = Starts { rows: vec![Some(0), None, Some(2)], parts: 1, each: 3, room: Some(2), count: 5 };
+        let (copies, slots) = chosen.place(&chosen.count(1), &starts);
+        let values = |map: &RowMap| {
+            let (to, back) = map.tables();
+            (ints(&to), ints(&back))
+        };
+        assert_eq!(values(&copies), (vec![0, -1, 0, 1, -1], vec![0, 2, 3, -1, -1, -1, -1, -1]));
+        let of_slots = [0, -1, 2, -1, -1, 3, -1, -1, -1, -1, -1, -1];
+        assert_eq!(values(&slots), (vec![0, -1, 2, 5, -1], of_slots.to_vec()));
+    }
+
+    #[test]
+    fn runs_are_copied() {
+        let runs = [Run { to: 3, from: 0, len: 2 }, Run { to: 0, from: 3, len: 1 }, Run { to: 2, from: 1, len: 0 }];
+        let (to, back) = RowMap::of_runs(4, 6, &runs, &Device::flex()).tables();
+        assert_eq!((ints(&to), ints(&back)), (vec![3, -1, -1, 0, 1, -1], vec![3, 4, -1, 0]));
+    }
+}

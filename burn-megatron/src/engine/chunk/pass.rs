@@ -1,0 +1,87 @@
+//! What a pass works with, and a segment's part of it.
+
+use crate::engine::ContextConfig;
+use crate::engine::segments::Link;
+use crate::engine::share::Share;
+use crate::optim::Optimizer;
+use crate::trace::Recorder;
+use backend_dist::ops::Tape;
+use backend_dist::ops::context::ContextParallel;
+use burn::tensor::{DType, Device, Tensor};
+use models::{CausalLm, MicroBatch};
+use std::borrow::Cow;
+
+/// What a pass of one micro-batch works with.
+pub(in crate::engine) struct Pass<'a> {
+    pub optimizer: &'a mut Optimizer,
+    pub recorder: &'a mut Recorder,
+    /// Without autodiff.
+    pub device: &'a Device,
+    /// This rank's part of the micro-batch.
+    pub share: &'a Share,
+    /// How layers reach across context parallel ranks.
+    pub context: &'a ContextConfig,
+    /// A backward pass will follow.
+    pub keep: bool,
+    /// No other pass of the step adds to this stage's gradients.
+    pub last: bool,
+    /// Type of the losses.
+    pub loss_type: DType,
+    /// What the gradient of each counted loss is.
+    pub loss_grad: f64,
+    /// Chunk and micro-batch, for the timeline.
+    pub place: (usize, usize),
+    /// Buckets that the pass after this one uses first.
+    pub next: &'a [usize],
+}
+
+/// What a forward pass makes: activations for the next stage, or the losses `[rows, seq]`.
+pub(in crate::engine) enum Output {
+    Activation(Tensor<3>),
+    Losses(Tensor<2>),
+}
+
+impl Output {
+    /// The value without its graph, and the graph.
+    pub(super) fn split(self) -> (Output, Tape) {
+        match self {
+            Output::Activation(x) => (Output::Activation(x.clone().inner()), Tape::of(x)),
+            Output::Losses(x) => (Output::Losses(x.clone().inner()), Tape::of(x)),
+        }
+    }
+}
+
+/// A segment's input, as the end of its graph.
+pub(super) fn leaf(x: Tensor<3>) -> Tensor<3> {
+    Tensor::from_inner(x).require_grad()
+}
+
+/// A segment's value, with a graph if `tracked`.
+pub(super) fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pass: &Pass, tracked: bool) -> Output {
+    let input = || x.expect("only the embedding has no input");
+    let device = if tracked { pass.device.clone().autodiff() } else { pass.device.clone() };
+    let Share { tokens, of, .. } = pass.share;
+    match link {
+        Link::Embedding => Output::Activation(model.embed(tokens.tokens_on(&device), of)),
+        Link::Layers(layers) => {
+            let layer = |x, layer| model.layer(layer, x, &of_layer(of, pass.context, layer));
+            Output::Activation(layers.clone().fold(input(), layer))
+        }
+        Link::Head => {
+            let losses = model.head_losses(input(), tokens.labels_on(&device), of);
+            Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) })
+        }
+    }
+}
+
+/// What a layer must know of a micro-batch, with its own way across the context parallel ranks.
+fn of_layer<'a>(of: &'a MicroBatch, how: &ContextConfig, layer: usize) -> Cow<'a, MicroBatch> {
+    let comm = how.of_layer(layer);
+    match &of.context {
+        Some(context) if context.comm != comm => {
+            let context = Some(ContextParallel { comm, ..context.clone() });
+            Cow::Owned(MicroBatch { context, ..of.clone() })
+        }
+        _ => Cow::Borrowed(of),
+    }
+}

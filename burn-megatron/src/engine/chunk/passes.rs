@@ -1,0 +1,195 @@
+//! The passes of a stage, segment by segment.
+
+use super::pass::{Output, Pass, leaf, run};
+use super::{Chunk, Kept, Late, Step};
+use crate::engine::segments::Link;
+use crate::trace::What;
+use backend_dist::ops::weight_grads;
+use burn::module::{ModuleVisitor, Param};
+use burn::tensor::{Gradients, Tensor};
+use models::CausalLm;
+use models::layers::moe::stats;
+
+impl<M: CausalLm> Chunk<M> {
+    /// The forward pass; `input` is missing on the first stage.
+    pub fn forward(&mut self, pass: &mut Pass, input: Option<Tensor<3>>) -> Output {
+        let (mut x, mut kept, mut losses) = (input, Vec::with_capacity(self.steps.len()), None);
+        for index in 0..self.steps.len() {
+            self.gather(index, pass);
+            self.prefetch(index, index + 1, pass);
+            let segment = &self.steps[index].segment;
+            let value = match pass.keep && !segment.recompute {
+                true => {
+                    let leaf = x.take().map(leaf);
+                    let (value, tape) = run(self.model(), &segment.link, leaf.clone(), pass, true).split();
+                    kept.push(Kept { input: leaf, tape: Some(tape) });
+                    value
+                }
+                false => {
+                    let input = x.take();
+                    let value = run(&self.model().valid(), &segment.link, input.clone(), pass, false);
+                    if pass.keep {
+                        kept.push(Kept { input, tape: None });
+                    }
+                    value
+                }
+            };
+            match value {
+                Output::Activation(activation) => x = Some(activation),
+                Output::Losses(values) => losses = Some(values),
+            }
+            self.release(index, pass);
+        }
+        if pass.keep {
+            self.live.insert(pass.place.1, kept);
+        }
+        match losses {
+            Some(losses) => Output::Losses(losses),
+            None => Output::Activation(x.expect("a stage has a segment")),
+        }
+    }
+
+    /// The backward pass, from the gradient of the output, which is missing on the last stage, to that of the input. With
+    /// `defer` the gradients of weights of linear layers are left for [`Chunk::weight_gradients`].
+    pub fn backward(&mut self, pass: &mut Pass, grad: Option<Tensor<3>>, defer: bool) -> Option<Tensor<3>> {
+        let mut kept = self.live.remove(&pass.place.1).expect("a forward pass comes before the backward pass");
+        let (mut dy, mut late) = (grad, Vec::new());
+        for index in (0..self.steps.len()).rev() {
+            self.gather(index, pass);
+            self.prefetch(index, index.wrapping_sub(1), pass);
+            let (leaf, tape) = match kept.pop().expect("one entry per segment") {
+                Kept { input, tape: Some(tape) } => (input, tape),
+                Kept { input, tape: None } => {
+                    let mark = pass.recorder.begin();
+                    let leaf = input.map(leaf);
+                    let link = &self.steps[index].segment.link;
+                    let (_, tape) = stats::paused(|| run(self.model(), link, leaf.clone(), pass, true)).split();
+                    pass.recorder.end(mark, What::Recompute, Some(pass.place.0), Some(pass.place.1));
+                    (leaf, tape)
+                }
+            };
+            if !defer {
+                self.open(index, pass);
+            }
+            let back = || match self.steps[index].segment.link {
+                Link::Head => tape.pull_back(pass.share.tokens.weights(pass.loss_grad, pass.device, pass.loss_type)),
+                _ => tape.pull_back(dy.take().expect("the segment after this one made its gradient")),
+            };
+            let (mut grads, deferred) = match defer {
+                true => {
+                    let (grads, deferred) = weight_grads::deferred(back);
+                    (grads, Some(deferred))
+                }
+                false => (back(), None),
+            };
+            if let Some(leaf) = leaf {
+                let grad = leaf.grad_remove(&mut grads).map(Tensor::inner);
+                dy = Some(grad.unwrap_or_else(|| leaf.inner().zeros_like()));
+            }
+            match deferred {
+                Some(deferred) => {
+                    let model = self.leaves.then(|| self.model().clone());
+                    late.push(Late { step: index, rest: grads, deferred, model });
+                }
+                None => self.add(index, pass, self.model(), [grads]),
+            }
+            self.release(index, pass);
+        }
+        if defer {
+            self.late.insert(pass.place.1, late);
+        }
+        self.checked |= !defer;
+        dy
+    }
+
+    /// The weight gradients that [`Chunk::backward`] has left.
+    pub fn weight_gradients(&mut self, pass: &mut Pass) {
+        for late in self.late.remove(&pass.place.1).expect("the backward pass comes before") {
+            let Late { step, rest, deferred, model } = late;
+            self.open(step, pass);
+            self.add(step, pass, model.as_ref().unwrap_or(self.model()), [rest, deferred.run()]);
+        }
+        self.checked = true;
+    }
+
+    /// Lets a backward pass of a segment add to main gradients, until [`Chunk::add`].
+    fn open(&self, step: usize, pass: &mut Pass) {
+        self.steps[step].uses.iter().for_each(|bucket| pass.optimizer.open(*bucket, self.model()));
+    }
+
+    /// Adds gradients of a segment's parameters, which `model` holds, to the main gradients.
+    fn add<const N: usize>(&self, step: usize, pass: &mut Pass, model: &M, grads: [Gradients; N]) {
+        let Step { uses, completes, .. } = &self.steps[step];
+        for mut grads in grads {
+            for bucket in uses {
+                pass.optimizer.accumulate(*bucket, model, &mut grads);
+            }
+            if !self.checked {
+                self.refuse_strangers(&self.steps[step].segment.link, model, &grads);
+            }
+        }
+        pass.optimizer.close();
+        if self.zero >= 2 || pass.last {
+            let mark = pass.recorder.begin();
+            for bucket in completes {
+                pass.optimizer.complete(*bucket);
+                if pass.last {
+                    pass.optimizer.reduce(*bucket);
+                }
+            }
+            pass.recorder.end(mark, What::ReduceGradients, Some(pass.place.0), Some(pass.place.1));
+        }
+    }
+
+    /// A gradient that is left over belongs to a parameter of another unit: it would be lost.
+    fn refuse_strangers(&self, link: &Link, model: &M, grads: &Gradients) {
+        struct Left<'a>(&'a Gradients, Option<u64>);
+
+        impl ModuleVisitor for Left<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                if param.val().grad(self.0).is_some() {
+                    self.1 = Some(param.id.val());
+                }
+            }
+        }
+        let mut left = Left(grads, None);
+        model.visit(&mut left);
+        if let Some(spec) = left.1.and_then(|id| self.model().registry().get(id)) {
+            panic!(
+                "parameter `{}` belongs to {:?} but is used in {link:?} too: create it in the unit that uses it (`ParamBuilder::begin`), or as `Unit::Tied` if embedding and head share it",
+                spec.name(),
+                spec.unit
+            );
+        }
+    }
+
+    fn gather(&mut self, step: usize, pass: &mut Pass) {
+        if self.zero < 3 {
+            return self.steps[step].uses.iter().for_each(|bucket| pass.optimizer.ready(*bucket));
+        }
+        let mark = pass.recorder.begin();
+        for bucket in &self.steps[step].uses {
+            let model = self.model.take().expect("the model is in place between calls");
+            self.model = Some(pass.optimizer.gather(*bucket, model));
+        }
+        pass.recorder.end(mark, What::GatherParameters, Some(pass.place.0), Some(pass.place.1));
+    }
+
+    /// Starts to gather what is needed after a segment, where that can run beside it.
+    fn prefetch(&self, step: usize, next: usize, pass: &Pass) {
+        if self.zero == 3 {
+            let next = self.steps.get(next).map_or(pass.next, |next| &next.uses);
+            next.iter().for_each(|bucket| pass.optimizer.prefetch(*bucket, &self.steps[step].uses));
+        }
+    }
+
+    fn release(&mut self, step: usize, pass: &mut Pass) {
+        if self.zero < 3 {
+            return;
+        }
+        for bucket in &self.steps[step].uses {
+            let model = self.model.take().expect("the model is in place between calls");
+            self.model = Some(pass.optimizer.release(*bucket, model));
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The passes of a training step, in the order of the rank's list.
+
+use super::super::chunk::{Chunk, Output, Pass};
+use super::super::losses::Losses;
+use super::super::mail::Mail;
+use super::super::share::Share;
+use super::RankEngine;
+use crate::engine::EngineError;
+use crate::schedule::{Action, Pass as Kind, Schedule, ScheduleSpec, Work};
+use crate::trace::What;
+use backend_dist::shard::Unit;
+use burn::tensor::{DType, Tensor};
+use models::CausalLm;
+
+impl<M: CausalLm> RankEngine<M> {
+    /// The number of micro-batches from `least` on that the schedule can take.
+    pub(super) fn legal_micro_batches(&self, least: usize) -> usize {
+        let spec = |micro_batches| ScheduleSpec { micro_batches, ..self.pipeline.spec };
+        let group = self.pipeline.spec.group();
+        (least..=least + 2 * group).find(|count| spec(*count).check().is_ok()).unwrap_or(least)
+    }
+
+    /// Goes on with lists of so many micro-batches.
+    pub(super) fn follow(&mut self, micro_batches: usize) -> Result<(), EngineError> {
+        if micro_batches != self.pipeline.spec.micro_batches {
+            let spec = ScheduleSpec { micro_batches, ..self.pipeline.spec };
+            self.pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
+            self.actions = self.pipeline.posted().ranks.swap_remove(self.stages.rank());
+        }
+        Ok(())
+    }
+
+    /// All passes of the schedule and all sums of gradients; this rank's losses.
+    pub(super) fn passes(&mut self, shares: &[Share]) -> Result<Losses, EngineError> {
+        let mut mail = self.mail(shares);
+        let mut losses = Losses::default();
+        self.peak_in_flight = 0;
+        let actions = self.actions.clone();
+        for (index, action) in actions.iter().enumerate() {
+            match action {
+                Action::Compute(work) => {
+                    // Each bucket is reduced as soon as its last gradient is there, within the pass.
+                    let last = actions.get(index + 1) == Some(&Action::ReduceGrads { chunk: work.chunk });
+                    let next = actions[index + 1..].iter().find_map(|action| match action {
+                        Action::Compute(work) => Some(self.chunks[work.chunk].first_used(work.pass).to_vec()),
+                        _ => None,
+                    });
+                    let order = (last, next.unwrap_or_default());
+                    let values = self.compute(*work, order, &shares[work.micro_batch], &mut mail);
+                    losses.extend(values.map(|values| (work.micro_batch, values)));
+                    if !self.runs_ahead {
+                        losses = self.read(losses, shares)?;
+                    }
+                    let in_flight = self.chunks.iter().map(Chunk::in_flight).sum();
+                    self.peak_in_flight = self.peak_in_flight.max(in_flight);
+                }
+                Action::Send(transfer) => {
+                    let mark = self.recorder.begin();
+                    mail.send(transfer);
+                    self.recorder.end(mark, What::Send, Some(transfer.chunk), Some(transfer.micro_batch));
+                }
+                Action::Recv(transfer) => mail.expect(*transfer),
+                Action::ReduceGrads { .. } | Action::Step => {}
+            }
+        }
+        debug_assert!(mail.is_empty(), "the schedule leaves nothing behind");
+        self.sum_over_model_parallel();
+        Ok(losses)
+    }
+
+    /// Between stages, for micro-batches of these shares.
+    pub(super) fn mail(&self, shares: &[Share]) -> Mail {
+        let layout = self.rank.mesh.layout();
+        let parts = if layout.sequence_parallel() { layout.tp } else { 1 };
+        let shape = |share: &Share| [share.tokens.seq / parts, share.tokens.rows, self.hidden];
+        let shapes = shares.iter().map(shape).collect();
+        Mail::new(self.stages.clone(), self.rank.device.clone(), shapes, self.dtype)
+    }
+
+    /// One pass, `last` if no other adds to the stage's gradients, before one that uses the buckets `next` first; the losses of
+    /// a forward pass of the last stage.
+    fn compute(
+        &mut self,
+        work: Work,
+        (last, next): (bool, Vec<usize>),
+        share: &Share,
+        mail: &mut Mail,
+    ) -> Option<Tensor<2>> {
+        let input = self.pipeline.input(self.stages.rank(), work).map(|input| {
+            let mark = self.recorder.begin();
+            let tensor = mail.take(input);
+            if input.transfer().is_some() {
+                self.recorder.end(mark, What::Receive, Some(work.chunk), Some(work.micro_batch));
+            }
+            tensor
+        });
+        let (mark, what) = match work.pass {
+            Kind::Forward => (self.recorder.begin(), What::Forward),
+            Kind::Backward => (self.recorder.begin(), What::Backward),
+            Kind::BackwardInput => (self.recorder.begin(), What::BackwardInput),
+            Kind::BackwardWeight => (self.recorder.begin(), What::BackwardWeight),
+        };
+        let mut pass = Pass {
+            context: &self.config.context,
+            keep: true,
+            last,
+            loss_grad: self.loss_grad(share),
+            loss_type: self.loss_type(),
+            place: (work.chunk, work.micro_batch),
+            next: &next,
+            optimizer: &mut self.optimizer,
+            recorder: &mut self.recorder,
+            device: &self.rank.device,
+            share,
+        };
+        let chunk = &mut self.chunks[work.chunk];
+        let mut losses = None;
+        match work.pass {
+            Kind::Forward => match chunk.forward(&mut pass, input) {
+                Output::Activation(activation) => mail.put(work, activation),
+                Output::Losses(values) => losses = Some(values),
+            },
+            Kind::Backward | Kind::BackwardInput => {
+                if let Some(grad) = chunk.backward(&mut pass, input, work.pass == Kind::BackwardInput) {
+                    mail.put(work, grad);
+                }
+            }
+            Kind::BackwardWeight => chunk.weight_gradients(&mut pass),
+        }
+        self.recorder.end(mark, what, Some(work.chunk), Some(work.micro_batch));
+        losses
+    }
+
+    /// Type of the losses: the parameters' own, at least `f32`.
+    pub(super) fn loss_type(&self) -> DType {
+        if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    }
+
+    /// What is partial over tensor-parallel ranks, then the tied embeddings
+    /// (megatron/core/distributed/finalize_model_grads.py has this order).
+    fn sum_over_model_parallel(&mut self) {
+        let mark = self.recorder.begin();
+        self.optimizer.sum_partial();
+        let tied = |chunk: &Chunk<M>| chunk.buckets.iter().find(|(unit, _)| *unit == Unit::Tied).map(|(_, b)| *b);
+        let tied: Vec<usize> = self.chunks.iter().filter_map(tied).collect();
+        match (tied.as_slice(), &self.ends) {
+            // A pipeline in a V ends on the rank where it begins.
+            ([embedding, head], _) => self.optimizer.sum_tied_here(*embedding, *head),
+            ([one], Some(ends)) => self.optimizer.sum_tied(*one, ends),
+            _ => {}
+        }
+        self.recorder.end(mark, What::PartialSums, None, None);
+    }
+}

@@ -1,0 +1,141 @@
+//! The training step of one rank: the passes, then everything that needs all gradients.
+
+use super::super::chunk::Chunk;
+use super::super::losses::Losses;
+use super::super::report::LossSum;
+use super::super::share::Share;
+use super::RankEngine;
+use crate::engine::{EngineError, ExpertSummary, LossMean, StepReport, TokenBatch};
+use crate::optim::{LossScaler, StepInfo, clip_factor};
+use crate::trace::What;
+use backend_dist::gpu::release_memory;
+use models::CausalLm;
+use models::layers::moe::stats;
+use models::layout::check_sequence;
+use std::time::Instant;
+
+impl<M: CausalLm> RankEngine<M> {
+    /// One optimizer step on the global batch; this rank computes its own rows.
+    ///
+    /// # Errors
+    /// [`EngineError::NonFiniteLoss`] and [`EngineError::NonFiniteGradient`] before anything is updated;
+    /// [`EngineError::Rows`] if the batch does not have the configured rows.
+    pub fn train_step(&mut self, batch: &TokenBatch) -> Result<StepReport, EngineError> {
+        if batch.rows != self.plan.global() {
+            return Err(EngineError::Rows { rows: batch.rows, expected: self.plan.global() });
+        }
+        let micro_batches: Vec<_> = self.rows_of_step().into_iter().map(|rows| batch.slice(rows)).collect();
+        self.train_micro_batches(&micro_batches)
+    }
+
+    /// One optimizer step, given only the rows that [`RankEngine::rows_of_step`] names.
+    ///
+    /// # Errors
+    /// As [`RankEngine::train_step`].
+    pub fn train_micro_batches(&mut self, micro_batches: &[TokenBatch]) -> Result<StepReport, EngineError> {
+        let start = Instant::now();
+        let rows: usize = micro_batches.iter().map(|micro| micro.rows).sum();
+        let wanted = self.rows_of_step();
+        let expected = wanted.iter().map(|rows| rows.len()).sum();
+        if rows != expected || micro_batches.len() != wanted.len() {
+            return Err(EngineError::Rows { rows, expected });
+        }
+        let layout = self.rank.mesh.layout();
+        micro_batches.iter().try_for_each(|batch| check_sequence(layout, batch.seq))?;
+        // What a step that failed has left.
+        self.optimizer.skip();
+        self.chunks.iter_mut().for_each(Chunk::forget);
+        stats::take();
+        let dealt = self.dynamic.as_ref().map(|groups| self.deal(groups, &micro_batches[0])).transpose()?;
+        let parts = || micro_batches.iter().enumerate().map(|(index, batch)| self.part(index, batch)).collect();
+        let shares: Vec<Share> = dealt.unwrap_or_else(parts);
+        let shares = shares.as_slice();
+        self.follow(shares.len())?;
+        let losses = self.passes(shares)?;
+        // A GPU waits for the host from the norm to the update: what else the ranks tell each other comes before or after.
+        let tokens = LossSum { loss: 0.0, tokens: counted(shares) }.total(&self.replicas).tokens;
+        let mark = self.recorder.begin();
+        let norm = self.optimizer.norm(1.0, &self.model_parallel);
+        self.recorder.end(mark, What::Norm, None, None);
+        let losses = self.read(losses, shares)?;
+        let loss_scale = self.scaler.as_ref().map(LossScaler::scale);
+        self.grad_scale = match self.config.loss {
+            LossMean::PerToken => 1.0 / tokens.max(1) as f64,
+            LossMean::PerMicroBatch => 1.0,
+        } / loss_scale.unwrap_or(1.0);
+        let grad_norm = norm * self.grad_scale;
+        let skipped = !grad_norm.is_finite();
+        if let Some(scaler) = &mut self.scaler {
+            scaler.update(skipped);
+        } else if skipped {
+            let loss = self.over_all(losses, shares).mean();
+            return Err(EngineError::NonFiniteGradient { norm: grad_norm, loss, step: self.step + 1 });
+        }
+        let clip_factor = clip_factor(self.config.clip, grad_norm);
+        // Steps that were skipped do not count (megatron/training/training.py, `train_step`).
+        let left_out = (self.step - self.optimizer.updates()) * self.plan.global() as u64;
+        let lr = self.lr.at(self.consumed - left_out);
+        match skipped {
+            true => self.optimizer.skip(),
+            false => self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor }),
+        }
+        let loss = self.over_all(losses, shares).mean();
+        self.end_fp8_step();
+        self.end_routing_step();
+
+        let step = self.step;
+        self.step += 1;
+        self.consumed += self.plan.global() as u64;
+        let (consumed, seconds) = (self.consumed, start.elapsed().as_secs_f64());
+        // What CubeCL's pool has taken before it knew the sizes of a step.
+        if !std::mem::replace(&mut self.warm, true) {
+            release_memory(&self.rank.device);
+        }
+        let experts = ExpertSummary::of(&self.loads);
+        Ok(StepReport {
+            step,
+            loss,
+            grad_norm,
+            clip_factor,
+            lr,
+            tokens,
+            consumed,
+            loss_scale,
+            skipped,
+            seconds,
+            experts,
+        })
+    }
+
+    /// Waits for losses that are still on the device.
+    pub(super) fn read(&self, losses: Losses, shares: &[Share]) -> Result<Losses, EngineError> {
+        losses.read(shares).map_err(|(micro_batch, loss)| EngineError::NonFiniteLoss {
+            loss,
+            step: self.step + 1,
+            micro_batch,
+            rank: self.rank.rank,
+            coords: self.rank.coords,
+        })
+    }
+
+    /// Loss and tokens of the global batch; only the last stage has a loss, and every stage counts tokens.
+    pub(super) fn over_all(&self, losses: Losses, own: &[Share]) -> LossSum {
+        let sum = LossSum { loss: losses.sum, tokens: counted(own) }.total(&self.replicas);
+        let loss = self.stages.all_gather_host(sum.loss).into_iter().sum();
+        LossSum { loss, tokens: sum.tokens }
+    }
+
+    fn update(&mut self, info: &StepInfo) {
+        let mark = self.recorder.begin();
+        self.optimizer.begin_step();
+        for chunk in &mut self.chunks {
+            chunk.for_buckets(|bucket, model| self.optimizer.step(bucket, model, info));
+        }
+        self.recorder.end(mark, What::Update, None, None);
+    }
+}
+
+/// Tokens that count, of a rank's rows.
+fn counted(own: &[Share]) -> u64 {
+    own.iter().map(|share| share.tokens.counted() as u64).sum()
+}

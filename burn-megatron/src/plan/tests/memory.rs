@@ -1,0 +1,221 @@
+//! What ranks keep, and what a pass needs beside that.
+
+use super::*;
+use crate::plan::memory::UnitMemory;
+
+#[test]
+fn parameters_are_the_models() {
+    // The model cards' 8,030,261,248 and 124,439,808, the latter with 47 rows of padding.
+    let states = |decoder: Decoder| memory_of(&single(decoder))[0].states;
+    assert_eq!(states(llama3_8b()).weights, 2 * 8_030_261_248);
+    assert_eq!(states(gpt()).weights, 2 * (124_439_808 + 47 * 768));
+    // A stage that has only the head holds a copy of a tied embedding.
+    let two: u64 = memory_of(&job(gpt(), "PP2", ScheduleKind::OneFOneB, 4)).iter().map(|m| m.states.weights).sum();
+    assert_eq!(two - states(gpt()).weights, 2 * 50_304 * 768);
+}
+
+/// The model card's 671,026,419,200 with the router's corrections, which are no parameters; a module of multi-token
+/// prediction is a layer with three norms and a projection of its own.
+#[test]
+fn latents_and_further_tokens_have_their_parameters() {
+    let weights = |mtp: usize| memory_of(&single(Decoder { mtp, ..deepseek_v3() }))[0].states.weights / 2;
+    assert_eq!(weights(0), 671_026_419_200 - 58 * 256);
+    let (hidden, attention) = (7168, 187_107_328);
+    let layer = attention + 2 * hidden + 256 * hidden + 257 * 3 * hidden * 2048;
+    assert_eq!(weights(1) - weights(0), layer + 3 * hidden + 2 * hidden * hidden);
+    assert_eq!(weights(2) - weights(1), weights(1) - weights(0));
+    // The module's embedding on the head's stage is a copy.
+    let apart = |mtp: usize| -> u64 {
+        let job = job(Decoder { mtp, ..deepseek_v3() }, "PP2", ScheduleKind::OneFOneB, 4);
+        memory_of(&job).iter().map(|rank| rank.states.weights).sum()
+    };
+    assert_eq!(apart(0), 2 * weights(0));
+    assert_eq!(apart(1) - 2 * weights(1), 2 * 129_280 * hidden);
+}
+
+/// Latent attention keeps latents and whole heads, where a layer of the same heads without latents keeps queries, keys and
+/// values: per token the norms' outputs, the down projection's, and queries, keys, `[keys | values]`, output.
+#[test]
+fn latent_attention_keeps_its_latents() {
+    let job = single(deepseek_v3());
+    let kept = UnitMemory::new(&job.units(&job.stages.stages()[0])[1], &job).kept;
+    let (hidden, heads, ffn) = (7168, 128, 18_432);
+    let latents = 1536 + 512 + 64;
+    let attention = 2 * hidden + latents + 1536 + 512 + heads * (192 + 192 + 256 + 128);
+    assert_eq!(kept, 2 * 1024 * (2 * (attention + 2 * hidden + 3 * ffn) + 4 * heads));
+}
+
+/// A head in pieces keeps its input instead of the logits, works with one piece of them, and multiplies once more.
+#[test]
+fn heads_in_pieces_do_not_keep_their_logits() {
+    let of = |logits_at_once| {
+        let job = Job { logits_at_once, seq: 8192, ..single(llama3_8b()) }.on_gpus();
+        let unit = job.units(&job.stages.stages()[0]).pop().unwrap();
+        let products = unit.ops.iter().filter(|op| op.again).count();
+        (UnitMemory::new(&unit, &job), products)
+    };
+    let ((whole, once), (pieces, twice)) = (of(usize::MAX), of(1 << 30));
+    let (tokens, logits) = (2 * 8192, 2 * 2 * 8192 * 128_256);
+    assert_eq!((once, twice), (0, 1));
+    assert_eq!(whole.kept - pieces.kept, logits);
+    assert!(pieces.backward < logits / 3 + 4 * 2 * tokens * 4096, "{pieces:?}");
+    // Two rows of 32,768 tokens over two ranks are within the usual limit, of 131,072 they are not.
+    let usual = |seq| {
+        let job = Job { seq, micro_batch: 1, ..job(llama3_8b(), "CP2", ScheduleKind::NoPipeline, 1) };
+        memory_of(&job.on_gpus())[0].loss
+    };
+    assert!(usual(131_072) < usual(32_768));
+}
+
+/// CubeCL cuts tensors from pages as large as the largest: about one page more than tensors need, on GPUs.
+#[test]
+fn pages_are_as_large_as_the_largest_tensor() {
+    let job = Job { seq: 8192, micro_batch: 1, ..single(llama3_8b()) };
+    assert_eq!(memory_of(&job)[0].pages, 0);
+    assert_eq!(memory_of(&job.on_gpus())[0].pages, 2 * 8192 * 128_256);
+}
+
+/// Mixed precision with AdamW: 2 + 4 + 4 + 8 bytes per parameter, cut by the number of replicas (arXiv 1910.02054 section 5
+/// with fp32 gradients).
+#[test]
+fn zero_cuts_states_as_the_paper_says() {
+    let per_parameter = |layout: &str, element: u64| {
+        let job = Job { element, ..job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1) };
+        memory_of(&job)[0].states.total() as f64 / 8_030_261_248.0
+    };
+    for (layout, bytes) in [("DP8", 18.0), ("DP8 ZeRO1", 6.0 + 12.0 / 8.0), ("DP8 ZeRO2", 2.0 + 16.0 / 8.0)] {
+        assert!((per_parameter(layout, 2) - bytes).abs() < 1e-3, "{layout}");
+    }
+    // Narrow weights are gathered from the wide shard; they have no shard of their own.
+    assert!((per_parameter("DP8 ZeRO3", 2) - 2.0).abs() < 1e-3);
+    assert!((per_parameter("DP8 ZeRO3", 4) - 2.0).abs() < 1e-3);
+    assert!((per_parameter("ZeRO3", 2) - 18.0).abs() < 1e-3, "nobody to share with");
+    assert!((per_parameter("DP8", 8) - 32.0).abs() < 1e-3);
+}
+
+/// On GPUs fp32 gradients are whole all the time under ZeRO 1, cut under ZeRO 2 beside two open buckets of each size, and
+/// nothing is copied for an exchange or an update.
+#[test]
+fn gpus_keep_gradients_in_place_and_pay_for_their_libraries() {
+    let on = |layout: &str| memory_of(&job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1).on_gpus())[0];
+    let per_parameter = |memory: RankMemory| memory.states.total() as f64 / 8_030_261_248.0;
+    for (layout, bytes) in [("TP1", 18.0), ("DP8", 18.0), ("DP8 ZeRO1", 6.0 + 12.0 / 8.0)] {
+        assert!((per_parameter(on(layout)) - bytes).abs() < 1e-3, "{layout}");
+    }
+    let (embedding, head, layer) = (128_256 * 4096, 128_256 * 4096 + 4096, 218_112_000);
+    let open = 4.0 * f64::from(embedding + head + 2 * layer) / 8_030_261_248.0;
+    assert!((per_parameter(on("DP8 ZeRO2")) - (2.0 + 16.0 / 8.0 + open)).abs() < 1e-3);
+    assert_eq!((on("DP8").communication, on("DP8 ZeRO1").communication), (0, 0));
+    let [alone, replicas, both] = ["TP1", "DP8", "TP2 DP4"].map(|layout| on(layout).libraries);
+    assert!(alone > 1 << 30 && both - replicas == replicas - alone, "{alone} {replicas} {both}");
+    // The widest moment works with activations and their gradients, not with gradients of weights.
+    let cpu = memory_of(&single(llama3_8b()))[0];
+    assert!(on("TP1").working < cpu.working && on("TP1").activations == cpu.activations);
+}
+
+/// Under sequence parallelism a column-parallel layer holds its gathered input and the part of its input's gradient while
+/// it computes the weight's gradient. Over 8 ranks, which cut activations small, that makes the MLP's first layer the widest
+/// moment of a layer, where it was the MLP's last layer with its gathered gradient; over two it is the activation either way.
+#[test]
+fn exchanges_in_flight_are_counted() {
+    let backward = |layout: &str, overlap: bool| {
+        let job = Job { overlap, ..job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1).on_gpus() };
+        UnitMemory::new(&job.units(&job.stages.stages()[0])[1], &job).backward
+    };
+    // In sixteenths of the stream: a part of it is 2; queries, keys and values 3; attention's output 2; the product of the
+    // MLP's first layer 14, the activation 7. Beside them attention keeps 4 bytes for each row of a rank's 4 heads.
+    let stream = 2 * 2 * 1024 * 4096;
+    let sixteenths = |count: u64| stream / 16 * count + 4 * 2 * 1024 * 4;
+    let attention = 2 + 2 + 3 + 2;
+    // Kept up to there, the gradients of the residual stream, of the layer's output and input, then what is in flight.
+    let first = (attention + 2 + 2) + 2 + 14 + 16;
+    let last = (attention + 2 + 2 + 14 + 7) + 2 + 16 + 7;
+    assert_eq!(backward("TP8 SP", false), sixteenths(last));
+    assert_eq!(backward("TP8 SP", true), sixteenths(first + 16 + 2));
+    assert_eq!(backward("TP2 SP", true), backward("TP2 SP", false));
+    assert_eq!(backward("TP8", true), backward("TP8", false));
+}
+
+#[test]
+fn optimizers_differ_in_their_moments() {
+    let moments = |moments| memory_of(&Job { moments, ..single(llama3_8b()) })[0].states.moments;
+    assert_eq!(moments(Moments::ONE) * 2, moments(Moments::ADAMW));
+    assert_eq!(moments(Moments::NONE), 0);
+    let matrices = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336);
+    assert_eq!(moments(Moments::ADAMW) - moments(Moments::MUON), 4 * matrices);
+}
+
+/// "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198): sbh (10 + 24/t) bytes per layer of a
+/// GPT beside the score matrices, 10/t as well under sequence parallelism. Of them are no dropout masks here (2 sbh),
+/// and attention keeps the log-sum-exp of every row instead of its scores.
+#[test]
+fn a_layer_keeps_what_the_paper_counts() {
+    let (tokens, hidden) = (2 * 1024, 768);
+    let sbh = tokens * hidden;
+    for (layout, t, between) in [("TP1", 1, 10), ("TP4", 4, 10), ("TP4 SP", 4, 10)] {
+        let job = job(gpt(), layout, ScheduleKind::NoPipeline, 1);
+        let cut = if job.layout.sp { t } else { 1 };
+        let stage = &job.stages.stages()[0];
+        let layer = &job.units(stage)[1];
+        let kept = UnitMemory::new(layer, &job).kept;
+        let statistics = 4 * tokens * 12 / t;
+        assert_eq!(kept, (between - 2) * sbh / cut + 24 * sbh / t + statistics, "{layout}");
+    }
+}
+
+#[test]
+fn recomputation_drops_what_it_makes_again() {
+    let (tokens, hidden, wide) = (2 * 1024, 4096, 14_336);
+    let kept = |recompute: Recompute| memory_of(&Job { recompute, ..single(llama3_8b()) })[0].activations;
+    let none = kept(Recompute::default());
+    let bytes = |per_token: u64| 32 * 2 * tokens * per_token;
+    let only = |module| none - kept(Recompute::selective(&[module]));
+    assert_eq!(only(Module::Norms), bytes(2 * hidden));
+    assert_eq!(only(Module::MlpActivation), bytes(wide));
+    assert_eq!(only(Module::CoreAttention), bytes(hidden) + 32 * 4 * tokens * 32);
+    let full = |method, num_layers| {
+        kept(Recompute { granularity: Granularity::Full, method, num_layers, ..Recompute::default() })
+    };
+    let ids = 8 * tokens;
+    assert_eq!(full(Method::Uniform, 1), bytes(hidden) + ids);
+    assert_eq!(full(Method::Uniform, 4), bytes(hidden) / 4 + ids);
+    let layer = (none - ids) / 32;
+    assert_eq!(full(Method::Block, 30), ids + 2 * layer + 30 * 2 * tokens * hidden);
+    let peak = |recompute| memory_of(&Job { recompute, ..single(llama3_8b()) })[0].peak();
+    assert!(peak(Recompute::selective(&ALL)) < peak(Recompute::default()));
+}
+
+#[test]
+fn schedules_keep_as_many_micro_batches_as_they_say() {
+    for (layout, kind) in
+        [("PP4", ScheduleKind::GPipe), ("PP4", ScheduleKind::OneFOneB), ("PP4 VPP2", ScheduleKind::Interleaved)]
+    {
+        let job = job(llama3_8b(), layout, kind, 8);
+        let schedule = Schedule::new(job.schedule).unwrap();
+        let layers = job.stages.layer_counts();
+        let peaks = schedule.peak_activations(|stage| layers[stage] as u64);
+        let one = memory_of(&single(llama3_8b()))[0].activations - 8 * 2 * 1024;
+        let middle = memory(&job, &schedule)[2].activations;
+        assert_eq!(middle, peaks[2] * (one / 32), "{kind}");
+    }
+    // The first rank of a split backward holds less than if all it kept stayed until its weight gradients.
+    let zb = memory_of(&job(llama3_8b(), "PP4", ScheduleKind::ZbH1, 8));
+    let plain = memory_of(&job(llama3_8b(), "PP4", ScheduleKind::OneFOneB, 8));
+    assert!(zb[3].activations > plain[3].activations && zb[3].activations < plain[0].activations);
+}
+
+#[test]
+fn fp8_keeps_inputs_in_bytes_and_two_more_copies_of_weights() {
+    let job = |fp8| Job { fp8, ..single(llama3_8b()) }.on_gpus();
+    let kept = |job: &Job, layer: usize| UnitMemory::new(&job.units(&job.stages.stages()[0])[1 + layer], job).kept;
+    let (plain, some) = (job(0..0), job(1..31));
+    // Two norms and the activation in bytes instead of bf16; attention keeps its own output either way.
+    let tokens = 2 * 1024;
+    assert_eq!(kept(&plain, 1) - kept(&some, 1), tokens * (2 * 4096 + 14_336));
+    assert_eq!([0, 31].map(|layer| kept(&some, layer)), [kept(&plain, 0); 2], "first and last layer in bf16");
+    let matrices = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336;
+    assert_eq!(memory_of(&some)[0].states.quantised, 30 * 2 * matrices);
+    assert_eq!(memory_of(&plain)[0].states.quantised, 0);
+    let sharded = Job { fp8: 0..32, ..super::job(llama3_8b(), "DP4 ZeRO3", ScheduleKind::NoPipeline, 1) }.on_gpus();
+    assert_eq!(memory_of(&sharded)[0].states.quantised, 0, "quantised whenever they are gathered");
+}

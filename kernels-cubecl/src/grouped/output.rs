@@ -1,0 +1,100 @@
+//! The way of a tile to memory: a plane at a time brings its 16 rows to shared memory, 128 bytes of each, for the copy engine.
+use super::kernel::Tile;
+use super::plan::{GroupedPlan, Onto};
+use super::tiles::ROWS;
+use crate::hopper::{bulk, mma, store};
+use cubecl::prelude::*;
+
+/// Words of a panel of 16 rows.
+const PANEL_WORDS: usize = 16 * 32;
+
+/// Panels of all planes.
+#[cube]
+pub fn staging(#[comptime] plan: GroupedPlan) -> Shared<[u32]> {
+    Shared::<[u32]>::new_aligned_slice(comptime![8 * plan.staged * PANEL_WORDS], 1024usize)
+}
+
+/// Hands a tile to the copy engine. What it has been given before may still be on its way.
+#[cube]
+pub fn write<O: Float>(
+    sum: &Array<f32>,
+    staging: &mut Shared<[u32]>,
+    out: &mut TensorMap<O, Tiled>,
+    tile: &Tile,
+    plane: u32,
+    #[comptime] plan: GroupedPlan,
+) {
+    let lane = UNIT_POS % 32;
+    let columns = comptime![plan.result_panel()];
+    let own = plane as usize * comptime![plan.staged * PANEL_WORDS];
+    let row = (tile.row * comptime![ROWS as u32] + plane * 16) as i32;
+    let column = (tile.column * comptime![plan.width as u32]) as i32;
+    #[unroll]
+    for p in 0..comptime![plan.width / columns] {
+        let from = own + comptime![(p % plan.staged) * PANEL_WORDS];
+        // The panel that lay here has been read.
+        if lane == 0 {
+            bulk::wait_for_older_reads(comptime![plan.staged - 1]);
+        }
+        sync_plane();
+        if comptime![plan.onto == Onto::Same] {
+            write_pairs(sum, staging.slice_mut(from, from + comptime![PANEL_WORDS]), lane, p, plan);
+        } else {
+            write_words(sum, staging.slice_mut(from, from + comptime![PANEL_WORDS]), lane, p, plan);
+        }
+        sync_async_proxy_shared();
+        sync_plane();
+        if lane == 0 {
+            let at = column + comptime![(p * columns) as i32];
+            let panel = staging.slice(from, from + comptime![PANEL_WORDS]);
+            if comptime![plan.onto == Onto::Added] {
+                store::add_tile(panel, out, tile.group as i32, row, at);
+            } else {
+                store::store_tile(panel, out, tile.group as i32, row, at);
+            }
+        }
+    }
+}
+
+/// Waits until the copy engine has read everything.
+#[cube]
+pub fn finish() {
+    bulk::wait_for_reads();
+}
+
+/// Panel `p` rounded to 16 bits. The copy engine's swizzle keeps the units apart.
+#[cube]
+fn write_pairs(sum: &Array<f32>, panel: &mut [u32], lane: u32, #[comptime] p: usize, #[comptime] plan: GroupedPlan) {
+    let line = lane / 4;
+    #[unroll]
+    for i in 0..8usize {
+        let word = (comptime![i as u32] ^ line) * 4 + lane % 4;
+        #[unroll]
+        for half in 0..2usize {
+            let at = comptime![(p * 8 + i) * 4 + half * 2];
+            let row = line + comptime![(half * 8) as u32];
+            panel[(row * 32 + word) as usize] = mma::pack(sum[at], sum[at + 1], plan.element);
+        }
+    }
+}
+
+/// Panel `p` as it is. Two rows share the banks that eight columns of a row lie in: units of odd rows write their second
+/// number first.
+#[cube]
+fn write_words(sum: &Array<f32>, panel: &mut [u32], lane: u32, #[comptime] p: usize, #[comptime] plan: GroupedPlan) {
+    let line = lane / 4;
+    let odd = line % 2;
+    #[unroll]
+    for i in 0..comptime![plan.result_panel() / 8] {
+        let chunk = (comptime![2 * i as u32] + lane % 4 / 2) ^ line;
+        let word = chunk * 4 + lane % 2 * 2;
+        #[unroll]
+        for half in 0..2usize {
+            let at = comptime![(p * (plan.result_panel() / 8) + i) * 4 + half * 2];
+            let from = (line + comptime![(half * 8) as u32]) * 32 + word;
+            let (low, high) = (u32::reinterpret(sum[at]), u32::reinterpret(sum[at + 1]));
+            panel[(from + odd) as usize] = select(odd == 1, high, low);
+            panel[(from + 1 - odd) as usize] = select(odd == 1, low, high);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Known sizes.
+
+use super::config::DeepSeekV3Config;
+use crate::layers::{BalanceOver, Dispatcher, YarnScaling};
+
+/// [`DeepSeekV3Config::tiny`].
+impl Default for DeepSeekV3Config {
+    fn default() -> Self {
+        Self::tiny()
+    }
+}
+
+impl DeepSeekV3Config {
+    /// Small enough for tests: 0.2 million parameters, every feature of the large one.
+    pub fn tiny() -> Self {
+        Self {
+            vocab_size: 256,
+            hidden_size: 64,
+            intermediate_size: 128,
+            moe_intermediate_size: 32,
+            num_hidden_layers: 3,
+            first_k_dense_replace: 1,
+            num_attention_heads: 8,
+            q_lora_rank: Some(32),
+            kv_lora_rank: 16,
+            qk_nope_head_dim: 8,
+            qk_rope_head_dim: 4,
+            v_head_dim: 8,
+            n_routed_experts: 8,
+            n_shared_experts: 1,
+            num_experts_per_tok: 2,
+            n_group: 4,
+            topk_group: 2,
+            norm_topk_prob: true,
+            routed_scaling_factor: 2.5,
+            moe_router_bias_update_rate: 0.001,
+            router_aux_loss_coef: 0.0001,
+            router_balance: BalanceOver::Sequence,
+            moe_capacity: None,
+            moe_dispatcher: Dispatcher::AllToAll,
+            num_nextn_predict_layers: 1,
+            mtp_loss_scaling_factor: 0.1,
+            max_position_embeddings: 2560,
+            rope_theta: 10_000.0,
+            rope_scaling: Some(YarnScaling {
+                mscale: Some(1.0),
+                mscale_all_dim: Some(1.0),
+                ..YarnScaling::new(40.0, 64)
+            }),
+            rope_interleave: true,
+            rms_norm_eps: 1e-6,
+            initializer_range: 0.02,
+            make_vocab_size_divisible_by: 1,
+        }
+    }
+
+    /// DeepSeek-V3 and R1: 671 billion parameters, 37 of which a token uses, and 11.6 of multi-token prediction.
+    pub fn deepseek_v3() -> Self {
+        Self {
+            vocab_size: 129_280,
+            hidden_size: 7168,
+            intermediate_size: 18_432,
+            moe_intermediate_size: 2048,
+            num_hidden_layers: 61,
+            first_k_dense_replace: 3,
+            num_attention_heads: 128,
+            q_lora_rank: Some(1536),
+            kv_lora_rank: 512,
+            qk_nope_head_dim: 128,
+            qk_rope_head_dim: 64,
+            v_head_dim: 128,
+            n_routed_experts: 256,
+            num_experts_per_tok: 8,
+            n_group: 8,
+            topk_group: 4,
+            max_position_embeddings: 163_840,
+            rope_scaling: Some(YarnScaling {
+                mscale: Some(1.0),
+                mscale_all_dim: Some(1.0),
+                ..YarnScaling::new(40.0, 4096)
+            }),
+            make_vocab_size_divisible_by: 128,
+            ..Self::tiny()
+        }
+    }
+
+    /// Moonlight: 16 billion parameters, 3 of which a token uses. Fits eight GPUs in training.
+    pub fn moonlight_16b() -> Self {
+        Self {
+            vocab_size: 163_840,
+            hidden_size: 2048,
+            intermediate_size: 11_264,
+            moe_intermediate_size: 1408,
+            num_hidden_layers: 27,
+            first_k_dense_replace: 1,
+            num_attention_heads: 16,
+            q_lora_rank: None,
+            n_routed_experts: 64,
+            n_shared_experts: 2,
+            num_experts_per_tok: 6,
+            n_group: 1,
+            topk_group: 1,
+            routed_scaling_factor: 2.446,
+            router_aux_loss_coef: 0.001,
+            num_nextn_predict_layers: 0,
+            max_position_embeddings: 8192,
+            rope_theta: 50_000.0,
+            rope_scaling: None,
+            rms_norm_eps: 1e-5,
+            ..Self::deepseek_v3()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::causal_lm::ModelConfig;
+
+    /// The model cards: 671 billion in DeepSeek-V3's main model, 16 in Moonlight. The files of the former have 684.5: besides
+    /// the module of multi-token prediction its copies of embedding and output layer, 1.9, and 0.04 of FP8 scales.
+    #[test]
+    fn presets_have_the_published_sizes() {
+        let whole = DeepSeekV3Config::deepseek_v3();
+        let main = DeepSeekV3Config { num_nextn_predict_layers: 0, ..whole.clone() }.parameter_count();
+        assert_eq!(main / 1_000_000, 671_026);
+        assert_eq!((whole.parameter_count() - main) / 100_000_000, 116);
+        assert_eq!(DeepSeekV3Config::moonlight_16b().parameter_count() / 10_000_000, 1596);
+        assert_eq!(whole.check(), Ok(()));
+        assert_eq!(DeepSeekV3Config::moonlight_16b().check(), Ok(()));
+    }
+}

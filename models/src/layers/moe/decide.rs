@@ -1,0 +1,151 @@
+//! Which experts a rank's tokens use: decided on the host, or on the device, where the choice then stays. The host knows how
+//! many tokens each expert has; the sizes of everything behind depend on that.
+
+use backend_dist::ops::moe::RowMap;
+use backend_dist::ops::moe::routing::{self, Chosen, Counted, Selection, Starts};
+use burn::tensor::{Bool, Tensor, TensorData};
+
+use super::config::{BalanceOver, RouterConfig};
+use super::routing_replay::Purpose;
+use super::select::{Choice, choose, choose_freely};
+
+/// A rank's own tokens, position by position and in a position sample by sample.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tokens {
+    /// The first ones, which count; the others fill the sequence up.
+    pub valid: usize,
+    /// Samples of the micro-batch.
+    pub samples: usize,
+}
+
+/// The experts of a rank's tokens.
+pub(super) enum Choices {
+    /// On the host.
+    Host(Choice),
+    /// On the device.
+    Device(DeviceChoice),
+}
+
+/// A choice that the host knows the counts of.
+pub(super) struct DeviceChoice {
+    pub chosen: Chosen,
+    before: Counted,
+    /// Tokens of each expert, before any was dropped.
+    counts: Vec<usize>,
+    /// Tokens that an expert takes, the first ones.
+    room: Option<usize>,
+}
+
+/// What the host knows of every choice, before anything is dropped.
+pub(super) struct Counts {
+    /// Tokens of each expert.
+    pub routed: Vec<usize>,
+    /// What a load-balancing loss counts: tokens of each expert by score alone, over sequences for each sample. Empty without
+    /// one.
+    pub counted: Vec<f64>,
+}
+
+/// Samples that a load-balancing loss counts apart.
+fn apart(over: BalanceOver, tokens: Tokens) -> usize {
+    if over == BalanceOver::Sequence { tokens.samples } else { 1 }
+}
+
+/// What experts are compared by does not decide alone: groups or a bias do too.
+fn is_free(config: &RouterConfig, bias: Option<&Tensor<1>>) -> bool {
+    config.groups.is_none() && bias.is_none()
+}
+
+/// Decides on the host by `scores [tokens, experts]`, without a graph; `replayed` may decide otherwise.
+pub(super) fn on_host(
+    scores: &Tensor<2>,
+    tokens: Tokens,
+    config: &RouterConfig,
+    bias: Option<Tensor<1>>,
+    balance: Option<BalanceOver>,
+    replayed: impl Fn(Purpose, Choice) -> Choice,
+) -> (Choice, Counts) {
+    let [count, experts] = scores.dims();
+    let (values, is_free) = (host(scores), is_free(config, bias.as_ref()));
+    let sizes = [count, tokens.valid];
+    let choice = choose(&values, sizes, config, bias.map(|bias| host(&bias)).as_deref());
+    let choice = replayed(Purpose::Used, choice);
+    let counted = balance.map(|over| {
+        let samples = apart(over, tokens);
+        if is_free {
+            choice.counts_of(samples, experts)
+        } else {
+            replayed(Purpose::Counted, choose_freely(&values, sizes, config)).counts_of(samples, experts)
+        }
+    });
+    let routed = choice.counts(experts);
+    (choice, Counts { routed, counted: numbers(counted.unwrap_or_default()) })
+}
+
+/// Decides on the device; `meanwhile` is computed from the choice before the host waits for the counts.
+pub(super) fn on_device<T>(
+    scores: &Tensor<2>,
+    tokens: Tokens,
+    config: &RouterConfig,
+    bias: Option<Tensor<1>>,
+    balance: Option<BalanceOver>,
+    meanwhile: impl FnOnce(&Chosen) -> T,
+) -> (DeviceChoice, Counts, T) {
+    let is_free = is_free(config, bias.as_ref());
+    let bias = bias.map(|bias| bias.without_autodiff().cast(scores.dtype()));
+    let how = Selection { top_k: config.top_k, groups: config.groups.map(|groups| [groups.groups, groups.top_k]) };
+    let chosen = routing::choose(scores.clone(), bias, tokens.valid, how);
+    let before = chosen.count(1);
+    let counted = balance.and_then(|over| match apart(over, tokens) {
+        1 if is_free => None,
+        samples if is_free => Some(chosen.count(samples)),
+        samples => {
+            let how = Selection { groups: None, ..how };
+            Some(routing::choose(scores.clone(), None, tokens.valid, how).count(samples))
+        }
+    });
+    let all: Vec<&Counted> = [Some(&before), counted.as_ref()].into_iter().flatten().collect();
+    let (counts, made) = Counted::read(&all, || meanwhile(&chosen));
+    let mut counts = counts.into_iter();
+    let routed = counts.next().expect("the counts of the choice");
+    let counted = match balance {
+        Some(_) => numbers(counts.next().unwrap_or_else(|| routed.clone())),
+        None => Vec::new(),
+    };
+    let choice = DeviceChoice { chosen, before, counts: routed.clone(), room: None };
+    (choice, Counts { routed, counted }, made)
+}
+
+fn numbers(counts: Vec<usize>) -> Vec<f64> {
+    counts.into_iter().map(|count| count as f64).collect()
+}
+
+impl DeviceChoice {
+    /// Leaves the first `room` tokens to each expert, and says how many were dropped.
+    pub fn drop_last(&mut self, room: usize) -> usize {
+        self.room = Some(room);
+        self.counts.iter().map(|count| count.saturating_sub(room)).sum()
+    }
+
+    /// How many rows each expert gets, or as many as it is filled up to.
+    pub fn counts(&self, pad_to: Option<usize>) -> Vec<usize> {
+        let left = self.counts.iter().map(|count| self.room.map_or(*count, |room| room.min(*count)));
+        left.map(|count| pad_to.map_or(count, |room| count.max(room))).collect()
+    }
+
+    /// Copies of the tokens and of their slots, where `starts` puts them.
+    pub fn place(&self, starts: Starts) -> (RowMap, RowMap) {
+        self.chosen.place(&self.before, &Starts { room: self.room, ..starts })
+    }
+}
+
+/// `[tokens, experts]` on the device of `like`: whether a token does not use an expert.
+pub(super) fn others(choice: &Choice, like: &Tensor<2>) -> Tensor<2, Bool> {
+    let [tokens, experts] = like.dims();
+    let mut others = vec![true; tokens * experts];
+    (0..tokens).for_each(|token| choice.of(token).for_each(|expert| others[token * experts + expert] = false));
+    Tensor::from_data(TensorData::new(others, [tokens, experts]), &like.device())
+}
+
+pub(super) fn host<const D: usize>(x: &Tensor<D>) -> Vec<f64> {
+    x.clone().into_data().convert::<f64>().try_to_vec().expect("converted to f64")
+}

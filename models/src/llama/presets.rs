@@ -1,0 +1,126 @@
+//! Known sizes.
+
+use super::config::LlamaConfig;
+use super::variant::LlamaVariant;
+use crate::layers::{Llama3Scaling, RopeScaling};
+
+/// [`LlamaConfig::tiny`].
+impl Default for LlamaConfig {
+    fn default() -> Self {
+        Self::tiny()
+    }
+}
+
+impl LlamaConfig {
+    /// Small enough for tests: 0.1 million parameters, every feature of a Llama 3 except the scaling.
+    pub fn tiny() -> Self {
+        Self {
+            variant: LlamaVariant::Llama,
+            vocab_size: 256,
+            hidden_size: 64,
+            intermediate_size: 128,
+            num_hidden_layers: 2,
+            num_attention_heads: 8,
+            num_key_value_heads: 4,
+            head_dim: 8,
+            max_position_embeddings: 2048,
+            sliding_window: None,
+            rope_theta: 10_000.0,
+            rope_scaling: None,
+            rms_norm_eps: 1e-5,
+            tie_word_embeddings: false,
+            attention_bias: false,
+            mlp_bias: false,
+            initializer_range: 0.02,
+            hidden_dropout: 0.0,
+            attention_dropout: 0.0,
+            make_vocab_size_divisible_by: 1,
+        }
+    }
+
+    /// Llama 3 8B.
+    pub fn llama3_8b() -> Self {
+        Self {
+            vocab_size: 128_256,
+            hidden_size: 4096,
+            intermediate_size: 14_336,
+            num_hidden_layers: 32,
+            num_attention_heads: 32,
+            num_key_value_heads: 8,
+            head_dim: 128,
+            max_position_embeddings: 8192,
+            rope_theta: 500_000.0,
+            make_vocab_size_divisible_by: 128,
+            ..Self::tiny()
+        }
+    }
+
+    /// Llama 3.2 1B.
+    pub fn llama3_1b() -> Self {
+        Self {
+            hidden_size: 2048,
+            intermediate_size: 8192,
+            num_hidden_layers: 16,
+            head_dim: 64,
+            max_position_embeddings: 131_072,
+            rope_scaling: Some(RopeScaling::Llama3(Llama3Scaling {
+                factor: 32.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_max_position_embeddings: 8192,
+            })),
+            tie_word_embeddings: true,
+            ..Self::llama3_8b()
+        }
+    }
+
+    /// Llama 3.2 3B.
+    pub fn llama3_3b() -> Self {
+        Self { hidden_size: 3072, num_hidden_layers: 28, num_attention_heads: 24, head_dim: 128, ..Self::llama3_1b() }
+    }
+
+    /// Mistral 7B, version 0.1.
+    pub fn mistral_7b() -> Self {
+        Self {
+            variant: LlamaVariant::Mistral,
+            vocab_size: 32_000,
+            max_position_embeddings: 32_768,
+            sliding_window: Some(4096),
+            rope_theta: 10_000.0,
+            ..Self::llama3_8b()
+        }
+    }
+
+    /// Qwen3 with 0.6 billion parameters.
+    pub fn qwen3_0_6b() -> Self {
+        Self {
+            variant: LlamaVariant::Qwen3,
+            vocab_size: 151_936,
+            hidden_size: 1024,
+            intermediate_size: 3072,
+            num_hidden_layers: 28,
+            num_attention_heads: 16,
+            max_position_embeddings: 40_960,
+            rope_theta: 1_000_000.0,
+            rms_norm_eps: 1e-6,
+            tie_word_embeddings: true,
+            ..Self::llama3_8b()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::causal_lm::ModelConfig;
+
+    /// The model cards' 8.03, 1.24, 7.24 and 0.6 billion parameters, to the last one (`num_parameters()`).
+    #[test]
+    fn presets_have_the_published_sizes() {
+        assert_eq!(LlamaConfig::mistral_7b().parameter_count(), 7_241_732_096);
+        assert_eq!(LlamaConfig::qwen3_0_6b().parameter_count(), 596_049_920);
+        assert_eq!(LlamaConfig::llama3_8b().parameter_count(), 8_030_261_248);
+        assert_eq!(LlamaConfig::llama3_1b().parameter_count(), 1_235_814_400);
+        assert_eq!(LlamaConfig::llama3_3b().parameter_count(), 3_212_749_824);
+    }
+}

@@ -1,0 +1,108 @@
+//! Known sizes.
+
+use super::config::MixtralConfig;
+use super::variant::MixtralVariant;
+use crate::layers::{BalanceOver, Dispatcher};
+
+/// [`MixtralConfig::tiny`].
+impl Default for MixtralConfig {
+    fn default() -> Self {
+        Self::tiny()
+    }
+}
+
+impl MixtralConfig {
+    /// Small enough for tests: 0.2 million parameters, four experts of which a token uses two.
+    pub fn tiny() -> Self {
+        Self {
+            variant: MixtralVariant::Mixtral,
+            vocab_size: 256,
+            hidden_size: 64,
+            intermediate_size: 64,
+            moe_intermediate_size: None,
+            num_hidden_layers: 2,
+            num_attention_heads: 8,
+            num_key_value_heads: 4,
+            head_dim: 8,
+            num_experts: 4,
+            num_experts_per_tok: 2,
+            norm_topk_prob: true,
+            decoder_sparse_step: 1,
+            mlp_only_layers: Vec::new(),
+            router_aux_loss_coef: 0.01,
+            router_balance: BalanceOver::MicroBatch,
+            router_z_loss_coef: 0.0,
+            moe_capacity: None,
+            moe_dispatcher: Dispatcher::AllToAll,
+            max_position_embeddings: 2048,
+            rope_theta: 10_000.0,
+            rope_scaling: None,
+            rms_norm_eps: 1e-5,
+            tie_word_embeddings: false,
+            attention_bias: false,
+            initializer_range: 0.02,
+            hidden_dropout: 0.0,
+            attention_dropout: 0.0,
+            make_vocab_size_divisible_by: 1,
+        }
+    }
+
+    /// Mixtral 8x7B, version 0.1.
+    pub fn mixtral_8x7b() -> Self {
+        Self {
+            vocab_size: 32_000,
+            hidden_size: 4096,
+            intermediate_size: 14_336,
+            num_hidden_layers: 32,
+            num_attention_heads: 32,
+            num_key_value_heads: 8,
+            head_dim: 128,
+            num_experts: 8,
+            router_aux_loss_coef: 0.02,
+            max_position_embeddings: 32_768,
+            rope_theta: 1_000_000.0,
+            make_vocab_size_divisible_by: 128,
+            ..Self::tiny()
+        }
+    }
+
+    /// Mixtral 8x7B cut down to 23.5 of 46.7 billion parameters, which eight GPUs of 141 GB can train with AdamW: half the
+    /// layers.
+    pub fn mixtral_8x7b_half() -> Self {
+        Self { num_hidden_layers: 16, ..Self::mixtral_8x7b() }
+    }
+
+    /// Qwen3 with 30 billion parameters, of which a token uses 3 billion.
+    pub fn qwen3_30b_a3b() -> Self {
+        Self {
+            variant: MixtralVariant::Qwen3Moe,
+            vocab_size: 151_936,
+            hidden_size: 2048,
+            intermediate_size: 6144,
+            moe_intermediate_size: Some(768),
+            num_hidden_layers: 48,
+            num_key_value_heads: 4,
+            num_experts: 128,
+            num_experts_per_tok: 8,
+            router_aux_loss_coef: 0.001,
+            max_position_embeddings: 40_960,
+            rms_norm_eps: 1e-6,
+            ..Self::mixtral_8x7b()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::causal_lm::ModelConfig;
+
+    /// The model cards' 46.7 and 12.9, and 30.5 and 3.3 billion parameters.
+    #[test]
+    fn presets_have_the_published_sizes() {
+        let counts = |config: MixtralConfig| (config.parameter_count(), config.active_parameter_count());
+        assert_eq!(counts(MixtralConfig::mixtral_8x7b()), (46_702_792_704, 12_879_925_248));
+        assert_eq!(counts(MixtralConfig::qwen3_30b_a3b()), (30_532_122_624, 3_353_032_704));
+        assert_eq!(MixtralConfig::mixtral_8x7b_half().parameter_count() / 10_000_000, 2348);
+    }
+}
