@@ -72,6 +72,10 @@ fn a_packed_llama_learns_what_its_documents_teach() {
         "CP4 a2a+p2p:2",
         "TP2 SP CP2",
         "CP2 PP2 DP2 ZeRO1 x2",
+        "CP2 selective",
+        "CP4 a2a x2 selective",
+        "TP2 SP CP2 all_gather selective",
+        "PP2 CP2 x4 zb-h1 a2a+p2p:1 selective",
     ];
     packed_equals_unpacked::<Llama>(&llama(), &layouts);
 }

@@ -6,7 +6,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicIsize, Ordering};
 
 use backend_dist::launch::{Rank, launch};
-use backend_dist::mesh::Mesh;
+use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::ops::context::{ContextParallel, CpCommType, Documents};
 use backend_dist::ops::{GeluKind, Tape};
 use backend_dist::shard::Init;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
@@ -91,22 +92,28 @@ fn block(sizes: Sizes, activation: Activation, norm: NormKind) -> BlockConfig {
 }
 
 /// Bytes that live because of a forward pass that is to be followed by a backward pass, beyond its input: the median of five.
-fn kept(rank: &Rank, sizes: Sizes, config: &BlockConfig, modules: &[Module]) -> isize {
+fn kept(rank: &Rank, sizes: Sizes, config: &BlockConfig, modules: &[Module], documents: Option<&[usize]>) -> isize {
     let recompute = Recompute::selective(modules);
     let mut params = ParamBuilder::new(rank, FloatDType::F32, 1).with_recompute(&recompute);
     let layer = TransformerBlock::new(&mut params, "layers.0", config).unwrap();
     let parallel = params.parallel().clone();
     let device = rank.device.clone().autodiff();
     let rope = RotaryEmbedding::new(&RopeConfig { head_dim: sizes.head_dim, theta: 10_000.0, scaling: None });
-    let rows = if parallel.sequence { sizes.seq / parallel.size() } else { sizes.seq };
+    let context = Some(rank.group(Axis::Cp)).filter(|group| group.size() > 1);
+    let own = sizes.seq / context.as_ref().map_or(1, |group| group.size());
+    let rows = if parallel.sequence { own / parallel.size() } else { own };
     let x = Tensor::<3>::random([rows, BATCH, sizes.hidden], Distribution::Default, &device).require_grad();
-    let batch = MicroBatch::with_dropout(Some(DropoutKey { seed: 1, first_sample: 0 }));
+    let batch = MicroBatch {
+        context: context.map(|group| ContextParallel { group, comm: CpCommType::AllGather }),
+        documents: documents.map(|starts| Documents::new(vec![starts.to_vec(); BATCH])),
+        ..MicroBatch::with_dropout(Some(DropoutKey { seed: 1, first_sample: 0 }))
+    };
     let forward = || {
-        let angles = rope.angles(0..sizes.seq, x.dtype(), &device);
+        let angles = rope.angles(0..own, x.dtype(), &device);
         Tape::of(layer.forward(x.clone(), Some(&angles), &batch))
     };
     let upstream = x.clone().inner();
-    let group = &parallel.group;
+    let group = rank.group(Axis::World);
     let pass = || {
         group.barrier();
         let before = LIVE.load(Ordering::SeqCst);
@@ -142,7 +149,7 @@ fn expected(sizes: Sizes, tp: isize, sequence: bool, gated: bool, modules: &[Mod
     middle + qkv + wide + rest
 }
 
-fn check(layout: &str, activation: Activation, norm: NormKind) {
+fn check(layout: &str, activation: Activation, norm: NormKind, documents: Option<&[usize]>) {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let choices: [&[Module]; 5] =
@@ -150,29 +157,42 @@ fn check(layout: &str, activation: Activation, norm: NormKind) {
     for modules in choices {
         let beyond = |sizes: Sizes| -> Vec<isize> {
             let config = block(sizes, activation, norm);
-            let found = launch(&mesh, &[Device::flex()], |rank| Ok(kept(&rank, sizes, &config, modules))).unwrap();
-            let tp = found.len() as isize;
+            let found =
+                launch(&mesh, &[Device::flex()], |rank| Ok(kept(&rank, sizes, &config, modules, documents))).unwrap();
+            let tp = mesh.layout().tp as isize;
             let expected = expected(sizes, tp, layout.contains("SP"), activation == Activation::SwiGlu, modules);
             found.iter().map(|bytes| bytes - expected).collect()
         };
         // Each rank counts the process. What is there besides tensors does not depend on their sizes.
         for (small, large) in beyond(SMALL).into_iter().zip(beyond(LARGE)) {
-            let tp = mesh.world_size() as isize;
-            assert!((0..tp * BOOKKEEPING).contains(&small), "{layout} {modules:?}: {small} bytes more than expected");
-            assert!((large - small).abs() < tp * JITTER, "{layout} {modules:?}: {small} bytes more, then {large}");
+            let ranks = mesh.world_size() as isize;
+            assert!(
+                (0..ranks * BOOKKEEPING).contains(&small),
+                "{layout} {modules:?}: {small} bytes more than expected"
+            );
+            assert!((large - small).abs() < ranks * JITTER, "{layout} {modules:?}: {small} bytes more, then {large}");
         }
     }
 }
 
 #[test]
 fn a_llama_block_keeps_what_it_should() {
-    check("TP1", Activation::SwiGlu, NormKind::Rms);
-    check("TP2", Activation::SwiGlu, NormKind::Rms);
-    check("TP2 SP", Activation::SwiGlu, NormKind::Rms);
+    check("TP1", Activation::SwiGlu, NormKind::Rms, None);
+    check("TP2", Activation::SwiGlu, NormKind::Rms, None);
+    check("TP2 SP", Activation::SwiGlu, NormKind::Rms, None);
 }
 
 #[test]
 fn a_gpt_block_keeps_what_it_should() {
-    check("TP1", Activation::Gelu(GeluKind::Tanh), NormKind::Layer);
-    check("TP2 SP", Activation::Gelu(GeluKind::Tanh), NormKind::Layer);
+    check("TP1", Activation::Gelu(GeluKind::Tanh), NormKind::Layer, None);
+    check("TP2 SP", Activation::Gelu(GeluKind::Tanh), NormKind::Layer, None);
+}
+
+/// Attention over ranks that share a sequence, or inside documents, keeps no more than elsewhere; the modules that are made
+/// again are dropped as elsewhere.
+#[test]
+fn a_block_in_a_context_keeps_what_it_should() {
+    check("CP2", Activation::SwiGlu, NormKind::Rms, None);
+    check("TP1", Activation::SwiGlu, NormKind::Rms, Some(&[0, 7, 40]));
+    check("TP2 SP CP2", Activation::SwiGlu, NormKind::Rms, Some(&[0, 7, 40]));
 }

@@ -20,7 +20,8 @@ use super::{
 pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
     let (input, [out, inner]) = (x.dims()[D - 1], w.dims());
     assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
-    let how = How { step: Step::None, ends: Ends::default(), fp8: None, recompute: false, bias: false, joint: None };
+    let (step, ends) = (Step::None, Ends::default());
+    let how = How { step, context: None, ends, fp8: None, recompute: false, bias: false, joint: None };
     Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x.into_dispatch(), w.into_dispatch(), how))
 }
 

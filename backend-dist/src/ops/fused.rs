@@ -10,6 +10,7 @@ use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTen
 use burn::tensor::Tensor;
 
 use super::{
+    context,
     fp8::{self, Fp8Kept, Fp8Linear, Purpose},
     product::{Ends, Entry, Exit, Products},
     prologue::{Made, Prologue, Step},
@@ -61,8 +62,9 @@ pub(super) fn linear_of<const D: usize>(
     options: LinearOptions,
 ) -> Tensor<3> {
     let (shape, [out, inner]) = (x.dims(), w.dims());
-    let rank = if matches!(prologue, Prologue::Attention(..)) { 4 } else { 3 };
+    let rank = if prologue.is_attention() { 4 } else { 3 };
     assert_eq!(D, rank, "linear: the input of {prologue:?} is {shape:?}");
+    let context = prologue.context(&shape);
     let (step, params) = prologue.apart("linear", &shape);
     let input = step.features(&shape);
     assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
@@ -71,7 +73,8 @@ pub(super) fn linear_of<const D: usize>(
     }
     let LinearOptions { entry, exit, fp8, recompute, overlap } = options;
     let joint = joint.filter(|_| step.is_norm());
-    let how = How { step, ends: Ends { entry, exit, overlap }, fp8, recompute, bias: bias.is_some(), joint };
+    let recompute = recompute || context.is_some();
+    let how = How { step, context, ends: Ends { entry, exit, overlap }, fp8, recompute, bias: bias.is_some(), joint };
     let (x, w) = (x.into_dispatch(), w.into_dispatch());
     let mut extras = params.into_iter().chain(bias).map(Tensor::into_dispatch);
     Tensor::from_dispatch(match (extras.next(), extras.next(), extras.next()) {
@@ -86,6 +89,8 @@ pub(super) fn linear_of<const D: usize>(
 #[derive(Clone, Debug)]
 pub(super) struct How {
     pub step: Step,
+    /// Of attention, which is then made again.
+    pub context: Option<context::How>,
     pub ends: Ends,
     pub fp8: Option<Fp8Linear>,
     pub recompute: bool,
@@ -139,9 +144,12 @@ fn forward<B: Products>(
     how: &How,
     purpose: Purpose,
 ) -> Output<B> {
-    let made = match how.joint.as_ref().and_then(Joint::take_normed::<B>) {
-        Some(out) => Made { out, statistics: None },
-        None => how.step.forward::<B>(x, extras),
+    let made = match (how.joint.as_ref().and_then(Joint::take_normed::<B>), how.step, &how.context) {
+        (Some(out), ..) => Made { out, statistics: None },
+        (None, Step::Attention(heads, _), Some(context)) => {
+            Made { out: context::attend::<B>(x, heads, context).0, statistics: None }
+        }
+        _ => how.step.forward::<B>(x, extras),
     };
     let bias = extras.last().filter(|_| how.bias).cloned();
     let fp8 = how.fp8.as_ref();

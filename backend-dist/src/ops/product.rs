@@ -7,7 +7,12 @@ use burn::backend::{
 };
 
 use super::{
-    fp8::Fp8Kernels, kernels::LocalKernels, main_grads::place, plain, residual::ResidualKernels,
+    context::{kernels::ContextKernels, neighbours::Neighbours},
+    fp8::Fp8Kernels,
+    kernels::LocalKernels,
+    main_grads::place,
+    plain,
+    residual::ResidualKernels,
     weight_grads::run_or_defer,
 };
 use crate::comm::{Group, ReduceOp};
@@ -103,7 +108,7 @@ fn exchange<B: ExchangeOps>(x: FloatTensor<B>, exchange: Exchange, group: &Group
 }
 
 /// Products with their exchanges, one after the other unless a backend knows better.
-pub(super) trait Products: Fp8Kernels + ResidualKernels {
+pub(super) trait Products: Fp8Kernels + ResidualKernels + ContextKernels + Neighbours {
     /// `x · wᵀ` with the exchanges of `ends` around it; the bias is added once the product is complete.
     fn product(
         x: FloatTensor<Self>,

@@ -4,6 +4,7 @@ use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, Tensor};
 
 use super::{
+    context::{ContextParallel, Documents, How, how},
     kernels::{LocalKernels, NormGrads, NormNeeds},
     options::{AttentionOptions, GeluKind, PackedHeads},
     residual::ResidualKernels,
@@ -37,9 +38,32 @@ pub enum Prologue {
     Gelu(GeluKind),
     /// [`attention_packed`](super::attention_packed) of `[s, b, heads + 2 kv_heads, d]`, its heads side by side.
     Attention(PackedHeads, AttentionOptions),
+    /// [`attention_in_context`](super::context::attention_in_context) of `[s, b, heads + 2 kv_heads, d]`, its heads side by
+    /// side. Where ranks share sequences or documents are told apart it is always made again in the backward pass, on all
+    /// ranks of the context with its exchanges; else it is [`Prologue::Attention`].
+    AttentionInContext(PackedHeads, AttentionOptions, Option<ContextParallel>, Option<Documents>),
 }
 
 impl Prologue {
+    /// Whether its input has heads.
+    pub(super) fn is_attention(&self) -> bool {
+        matches!(self, Self::Attention(..) | Self::AttentionInContext(..))
+    }
+
+    /// What there is to know of the context of attention over `x`, if there is one.
+    ///
+    /// # Panics
+    ///
+    /// As [`attention_in_context`](super::context::attention_in_context).
+    pub(super) fn context(&self, x: &[usize]) -> Option<How> {
+        let Self::AttentionInContext(PackedHeads { heads, kv_heads }, options, context, documents) = self else {
+            return None;
+        };
+        let context = context.as_ref().filter(|context| context.group.size() > 1);
+        let alone = context.is_none() && documents.is_none();
+        (!alone).then(|| how([x[0], x[1]], [*heads, *kv_heads], *options, context, documents.as_ref()))
+    }
+
     /// The step and its parameters, for an input of shape `x`.
     ///
     /// # Panics
@@ -53,7 +77,7 @@ impl Prologue {
             Self::LayerNorm { weight, bias, eps } => (Step::LayerNorm(eps), vec![weight, bias]),
             Self::SwiGlu => (Step::SwiGlu, vec![]),
             Self::Gelu(kind) => (Step::Gelu(kind), vec![]),
-            Self::Attention(heads, options) => {
+            Self::Attention(heads, options) | Self::AttentionInContext(heads, options, ..) => {
                 let found = x[x.len() - 2];
                 assert_eq!(found, heads.total(), "attention: {heads:?} do not make up the input's heads");
                 (Step::Attention(heads, options), vec![])

@@ -120,7 +120,7 @@ pub const KEYS: &[Key] = {
             .optional(),
         key("context.dynamic", Flag, "false", "Each document of a step is shared by as many replicas as its length asks for, not by context-parallel")
             .or(&["hybrid-context-parallel"]),
-        key("context.max-tokens-per-rank", Count, "\"none\"", "If so, tokens of a document that a rank may have")
+        key("context.max-tokens-per-rank", Count, "\"none\"", "If so, tokens that a rank may have of a document, or of short ones in a row")
             .or(&["max-seqlen-per-dp-cp-rank"])
             .optional(),
         key("pipeline.schedule", Choice(&["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]), "\"none\"", "Order of the passes; none: by the sizes no pipeline, 1f1b, or interleaved with several chunks").optional(),

@@ -67,7 +67,7 @@ pub struct ContextConfig {
     /// Each document of a step is shared by as many of the replicas as its length asks for
     /// ([`DynamicContext`](crate::schedule::dynamic_context::DynamicContext)).
     pub dynamic: bool,
-    /// If so, tokens that a rank may have of a document.
+    /// If so, tokens that a rank may have of a document, or of several that share a row.
     pub max_tokens_per_rank: Option<usize>,
 }
 

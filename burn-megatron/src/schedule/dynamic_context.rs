@@ -2,6 +2,9 @@
 //! together in a row, long ones are shared by as many as they need (Megatron's `--hybrid-context-parallel`,
 //! `megatron/core/pipeline_parallel/hybrid_cp_schedule.py`).
 //!
+//! A row with several sequences counts as one sequence everywhere; which documents are in it depends on the number of ranks, and
+//! with them the masks of dropout and auxiliary losses that are means over a row.
+//!
 //! Ranks are those that hold the same weights. Sequences are shared by blocks of neighbours: 2, 4, 8, …, or all. Blocks lie
 //! inside each other, and all ranks take their sequences in one order, the widest blocks first: ranks that meet in a block
 //! have nothing else to wait for.

@@ -129,7 +129,11 @@ impl SelfAttention {
         if batch.context.is_none() && batch.documents.is_none() {
             return self.out.forward(qkv, Prologue::Attention(self.heads, options), self.recompute_core);
         }
-        // Its exchanges are not made again: what selective recomputation would drop stays.
+        if self.recompute_core {
+            let (context, documents) = (batch.context.clone(), batch.documents.clone());
+            let attention = Prologue::AttentionInContext(self.heads, options, context, documents);
+            return self.out.forward(qkv, attention, true);
+        }
         let of = attention_in_context(qkv, self.heads, options, batch.context.as_ref(), batch.documents.as_ref());
         let [seq, samples, heads, head_dim] = of.dims();
         self.out.forward(of.reshape([seq, samples, heads * head_dim]), Prologue::None, false)

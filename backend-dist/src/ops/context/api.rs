@@ -63,7 +63,12 @@ pub fn attention_in_context(
     Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_in(qkv.into_dispatch(), heads, how))
 }
 
-fn how(
+/// All about a call for `rows` of `samples` sequences on a rank.
+///
+/// # Panics
+///
+/// As [`attention_over_context`].
+pub(in crate::ops) fn how(
     [rows, samples]: [usize; 2],
     [heads, kv_heads]: [usize; 2],
     options: AttentionOptions,

@@ -3,6 +3,7 @@
 //! `plan` says which queries meet which keys in which call of a kernel, `kernels` computes a call and merges results, `ways`
 //! brings the keys to the queries, and `node` makes one node of the graph of it.
 
+mod again;
 mod api;
 mod heads;
 pub(crate) mod kernels;
@@ -12,7 +13,10 @@ mod partial;
 pub(crate) mod plan;
 mod ways;
 
+pub(in crate::ops) use again::attend;
+pub(in crate::ops) use api::how;
 pub use api::{attention_in_context, attention_over_context};
+pub(in crate::ops) use ways::How;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -17,7 +17,7 @@ use crate::ops::options::AttentionOptions;
 
 /// Everything about a call that is no tensor.
 #[derive(Clone, Debug)]
-pub(super) struct How {
+pub(in crate::ops) struct How {
     pub options: AttentionOptions,
     pub context: Option<ContextParallel>,
     pub documents: Option<Documents>,

@@ -12,6 +12,7 @@ use burn::backend::{
 
 use super::{FusedOps, How, Output, forward};
 use crate::ops::{
+    context::attend,
     fp8::{self, Fp8Kept, Fp8Weight, Purpose},
     kernels::LocalKernels,
     main_grads::deliver,
@@ -47,7 +48,7 @@ impl<B: Products, const N: usize> Backward<B, N> for Linear {
         let grad = grads.consume::<B>(&ops.node);
         let other = ops.state.how.joint.as_ref().and_then(|joint| joint.take_gradient::<B, _, N>(&ops, grads));
         let Kept { how, x, params, out, mut statistics, w, fp8 } = ops.state;
-        let How { step, ends, fp8: layer, recompute, bias, joint: _ } = how;
+        let How { step, context, ends, fp8: layer, recompute, bias, joint: _ } = how;
         let (weight, others) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
         let (inputs, biases) = others.split_at(others.len() - usize::from(bias));
         if let [Some(node)] = biases {
@@ -55,9 +56,15 @@ impl<B: Products, const N: usize> Backward<B, N> for Linear {
         }
         let mut out = out.or_else(|| statistics.as_ref().map(|[out, _]| side_by_side::<B>(out.clone())));
         let used = weight.is_some() || matches!(step, Step::Attention(..));
+        let mut again = None;
         if let (true, Some(x)) = (recompute && used, &x) {
-            let made = step.forward::<B>(x.clone(), &params);
-            (out, statistics) = (Some(made.out), made.statistics);
+            if let (Step::Attention(heads, _), Some(how)) = (step, &context) {
+                let (attended, kept) = attend::<B>(x.clone(), heads, how);
+                (out, again) = (Some(attended), Some((kept, how)));
+            } else {
+                let made = step.forward::<B>(x.clone(), &params);
+                (out, statistics) = (Some(made.out), made.statistics);
+            }
         }
         let weight = weight.as_ref().map(|node| (node.id, node.order == 0));
         let grad = match layer.zip(fp8) {
@@ -70,14 +77,23 @@ impl<B: Products, const N: usize> Backward<B, N> for Linear {
                 B::product_grads(grad, w, weight, &ends, grads)
             }
         };
-        if let Some(grad) = grad {
-            let needed: [bool; N] = std::array::from_fn(|i| inputs.get(i).is_some_and(Option::is_some));
-            let x = x.unwrap_or_else(|| grad.clone());
-            for (node, grad) in inputs.iter().zip(step.grads::<B, N>(x, &params, statistics, grad, other, needed)) {
-                if let (Some(node), Some(grad)) = (node, grad) {
+        match (grad, again) {
+            (Some(grad), Some((kept, how))) => {
+                let grad = kept.grad(grad, how);
+                if let [Some(node)] = inputs {
                     deliver::<B>(grads, node.id, grad);
                 }
             }
+            (Some(grad), None) => {
+                let needed: [bool; N] = std::array::from_fn(|i| inputs.get(i).is_some_and(Option::is_some));
+                let x = x.unwrap_or_else(|| grad.clone());
+                for (node, grad) in inputs.iter().zip(step.grads::<B, N>(x, &params, statistics, grad, other, needed)) {
+                    if let (Some(node), Some(grad)) = (node, grad) {
+                        deliver::<B>(grads, node.id, grad);
+                    }
+                }
+            }
+            (None, _) => {}
         }
     }
 }
