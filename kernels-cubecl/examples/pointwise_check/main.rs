@@ -9,7 +9,7 @@ mod clock;
 mod plans;
 mod timings;
 
-use checks::{activation, experts, norm, optimizer, rows, tokens};
+use checks::{activation, experts, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
@@ -38,6 +38,7 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + experts::sum_rows::<bf16>(c, shape(1000, 8))
                 + experts::sum_rows::<f32>(c, shape(1, 2))
         }),
+        ("routing", routing::all),
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
         ("dropout", |c| activation::dropout::<bf16>(c, 37, 2056)),
         ("rms norm", |c| {

@@ -173,6 +173,62 @@ fn experts_compile() {
     check("weighted swiglu gradient", kernel);
 }
 
+/// A few bytes for each token: nothing here wants wide accesses.
+#[test]
+fn routing_compiles() {
+    use experts::choose::{self, Selection};
+    use experts::{count, place};
+    let b = buffer;
+    let device = || (settings(), hopper());
+    let no_memory = |what: &str, ptx: String| {
+        let spilled = ptx.lines().find(|line| line.trim_start().starts_with(".local"));
+        assert_eq!(spilled, None, "{what} keeps numbers in memory");
+    };
+    let plain = Selection { experts: 128, top_k: 8, groups: 1, top_groups: 1, biased: false };
+    for how in [plain, Selection { experts: 256, groups: 8, top_groups: 4, biased: true, ..plain }] {
+        let (s, d) = device();
+        let (none, args) = (Default::default(), (b(), b(), b()));
+        let kernel =
+            choose::choose_experts::ChooseExperts::new(s, d, none, args.0, args.1, args.2, (), (), how, GPU);
+        no_memory("choice", compile("choice", kernel));
+    }
+    let (s, d) = device();
+    let kernel = choose::spread_choice::SpreadChoice::new(s, d, Default::default(), b(), b(), (), 128, 8);
+    no_memory("mask", compile("mask", kernel));
+    let (s, d) = device();
+    let kernel = count::count_chunks::CountChunks::new(s, d, Default::default(), b(), b(), (), (), (), 8);
+    no_memory("counts", compile("counts", kernel));
+    let (s, d) = device();
+    let kernel = count::scan_chunks::ScanChunks::new(s, d, Default::default(), b(), b(), (), ());
+    no_memory("sums of counts", compile("sums of counts", kernel));
+    for parts in [1, 2] {
+        let (s, d) = device();
+        let kernel = place::place_copies::PlaceCopies::new(
+            s,
+            d,
+            Default::default(),
+            b(),
+            b(),
+            b(),
+            b(),
+            b(),
+            b(),
+            b(),
+            (),
+            (),
+            (),
+            (),
+            (),
+            8,
+            parts,
+        );
+        no_memory("places", compile("places", kernel));
+    }
+    let (s, d) = device();
+    let kernel = place::spread_runs::SpreadRuns::new(s, d, Default::default(), b(), b(), (), ());
+    no_memory("runs", compile("runs", kernel));
+}
+
 #[test]
 fn gelu_compiles() {
     let b = buffer;

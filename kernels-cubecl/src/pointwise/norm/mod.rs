@@ -9,6 +9,7 @@ pub mod backward;
 pub mod forward;
 mod moments;
 mod plan;
+mod row;
 
 use super::{PointwiseError, Vec8, check};
 pub use backward::{Gradients, backward, backward_planned};
