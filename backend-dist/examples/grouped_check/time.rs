@@ -29,6 +29,7 @@ fn models() -> Vec<(&'static str, Layer)> {
         (["Mixtral 8x7B, 4 experts, in", "Mixtral 8x7B, 4 experts, out"], 4, 16_384, 4096, 14_336),
         (["Qwen3 30B-A3B, 128 experts, in", "Qwen3 30B-A3B, 128 experts, out"], 128, 65_536, 2048, 768),
         (["Qwen3 30B-A3B, 64 experts, in", "Qwen3 30B-A3B, 64 experts, out"], 64, 65_536, 2048, 768),
+        (["Llama 3 8B, a dense layer, in", "Llama 3 8B, a dense layer, out"], 1, 8192, 4096, 14_336),
         (["DeepSeek-V3, 32 experts, in", "DeepSeek-V3, 32 experts, out"], 32, 32_768, 7168, 2048),
     ] {
         let counts = counts(groups, rows);
