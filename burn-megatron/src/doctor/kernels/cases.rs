@@ -2,15 +2,18 @@
 
 mod attention;
 
-pub use attention::attention_forms;
+use std::sync::Arc;
 
-use attention::attentions;
 use backend_dist::comm::Group;
+use backend_dist::ops::moe::grouped_linear;
 use backend_dist::ops::{
     AttentionOptions, DropKey, GeluKind, LinearOptions, PackedHeads, Prologue, Residual, add_bias, dropout, embedding,
     gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu, vocab_parallel_cross_entropy,
 };
 use burn::tensor::{Int, Tensor};
+
+pub use attention::attention_forms;
+use attention::attentions;
 
 use super::{Side, numbers};
 
@@ -175,6 +178,16 @@ fn products(scale: &Scale) -> Vec<Case> {
         let (input, w) = (x[0].clone().reshape([seq, batch, hidden]), x[1].clone().reshape([ffn, hidden]));
         flat(linear_with(input, Prologue::None, w, Some(x[2].clone()), LinearOptions::default()))
     }));
+    // Groups that fill tiles of a GPU, and groups that do not; one of each is empty.
+    for (name, counts) in [("grouped_linear", [128, 0, 256, 128]), ("grouped_linear, odd groups", [13, 0, 1, 40])] {
+        let (rows, counts): (usize, Arc<[usize]>) = (counts.iter().sum(), Arc::from(counts));
+        let inputs = [("x", rows * hidden), ("w", 4 * ffn * hidden)];
+        let shape = format!("{counts:?} rows of {hidden} · 4 [{ffn}, {hidden}]ᵀ");
+        found.push(case(name, shape, 1, &inputs, move |_, x| {
+            let (input, w) = (x[0].clone().reshape([rows, hidden]), x[1].clone().reshape([4 * ffn, hidden]));
+            flat(grouped_linear(input, w, &counts))
+        }));
+    }
     found
 }
 
