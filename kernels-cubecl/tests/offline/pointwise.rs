@@ -188,8 +188,7 @@ fn routing_compiles() {
     for how in [plain, Selection { experts: 256, groups: 8, top_groups: 4, biased: true, ..plain }] {
         let (s, d) = device();
         let (none, args) = (Default::default(), (b(), b(), b()));
-        let kernel =
-            choose::choose_experts::ChooseExperts::new(s, d, none, args.0, args.1, args.2, (), (), how, GPU);
+        let kernel = choose::choose_experts::ChooseExperts::new(s, d, none, args.0, args.1, args.2, (), (), how, GPU);
         no_memory("choice", compile("choice", kernel));
     }
     let (s, d) = device();
