@@ -55,7 +55,7 @@ micro-batch = 2
 global-batch = 16
 ";
 
-/// Rows sixteen times as long, one at a time.
+/// Rows eight times as long, one at a time.
 const LONG: &str = "
 [model]
 preset = \"tiny\"
@@ -66,7 +66,7 @@ num-hidden-layers = 4
 head-dim = 16
 make-vocab-size-divisible-by = 64
 [training]
-seq-length = 2048
+seq-length = 1024
 micro-batch = 1
 global-batch = 2
 ";

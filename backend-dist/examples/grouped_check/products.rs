@@ -48,6 +48,8 @@ pub enum How {
     Loop,
     /// The kernel with tiles of 256 columns.
     Wide,
+    /// The kernel with tiles of 256 columns, more of them on their way to memory and less on the way from there.
+    Roomy,
     /// The kernel with tiles of 128 columns, two cubes a multiprocessor.
     Paired,
 }
@@ -65,6 +67,7 @@ pub fn result(layer: &Layer, product: Product) -> [usize; 2] {
 pub fn multiply(layer: &Layer, (product, onto): What, how: How, [left, right, out]: [&Tensor<2>; 3]) -> Tensor<2> {
     let plan = match how {
         How::Wide => GroupedPlan::wide,
+        How::Roomy => GroupedPlan::roomy,
         How::Paired => GroupedPlan::paired,
         _ => {
             let way = (how == How::Loop).then_some(Way::Loop);

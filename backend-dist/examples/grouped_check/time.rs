@@ -29,6 +29,7 @@ fn models() -> Vec<(&'static str, Layer)> {
         (["Mixtral 8x7B, 4 experts, in", "Mixtral 8x7B, 4 experts, out"], 4, 16_384, 4096, 14_336),
         (["Qwen3 30B-A3B, 128 experts, in", "Qwen3 30B-A3B, 128 experts, out"], 128, 65_536, 2048, 768),
         (["Qwen3 30B-A3B, 64 experts, in", "Qwen3 30B-A3B, 64 experts, out"], 64, 65_536, 2048, 768),
+        (["Llama 3 8B, a dense layer, in", "Llama 3 8B, a dense layer, out"], 1, 8192, 4096, 14_336),
         (["DeepSeek-V3, 32 experts, in", "DeepSeek-V3, 32 experts, out"], 32, 32_768, 7168, 2048),
     ] {
         let counts = counts(groups, rows);
@@ -52,28 +53,36 @@ pub fn time(device: &Device, words: &[String]) -> usize {
             lines.push(line);
         }
     }
-    println!("\n{:<34} {:<24} {:>7} {:>7} {:>7}  error (TFLOP/s)", "layer", "product", "loop", "wide", "paired");
+    println!(
+        "\n{:<34} {:<24} {:>7} {:>7} {:>7} {:>7}  error (TFLOP/s)",
+        "layer", "product", "loop", "wide", "roomy", "paired"
+    );
     lines.iter().for_each(|line| println!("{line}"));
     bad
 }
 
 fn line(device: &Device, name: &str, layer: &Layer, what: What, bad: &mut usize) -> String {
     let rows = layer.rows();
-    let random = |shape: [usize; 2], dtype| Tensor::<2>::random(shape, Distribution::Normal(0.0, 1.0), (device, dtype));
+    // A matrix that is made as one may have gaps between its rows.
+    let random = |[rows, columns]: [usize; 2]| {
+        let numbers = Tensor::<1>::random([rows * columns], Distribution::Normal(0.0, 1.0), (device, DType::BF16));
+        numbers.reshape([rows, columns])
+    };
     let (x, y) = ([rows, layer.inner], [rows, layer.features]);
     let shapes = match what.0 {
         Product::Forward => [x, layer.matrices()],
         Product::InputGradient => [y, layer.matrices()],
         Product::WeightGradient => [y, x],
     };
-    let operands = shapes.map(|shape| random(shape, DType::BF16));
+    let operands = shapes.map(random);
     let dtype = if what.1 == Onto::Same { DType::BF16 } else { DType::F32 };
     let shape = result(layer, what.0);
-    let expected = run(layer, what, How::Loop, &operands, &Tensor::zeros(shape, (device, dtype)));
+    let zeros = || Tensor::<1>::zeros([shape[0] * shape[1]], (device, dtype)).reshape(shape);
+    let expected = run(layer, what, How::Loop, &operands, &zeros());
     let mut speeds = Vec::new();
     let mut worst = 0.0;
-    for how in [How::Loop, How::Wide, How::Paired] {
-        let out = Tensor::zeros(shape, (device, dtype));
+    for how in [How::Loop, How::Wide, How::Roomy, How::Paired] {
+        let out = zeros();
         let found = run(layer, what, how, &operands, &out);
         let error = difference(found, expected.clone());
         // Both have rounded to bf16, or added up in fp32 in another order.

@@ -6,27 +6,29 @@
 //! - `cuStreamWaitEvent` waits for the record that the event holds *when it is called*. `inputs_ready` and `done` are
 //!   recorded and waited for within one call of the device's thread, so one of each is enough. An operation that is
 //!   waited for later has an event of its own from `events` from before its record until after its wait.
+//!
+//! `call` is what an operation works with, `end` the watch over the communicator and its end.
+
+mod call;
+mod end;
+
+use call::{Call, stamp};
 
 use super::events::Events;
 use super::join;
-use super::library::text;
-use crate::comm::{DeviceOp, Group, Member, PATIENCE};
+use crate::comm::{DeviceOp, Group, Member};
 use crate::cuda;
 use crate::gpu::memory_use::ledger;
 use crate::startup::{Phase, phase};
 use crate::timeline::{self, ExchangeKind};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::{result as driver, sys as cuda_sys};
-use cudarc::nccl::{result as nccl, sys as nccl_sys};
 use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
-
-/// How long the end of a run waits for a call of the device's thread to return by itself.
-const CALL: Duration = Duration::from_secs(2);
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Raw handles are kept as integers: they cross threads.
 pub(crate) struct Communicator {
@@ -70,15 +72,6 @@ impl Drop for Queued {
     fn drop(&mut self) {
         self.0.queued.fetch_sub(1, Ordering::AcqRel);
     }
-}
-
-/// What a call for a communicator works with, on the device's thread.
-#[derive(Clone, Copy)]
-pub(crate) struct Call<'a> {
-    link: &'a Communicator,
-    compute: cuda_sys::CUstream,
-    /// To be recorded again where the operation begins, if a timeline is on.
-    begin: Option<usize>,
 }
 
 impl Communicator {
@@ -180,172 +173,9 @@ impl Communicator {
         cuda::flush(tensors[0]);
     }
 
-    /// Fails the run if NCCL has met an error or an operation has not ended for too long. Does not wait.
-    pub(crate) fn check(&self) {
-        let mut mark = match self.calls.try_lock() {
-            Ok(mark) => mark,
-            Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        if !self.is_live() {
-            return;
-        }
-        let mut error = nccl_sys::ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator has not ended, and does not while the lock is held.
-        let asked = unsafe { nccl_sys::ncclCommGetAsyncError(self.comm as _, &mut error) }.result();
-        if let Err(error) = asked.and(error.result()) {
-            self.member.fail(&text(error));
-        }
-        if let Some(Mark { since, op, sequence }) = mark.take() {
-            // SAFETY: the context lives as long as the process, the event as long as the communicator.
-            let has_passed = unsafe {
-                driver::ctx::set_current(self.context as _).and_then(|()| driver::event::query(self.progress as _))
-            };
-            match has_passed {
-                Ok(()) => {}
-                Err(driver::DriverError(cuda_sys::CUresult::CUDA_ERROR_NOT_READY)) => {
-                    if since.elapsed() > PATIENCE {
-                        self.member.time_out(op.clone(), sequence, PATIENCE.as_secs());
-                    }
-                    *mark = Some(Mark { since, op, sequence });
-                }
-                Err(error) => self.member.fail(&format!("the GPU has failed: {error}")),
-            }
-        }
-    }
-
-    /// Ends the communicator: its kernels stop wherever they are. May wait for as long as NCCL needs.
-    pub(crate) fn abort(&self) {
-        self.end(nccl::comm_abort);
-    }
-
-    /// Ends the communicator once its operations have ended. Waits for the other members to do the same.
-    pub(crate) fn destroy(&self) {
-        // The rank may have ended before the device's thread has run what it queued, which the peers wait for.
-        while self.queued.load(Ordering::Acquire) > 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        self.end(nccl::comm_destroy);
-    }
-
-    /// Whether nobody has ended it yet.
-    pub(crate) fn is_live(&self) -> bool {
-        !self.has_ended.load(Ordering::Acquire)
-    }
-
-    /// Whether its end is over.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.is_gone.load(Ordering::Acquire)
-    }
-
-    fn end(&self, how: unsafe fn(nccl_sys::ncclComm_t) -> Result<nccl::NcclStatus, nccl::NcclError>) {
-        if self.has_ended.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        // No call begins from here on. One under way may itself wait for a peer that is gone, in the set-up of a first
-        // connection: only an abort ends that.
-        let start = Instant::now();
-        let calls = loop {
-            match self.calls.try_lock() {
-                Ok(calls) => break Some(calls),
-                Err(TryLockError::Poisoned(error)) => break Some(error.into_inner()),
-                Err(TryLockError::WouldBlock) if start.elapsed() > CALL => break None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
-            }
-        };
-        // Later calls see that it has ended; they need not wait for the end.
-        drop(calls);
-        // SAFETY: this is the only end of the communicator. An error of its end is no error of the run.
-        unsafe {
-            let _ = driver::ctx::set_current(self.context as _);
-            let _ = how(self.comm as _);
-        }
-        ledger::remove(ledger::Kind::Communicator, self.taken.0, self.taken.1);
-        self.is_gone.store(true, Ordering::Release);
-    }
-
     fn lock(&self) -> MutexGuard<'_, Option<Mark>> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-impl Drop for Communicator {
-    fn drop(&mut self) {
-        if !self.is_gone() {
-            return;
-        }
-        // SAFETY: nothing is queued or waited for any more that knows of them; the driver lets the last work end. What
-        // cannot be destroyed is a small leak, no error of the run.
-        unsafe {
-            let _ = driver::stream::destroy(self.stream as _);
-            for event in [self.inputs_ready, self.done, self.progress] {
-                let _ = driver::event::destroy(event as _);
-            }
-        }
-    }
-}
-
-impl Call<'_> {
-    /// The arguments of an NCCL operation.
-    pub(crate) fn target(self) -> (nccl_sys::ncclComm_t, nccl_sys::cudaStream_t) {
-        (self.link.comm as _, self.link.stream as _)
-    }
-
-    /// The communicator's pool of events.
-    pub(crate) fn events(&self) -> &Events {
-        &self.link.events
-    }
-
-    /// Lets the communicator's stream wait for what the compute stream has queued. The operation begins behind that.
-    pub(crate) fn follow(self) -> Result<(), String> {
-        self.order(self.link.inputs_ready, self.compute, self.link.stream as _)?;
-        self.begin.map_or(Ok(()), |event| stamp(event, self.link.stream as _))
-    }
-
-    /// Lets the compute stream wait for what the communicator's stream has queued.
-    pub(crate) fn lead(self) -> Result<(), String> {
-        self.stalling(|| self.order(self.link.done, self.link.stream as _, self.compute))
-    }
-
-    /// Marks where the communicator's stream stands with the event of `slot`.
-    pub(crate) fn record(self, slot: usize) -> Result<(), String> {
-        let event = self.link.events.get(slot)?;
-        // SAFETY: stream and event live as long as the communicator, which `self` borrows.
-        unsafe { driver::event::record(event as _, self.link.stream as _) }.map_err(|error| error.to_string())
-    }
-
-    /// Lets the compute stream wait for the mark of `slot`.
-    pub(crate) fn wait(self, slot: usize) -> Result<(), String> {
-        let event = self.link.events.get(slot)?;
-        let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: as in `record`; the compute stream was handed to this call.
-        let wait = || unsafe { driver::stream::wait_event(self.compute, event as _, wait) };
-        self.stalling(|| wait().map_err(|error| error.to_string()))
-    }
-
-    /// `wait`, which makes the compute stream wait, between two stamps if a timeline is on.
-    fn stalling(self, wait: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
-        let Some([begin, end]) = timeline::stall(self.compute) else { return wait() };
-        stamp(begin, self.compute)?;
-        wait()?;
-        stamp(end, self.compute)
-    }
-
-    fn order(self, event: usize, first: cuda_sys::CUstream, then: cuda_sys::CUstream) -> Result<(), String> {
-        let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: as in `wait`.
-        unsafe {
-            driver::event::record(event as _, first)
-                .and_then(|()| driver::stream::wait_event(then, event as _, wait))
-                .map_err(|error| error.to_string())
-        }
-    }
-}
-
-/// Records an event of a timeline.
-fn stamp(event: usize, stream: cuda_sys::CUstream) -> Result<(), String> {
-    // SAFETY: whoever reads the event destroys it after that, and the caller's stream is live.
-    unsafe { driver::event::record(event as _, stream) }.map_err(|error| error.to_string())
 }
 
 fn panic_text(payload: &(dyn Any + Send)) -> String {

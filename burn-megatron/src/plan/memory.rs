@@ -46,18 +46,30 @@ impl RankMemory {
     }
 }
 
-/// Memory of every pipeline rank. CubeCL cuts tensors from pages as large as the largest of them: by measurement (docs/planning.md)
-/// it takes about one page more than they need.
+/// Memory of every pipeline rank.
 pub fn memory(job: &Job, schedule: &Schedule) -> Vec<RankMemory> {
     let placement = schedule.placement();
     let stages: Vec<StageMemory> = job.stages.stages().iter().map(|stage| StageMemory::new(job, stage)).collect();
     let rank = |rank: usize| {
         let chunks: Vec<_> = (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]).collect();
-        let page = chunks.iter().map(|stage| stage.largest).max().unwrap_or(0);
-        let (pages, libraries) = (if job.gpu { page } else { 0 }, libraries(job));
+        let (pages, libraries) = (if job.gpu { gaps(&chunks) } else { 0 }, libraries(job));
         RankMemory { pages, libraries, ..Walk::new(job, chunks).run(schedule, rank) }
     };
     (0..placement.ranks()).map(rank).collect()
+}
+
+/// What pages take beyond the tensors in them. CubeCL cuts tensors from pages as large as the largest; one that fills more than
+/// half of a page finds none with room for it while small ones lie everywhere, so that a pass needs as many more pages as it
+/// has large tensors at a time. By measurement, docs/planning.md.
+fn gaps(chunks: &[&StageMemory]) -> u64 {
+    let units = || chunks.iter().flat_map(|stage| &stage.sizes);
+    let page = units().flat_map(|(_, sizes)| sizes).copied().max().unwrap_or(0);
+    let large = |(is_head, sizes): &(bool, Vec<u64>)| {
+        let count = sizes.iter().filter(|size| 2 * **size >= page).count() as u64;
+        // The gradient of the logits takes their place.
+        if *is_head { count } else { 2 * count }
+    };
+    page * units().map(large).max().unwrap_or(0)
 }
 
 /// What a CUDA context with the kernels of a run takes, with what the driver keeps of a GPU in any case: about so much.

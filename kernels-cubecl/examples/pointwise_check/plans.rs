@@ -1,7 +1,10 @@
-//! Norms and column sums cut into cubes in other ways than the chosen one, which another card may like better.
+//! Norms, column sums and gradients of an embedding cut into cubes in other ways than the chosen one, which another card may like better.
+use crate::checks::tokens::upload_i32;
 use crate::clock::Clock;
+use crate::timings::{VOCABULARY, even_ids, gradient_bytes, zipf_ids};
 use half::bf16;
 use kernels_cubecl::pointwise::column_sum::{Slicing, column_sum_sliced};
+use kernels_cubecl::pointwise::embedding::{TableShape, backward_in};
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape, Plan};
 
@@ -51,27 +54,17 @@ pub fn norms(clock: &mut Clock) {
             Plan { side: 2, ..one },
             cut(128, 4),
             Plan { side: 2, ..cut(128, 4) },
-            Plan { ahead: 1, ..cut(128, 4) },
-            cut(512, 1),
             Plan { ahead: 1, ..cut(512, 1) },
-            Plan { ahead: 3, ..cut(512, 1) },
-            cut(64, 8),
-            Plan { side: 4, ..cut(64, 8) },
             Plan { ahead: 1, cubes: Some(4 * all), ..one },
-            Plan { ahead: 1, cubes: Some(3 * all), ..one },
-            Plan { ahead: 1, cubes: Some(5 * all), ..one },
-            Plan { ahead: 0, cubes: Some(ROWS as u32), ..one },
         ];
         let chosen = Plan::of(clock.client, COLUMNS, true);
         let backward = [
             chosen,
+            // The same number of turns for all.
+            Plan { cubes: Some(128), ..chosen },
             Plan { ahead: 2, ..chosen },
-            Plan { cubes: Some(2 * all), ..chosen },
+            Plan { ahead: 2, cubes: Some(128), ..chosen },
             Plan { units: 512, vectors: 1, side: 1, ahead: 2, ..chosen },
-            Plan { units: 512, vectors: 1, side: 1, ahead: 2, cubes: Some(2 * all), ..chosen },
-            Plan { units: 512, vectors: 1, side: 2, ..chosen },
-            Plan { units: 128, vectors: 4, side: 4, ..chosen },
-            Plan { units: 128, vectors: 4, side: 3, ..chosen },
             Plan { units: 256, vectors: 2, side: 1, cubes: Some(2 * all), ..chosen },
         ];
         time(clock, name, layer, shape, &forward, &backward);
@@ -81,30 +74,12 @@ pub fn norms(clock: &mut Clock) {
 pub fn heads(clock: &mut Clock) {
     let all = processors(clock);
     let one = Plan { cubes: None, ..Plan::of(clock.client, HEADS.columns, false) };
-    let at_once = [(16, 0), (16, 1), (16, 2), (16, 3), (16, 5), (16, 7), (8, 3), (8, 7), (32, 1), (32, 3)];
+    let at_once = [(16, 0), (16, 1), (16, 2), (16, 3), (16, 7), (8, 3), (32, 3)];
     let mut forward = at_once.map(|(side, ahead)| Plan { side, ahead, ..one }).to_vec();
-    forward.extend([(16, 3, 4), (16, 2, 6), (32, 3, 2)].map(|(side, ahead, each)| Plan {
-        side,
-        ahead,
-        cubes: Some(each * all),
-        ..one
-    }));
+    forward.push(Plan { side: 16, cubes: Some(4 * all), ..one });
     let chosen = Plan::of(clock.client, HEADS.columns, true);
-    let stay = [
-        (32, 1, 1),
-        (32, 2, 1),
-        (32, 3, 1),
-        (32, 4, 1),
-        (32, 1, 2),
-        (32, 2, 2),
-        (32, 3, 2),
-        (16, 1, 4),
-        (16, 2, 3),
-        (16, 2, 4),
-        (16, 3, 3),
-        (16, 4, 2),
-        (64, 1, 1),
-    ];
+    let stay =
+        [(32, 1, 1), (32, 3, 1), (32, 1, 2), (32, 2, 2), (16, 1, 3), (16, 1, 4), (16, 2, 3), (16, 3, 2), (8, 2, 6)];
     let backward = stay.map(|(side, ahead, each)| Plan { side, ahead, cubes: Some(each * all), ..chosen });
     time(clock, "heads", false, HEADS, &forward, &backward);
 }
@@ -117,18 +92,12 @@ pub fn column_sums(clock: &mut Clock) {
         (512, 4, 1, 12),
         (512, 4, 1, 6),
         (256, 4, 1, 16),
-        (256, 4, 1, 12),
         (256, 4, 1, 8),
         (1024, 4, 1, 4),
         (512, 8, 1, 16),
-        (512, 8, 1, 8),
         (1024, 8, 1, 8),
         (256, 2, 1, 8),
-        (256, 2, 1, 16),
         (512, 8, 2, 8),
-        (256, 8, 2, 16),
-        (256, 16, 4, 16),
-        (256, 32, 8, 16),
     ] {
         let how = Slicing { units, side, slices, ahead };
         clock.time(
@@ -136,5 +105,20 @@ pub fn column_sums(clock: &mut Clock) {
             2 * ROWS * COLUMNS,
             |i| column_sum_sliced::<bf16>(client, x.at(i), &sums, ROWS, COLUMNS, how).expect("legal"),
         );
+    }
+}
+
+pub fn embeddings(clock: &mut Clock) {
+    let client = clock.client;
+    let shape = TableShape { rows: VOCABULARY, hidden: COLUMNS, first_row: 0, ids: ROWS };
+    let out = clock.tensor(FloatType::Bf16, ROWS * COLUMNS);
+    let sum = clock.tensor(FloatType::F32, VOCABULARY * COLUMNS);
+    for (name, ids) in [("equal", even_ids(ROWS)), ("Zipf's", zipf_ids(ROWS))] {
+        let (bytes, ids) = (gradient_bytes(&ids, COLUMNS), upload_i32(client, &ids));
+        for units in [64, 128, 256, 512] {
+            clock.time(&format!("embedding plans: {name} ids, {units} units"), bytes, |i| {
+                backward_in::<bf16, f32>(client, out.at(i), &ids, sum.at(i), shape, true, units).expect("legal")
+            });
+        }
     }
 }

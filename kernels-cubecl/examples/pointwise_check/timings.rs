@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 const TOKENS: usize = 8192;
 const HIDDEN: usize = 4096;
 const FFN: usize = 14_336;
-const VOCABULARY: usize = 128_256;
+pub const VOCABULARY: usize = 128_256;
 /// Parameters of a bucket.
 const BUCKET: usize = 1 << 28;
 
@@ -169,6 +169,22 @@ pub fn norms(clock: &mut Clock) {
     });
 }
 
+/// Ids that are all different, in no order.
+pub fn even_ids(tokens: usize) -> Vec<i32> {
+    (0..tokens).map(|token| (token * 7919 % 20_000) as i32).collect()
+}
+
+/// The logarithms of these ids are spread evenly, so that the frequency of an id falls as 1 / id.
+pub fn zipf_ids(tokens: usize) -> Vec<i32> {
+    let id = |token: usize| (VOCABULARY as f64).powf((token * 7919 % tokens) as f64 / tokens as f64) as i32 - 1;
+    (0..tokens).map(id).collect()
+}
+
+/// What the gradient of an embedding moves: rows in bf16 are read, those of the fp32 sum that have tokens read and written.
+pub fn gradient_bytes(ids: &[i32], hidden: usize) -> usize {
+    2 * ids.len() * hidden + 8 * hidden * ids.iter().collect::<BTreeSet<_>>().len()
+}
+
 pub fn tokens(clock: &mut Clock) {
     let names = [
         "logits maximum",
@@ -186,10 +202,7 @@ pub fn tokens(clock: &mut Clock) {
     let len = TOKENS * VOCABULARY;
     let logits = clock.tensor(FloatType::Bf16, len);
     let shape = LogitsShape { rows: TOKENS, columns: VOCABULARY, valid: VOCABULARY, first_row: 0 };
-    let even: Vec<i32> = (0..TOKENS).map(|token| (token * 7919 % 20_000) as i32).collect();
-    // The logarithms of ids are spread evenly, so that the frequency of an id falls as 1 / id.
-    let rare = |token: usize| (VOCABULARY as f64).powf((token * 7919 % TOKENS) as f64 / TOKENS as f64) as i32 - 1;
-    let zipf: Vec<i32> = (0..TOKENS).map(rare).collect();
+    let (even, zipf) = (even_ids(TOKENS), zipf_ids(TOKENS));
     let labels = upload_i32(client, &even);
     let (top, sums) = (upload::<f32>(client, &vec![12.0; TOKENS]), client.empty(8 * TOKENS));
     clock.time(names[0], 2 * len, |i| {
@@ -217,9 +230,7 @@ pub fn tokens(clock: &mut Clock) {
         embedding::sort::sort(client, &labels, TOKENS).expect("legal");
     });
     for (name, ids) in [(names[5], &even), (names[6], &zipf)] {
-        // A row of the sum is read and written.
-        let bytes = 2 * TOKENS * HIDDEN + 8 * HIDDEN * ids.iter().collect::<BTreeSet<_>>().len();
-        let ids = upload_i32(client, ids);
+        let (bytes, ids) = (gradient_bytes(ids, HIDDEN), upload_i32(client, ids));
         clock.time(name, bytes, |i| {
             embedding::backward::<bf16, f32>(client, out.at(i), &ids, sum.at(i), shape, true).expect("legal")
         });

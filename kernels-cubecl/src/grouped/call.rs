@@ -96,7 +96,7 @@ impl GroupedCall<'_> {
             ("the number of groups", self.counts.len(), 1),
             ("features", self.features, DEPTH),
             ("inner", self.inner, 8),
-            ("the number of all rows", self.rows(), ROWS),
+            ("the number of all rows", self.rows(), 1),
             ("the number of rows of all matrices", self.counts.len() * self.features, DEPTH),
             ("the number of tiles of all gradients", self.counts.len() * self.features * self.inner / DEPTH / DEPTH, 1),
             ("the number of tiles of all results", self.rows() * self.features.max(self.inner) / DEPTH / DEPTH, 1),

@@ -26,27 +26,28 @@ pub fn write<O: Float>(
 ) {
     let lane = UNIT_POS % 32;
     let columns = comptime![plan.result_panel()];
-    let own = plane as usize * comptime![plan.staged * PANEL_WORDS];
+    let own = plane * comptime![(plan.staged * PANEL_WORDS) as u32];
     let row = (tile.row * comptime![ROWS as u32] + plane * 16) as i32;
     let column = (tile.column * comptime![plan.width as u32]) as i32;
     #[unroll]
     for p in 0..comptime![plan.width / columns] {
-        let from = own + comptime![(p % plan.staged) * PANEL_WORDS];
+        let from = comptime![(p % plan.staged) * PANEL_WORDS];
         // The panel that lay here has been read.
         if lane == 0 {
             bulk::wait_for_older_reads(comptime![plan.staged - 1]);
         }
         sync_plane();
         if comptime![plan.onto == Onto::Same] {
-            write_pairs(sum, staging.slice_mut(from, from + comptime![PANEL_WORDS]), lane, p, plan);
+            write_pairs(sum, staging, own, lane, p, plan);
         } else {
-            write_words(sum, staging.slice_mut(from, from + comptime![PANEL_WORDS]), lane, p, plan);
+            write_words(sum, staging, own, lane, p, plan);
         }
         sync_async_proxy_shared();
         sync_plane();
         if lane == 0 {
             let at = column + comptime![(p * columns) as i32];
-            let panel = staging.slice(from, from + comptime![PANEL_WORDS]);
+            let from = own as usize + from;
+            let panel = staging.slice(from, from + PANEL_WORDS);
             if comptime![plan.onto == Onto::Added] {
                 store::add_tile(panel, out, tile.group as i32, row, at);
             } else {
@@ -62,18 +63,25 @@ pub fn finish() {
     bulk::wait_for_reads();
 }
 
-/// Panel `p` rounded to 16 bits. The copy engine's swizzle keeps the units apart.
+/// Panel `p` rounded to 16 bits; the plane's panels begin at word `own`. The copy engine's swizzle keeps the units apart.
 #[cube]
-fn write_pairs(sum: &Array<f32>, panel: &mut [u32], lane: u32, #[comptime] p: usize, #[comptime] plan: GroupedPlan) {
+fn write_pairs(
+    sum: &Array<f32>,
+    staging: &mut Shared<[u32]>,
+    own: u32,
+    lane: u32,
+    #[comptime] p: usize,
+    #[comptime] plan: GroupedPlan,
+) {
     let line = lane / 4;
     #[unroll]
     for i in 0..8usize {
-        let word = (comptime![i as u32] ^ line) * 4 + lane % 4;
+        let word = own | line * 32 | (comptime![i as u32] ^ line) * 4 | lane % 4;
         #[unroll]
         for half in 0..2usize {
             let at = comptime![(p * 8 + i) * 4 + half * 2];
-            let row = line + comptime![(half * 8) as u32];
-            panel[(row * 32 + word) as usize] = mma::pack(sum[at], sum[at + 1], plan.element);
+            let target = word | comptime![((p % plan.staged) * PANEL_WORDS + half * 8 * 32) as u32];
+            staging[target as usize] = mma::pack(sum[at], sum[at + 1], plan.element);
         }
     }
 }
@@ -81,20 +89,30 @@ fn write_pairs(sum: &Array<f32>, panel: &mut [u32], lane: u32, #[comptime] p: us
 /// Panel `p` as it is. Two rows share the banks that eight columns of a row lie in: units of odd rows write their second
 /// number first.
 #[cube]
-fn write_words(sum: &Array<f32>, panel: &mut [u32], lane: u32, #[comptime] p: usize, #[comptime] plan: GroupedPlan) {
+fn write_words(
+    sum: &Array<f32>,
+    staging: &mut Shared<[u32]>,
+    own: u32,
+    lane: u32,
+    #[comptime] p: usize,
+    #[comptime] plan: GroupedPlan,
+) {
+    // Addresses are made again for each panel: held through the products they take too many registers.
+    let own = bulk::here(own);
     let line = lane / 4;
     let odd = line % 2;
     #[unroll]
     for i in 0..comptime![plan.result_panel() / 8] {
-        let chunk = (comptime![2 * i as u32] + lane % 4 / 2) ^ line;
-        let word = chunk * 4 + lane % 2 * 2;
+        let chunk = (comptime![2 * i as u32] | lane % 4 / 2) ^ line;
+        let word = own | line * 32 | chunk * 4 | lane % 2 * 2;
+        let (first, second) = (word | odd, word | (odd ^ 1));
         #[unroll]
         for half in 0..2usize {
             let at = comptime![(p * (plan.result_panel() / 8) + i) * 4 + half * 2];
-            let from = (line + comptime![(half * 8) as u32]) * 32 + word;
             let (low, high) = (u32::reinterpret(sum[at]), u32::reinterpret(sum[at + 1]));
-            panel[(from + odd) as usize] = select(odd == 1, high, low);
-            panel[(from + 1 - odd) as usize] = select(odd == 1, low, high);
+            let panel = comptime![((p % plan.staged) * PANEL_WORDS + half * 8 * 32) as u32];
+            staging[(first | panel) as usize] = select(odd == 1, high, low);
+            staging[(second | panel) as usize] = select(odd == 1, low, high);
         }
     }
 }

@@ -52,6 +52,11 @@ impl GroupedPlan {
         Self { product, element, onto, width: 128, stages: 3, staged: 1 }
     }
 
+    /// The widest tile with room for all of a tile of 16 bits on its way to memory, and fewer inputs in flight.
+    pub fn roomy(product: Product, element: Half, onto: Onto) -> Self {
+        Self { product, element, onto, width: 256, stages: 3, staged: 4 }
+    }
+
     /// What the library takes.
     pub fn fastest(product: Product, element: Half, onto: Onto) -> Self {
         Self::wide(product, element, onto)

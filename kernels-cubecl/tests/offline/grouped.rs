@@ -20,8 +20,8 @@ fn plans() -> Vec<GroupedPlan> {
                 _ => vec![Onto::Same],
             };
             for onto in wanted {
-                all.push(GroupedPlan::wide(product, element, onto));
-                all.push(GroupedPlan::paired(product, element, onto));
+                let plans = [GroupedPlan::wide, GroupedPlan::roomy, GroupedPlan::paired];
+                all.extend(plans.map(|plan| plan(product, element, onto)));
             }
         }
     }

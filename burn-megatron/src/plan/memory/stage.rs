@@ -3,6 +3,7 @@
 use super::unit::UnitMemory;
 use super::update;
 use crate::plan::Job;
+use crate::plan::operations::Unit;
 use crate::plan::state::{Bucket, States, buckets};
 use crate::schedule::stages::Stage;
 use std::collections::BTreeMap;
@@ -12,8 +13,8 @@ pub(super) struct StageMemory {
     units: Vec<Piece>,
     /// What the stage keeps all the time, without gradients under ZeRO 1.
     pub states: States,
-    /// The largest tensor of a pass.
-    pub largest: u64,
+    /// Of each unit whether it is the head, and the sizes of what its operations make.
+    pub sizes: Vec<(bool, Vec<u64>)>,
     /// The most that updating a bucket adds.
     pub update: u64,
     /// The most that summing up the gradients of a bucket adds.
@@ -59,7 +60,7 @@ impl StageMemory {
         let wide = job.wide();
         let table = Bucket { elements: share.vocab * share.hidden, matrices: 0, replicas: job.replicas() };
         let shared = job.decoder.shares_table() && stage.embedding && stage.loss;
-        let piece = |(unit, owned): (&super::super::operations::Unit, &Vec<Bucket>)| {
+        let piece = |(unit, owned): (&Unit, &Vec<Bucket>)| {
             let open = Some(&table).filter(|_| unit.head && shared);
             let on_host = |of: &dyn Fn(&Bucket, u8) -> u64, buckets: &mut dyn Iterator<Item = &Bucket>| {
                 if job.gpu { 0 } else { buckets.map(|bucket| of(bucket, bucket.zero(job))).sum() }
@@ -105,7 +106,7 @@ impl StageMemory {
         Self {
             units: pieces,
             states,
-            largest: units.iter().flat_map(|unit| &unit.ops).map(|op| op.output.bytes).max().unwrap_or(0),
+            sizes: units.iter().map(made).collect(),
             update: most(&|bucket| update(bucket, job)),
             reduce: most(&reduce),
             open: if zero >= 2 && shared && !job.gpu { table.bytes(wide) } else { 0 },
@@ -187,6 +188,15 @@ fn turns(buckets: impl Iterator<Item = (u64, u64)>) -> u64 {
         (*count, *most) = (*count + 1, at_once.max(*most));
     }
     kinds.into_iter().map(|(size, (count, most))| size * count.min(2 * most)).sum()
+}
+
+/// The sizes of what a unit's operations make, layer by layer the same if it has several.
+fn made(unit: &Unit) -> (bool, Vec<u64>) {
+    let ops = match unit.layers.first() {
+        Some(layer) if !unit.head => &unit.ops[layer.clone()],
+        _ => &unit.ops[..],
+    };
+    (unit.head, ops.iter().filter(|op| op.output.id != op.input.id).map(|op| op.output.bytes).collect())
 }
 
 impl Piece {

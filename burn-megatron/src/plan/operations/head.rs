@@ -29,8 +29,13 @@ impl Maker<'_> {
         let (share, wide) = (self.share, self.element.max(4));
         let positions = positions_at_once(share.tokens as usize, share.vocab as usize, self.logits_at_once) as u64;
         let in_pieces = positions < share.tokens;
-        let came = chain.enter();
-        let input = if in_pieces { came } else { chain.at };
+        let input = match in_pieces {
+            true => chain.enter_again(),
+            false => {
+                chain.enter();
+                chain.at
+            }
+        };
         chain.linear(share.vocab, share.hidden, false, input);
         let product = chain.ops.last_mut().expect("it was just added");
         (product.weight, product.matrix) = (weight, weight);

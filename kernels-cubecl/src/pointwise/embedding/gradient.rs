@@ -198,6 +198,11 @@ pub fn join_chunks<T: Float>(
     }
 }
 
+/// Units of a cube of the sums: many small cubes end at about the same time.
+fn summing_units(cube: CubeShape) -> u32 {
+    (cube.units / 2).max(1)
+}
+
 /// The gradient of the table, given that of the rows (type `E`): with `add` it is added to `table` (type `T`), else the
 /// rows that have tokens are overwritten and the others left as they are.
 ///
@@ -211,9 +216,26 @@ pub fn backward<E: Float, T: Float>(
     shape: TableShape,
     add: bool,
 ) -> Result<(), PointwiseError> {
+    let units = summing_units(CubeShape::of(client));
+    backward_in::<E, T>(client, gradient, ids, table, shape, add, units)
+}
+
+/// [`backward`] with sums by cubes of so many units.
+///
+/// # Errors
+/// As [`backward`].
+pub fn backward_in<E: Float, T: Float>(
+    client: &Client,
+    gradient: &Handle,
+    ids: &Handle,
+    table: &Handle,
+    shape: TableShape,
+    add: bool,
+    units: u32,
+) -> Result<(), PointwiseError> {
     shape.check()?;
     let (cube, width) = (CubeShape::of(client), shape.hidden / 4);
-    let chunks = shape.ids.div_ceil(CHUNK as usize);
+    let (chunks, summing) = (shape.ids.div_ceil(CHUNK as usize), CubeShape { units, ..cube });
     let shares = client.empty(2 * chunks * shape.hidden * 4);
     let gradient = buffer("gradient", gradient, shape.ids * width, 4 * size_of::<E>())?;
     let table_buffer = || buffer("table", table, shape.rows * width, 4 * size_of::<T>());
@@ -226,8 +248,8 @@ pub fn backward<E: Float, T: Float>(
     unsafe {
         sum_chunks::launch_unchecked::<E, T>(
             client,
-            cube.rows(chunks, width),
-            cube.dim(),
+            summing.rows(chunks, width),
+            summing.dim(),
             gradient,
             buffer("order", &order, shape.ids, 4)?,
             sorted_buffer()?,

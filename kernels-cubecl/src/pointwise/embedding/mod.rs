@@ -5,7 +5,7 @@ pub mod sort;
 use super::{CubeShape, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-pub use gradient::backward;
+pub use gradient::{backward, backward_in};
 
 /// Longest row of a table, in vectors.
 const LONGEST: usize = 1 << 20;

@@ -6,6 +6,8 @@ use cubecl::prelude::*;
 /// Units of a cube at most, and as nearly as whole rows allow. With 512 the assembler keeps to 128 registers a unit, which
 /// the backward pass needs and a multiprocessor has; the forward pass needs fewer, and is better off with small cubes.
 const UNITS: [u32; 2] = [256, 512];
+/// Units of a cube that takes the gradients of short rows: few of a row's numbers are in a unit, and 64 registers hold them.
+const SHORT_UNITS: u32 = 1024;
 /// Most units of a row.
 const MOST_UNITS: usize = 512;
 /// Multiprocessors of a device that does not tell.
@@ -52,14 +54,14 @@ impl Plan {
         };
         let whole = width == vectors * units;
         let units = units as u32;
-        let side = if cube.plane == 1 { 1 } else { (UNITS[usize::from(backward)] / units).max(1) };
-        let short = units <= cube.plane;
-        let (ahead, cubes) = match (short, backward) {
-            // A cube for each row, so that none waits for a slow multiprocessor at the end; or for as many short ones.
-            (_, false) => (if short { 3 } else { 0 }, None),
+        let together = if backward && units <= cube.plane { SHORT_UNITS } else { UNITS[usize::from(backward)] };
+        let side = if cube.plane == 1 { 1 } else { (together / units).max(1) };
+        let (ahead, cubes) = if backward {
             // Cubes that stay: one a multiprocessor, as they leave shares to add up.
-            (true, true) => (3, Some(processors)),
-            (false, true) => (usize::from(vectors <= 2), Some(processors * (512 / (units * side)).max(1))),
+            (usize::from(vectors <= 2), Some(processors * (512 / (units * side)).max(1)))
+        } else {
+            // A cube for each row, so that none waits for a slow multiprocessor at the end.
+            (0, None)
         };
         Self { units, plane: cube.plane, vectors, side, ahead, whole, cubes }
     }
@@ -114,7 +116,7 @@ mod tests {
                 assert!(plan.cubes != Some(0) && plan.stays() == backward, "{width}: {plan:?}");
                 assert!(plan.side < 16 || plan.units <= plan.plane, "{width}: {plan:?}");
                 if cube == CubeShape::GPU {
-                    assert!(plan.vectors <= 4 && plan.units * plan.side <= MOST_UNITS as u32, "{width}: {plan:?}");
+                    assert!(plan.vectors <= 4 && plan.units * plan.side <= SHORT_UNITS, "{width}: {plan:?}");
                 }
             }
         }

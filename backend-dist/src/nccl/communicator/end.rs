@@ -1,0 +1,116 @@
+//! The watch over a communicator, and its end: in order, or by force where a peer is gone.
+
+use super::{Communicator, Mark};
+use crate::comm::PATIENCE;
+use crate::gpu::memory_use::ledger;
+use crate::nccl::library::text;
+use cudarc::driver::{result as driver, sys as cuda_sys};
+use cudarc::nccl::{result as nccl, sys as nccl_sys};
+use std::sync::TryLockError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long the end of a run waits for a call of the device's thread to return by itself.
+const CALL: Duration = Duration::from_secs(2);
+
+impl Communicator {
+    /// Fails the run if NCCL has met an error or an operation has not ended for too long. Does not wait.
+    pub(crate) fn check(&self) {
+        let mut mark = match self.calls.try_lock() {
+            Ok(mark) => mark,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if !self.is_live() {
+            return;
+        }
+        let mut error = nccl_sys::ncclResult_t::ncclSuccess;
+        // SAFETY: the communicator has not ended, and does not while the lock is held.
+        let asked = unsafe { nccl_sys::ncclCommGetAsyncError(self.comm as _, &mut error) }.result();
+        if let Err(error) = asked.and(error.result()) {
+            self.member.fail(&text(error));
+        }
+        if let Some(Mark { since, op, sequence }) = mark.take() {
+            // SAFETY: the context lives as long as the process, the event as long as the communicator.
+            let has_passed = unsafe {
+                driver::ctx::set_current(self.context as _).and_then(|()| driver::event::query(self.progress as _))
+            };
+            match has_passed {
+                Ok(()) => {}
+                Err(driver::DriverError(cuda_sys::CUresult::CUDA_ERROR_NOT_READY)) => {
+                    if since.elapsed() > PATIENCE {
+                        self.member.time_out(op.clone(), sequence, PATIENCE.as_secs());
+                    }
+                    *mark = Some(Mark { since, op, sequence });
+                }
+                Err(error) => self.member.fail(&format!("the GPU has failed: {error}")),
+            }
+        }
+    }
+
+    /// Ends the communicator: its kernels stop wherever they are. May wait for as long as NCCL needs.
+    pub(crate) fn abort(&self) {
+        self.end(nccl::comm_abort);
+    }
+
+    /// Ends the communicator once its operations have ended. Waits for the other members to do the same.
+    pub(crate) fn destroy(&self) {
+        // The rank may have ended before the device's thread has run what it queued, which the peers wait for.
+        while self.queued.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.end(nccl::comm_destroy);
+    }
+
+    /// Whether nobody has ended it yet.
+    pub(crate) fn is_live(&self) -> bool {
+        !self.has_ended.load(Ordering::Acquire)
+    }
+
+    /// Whether its end is over.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+
+    fn end(&self, how: unsafe fn(nccl_sys::ncclComm_t) -> Result<nccl::NcclStatus, nccl::NcclError>) {
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // No call begins from here on. One under way may itself wait for a peer that is gone, in the set-up of a first
+        // connection: only an abort ends that.
+        let start = Instant::now();
+        let calls = loop {
+            match self.calls.try_lock() {
+                Ok(calls) => break Some(calls),
+                Err(TryLockError::Poisoned(error)) => break Some(error.into_inner()),
+                Err(TryLockError::WouldBlock) if start.elapsed() > CALL => break None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        // Later calls see that it has ended; they need not wait for the end.
+        drop(calls);
+        // SAFETY: this is the only end of the communicator. An error of its end is no error of the run.
+        unsafe {
+            let _ = driver::ctx::set_current(self.context as _);
+            let _ = how(self.comm as _);
+        }
+        ledger::remove(ledger::Kind::Communicator, self.taken.0, self.taken.1);
+        self.is_gone.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if !self.is_gone() {
+            return;
+        }
+        // SAFETY: nothing is queued or waited for any more that knows of them; the driver lets the last work end. What
+        // cannot be destroyed is a small leak, no error of the run.
+        unsafe {
+            let _ = driver::stream::destroy(self.stream as _);
+            for event in [self.inputs_ready, self.done, self.progress] {
+                let _ = driver::event::destroy(event as _);
+            }
+        }
+    }
+}
