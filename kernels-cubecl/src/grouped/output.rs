@@ -76,7 +76,7 @@ fn write_pairs(
     let line = lane / 4;
     #[unroll]
     for i in 0..8usize {
-        let word = own | line * 32 | (comptime![i as u32] ^ line) * 4 | lane % 4;
+        let word = own | (line * 32) | ((comptime![i as u32] ^ line) * 4) | (lane % 4);
         #[unroll]
         for half in 0..2usize {
             let at = comptime![(p * 8 + i) * 4 + half * 2];
@@ -103,8 +103,8 @@ fn write_words(
     let odd = line % 2;
     #[unroll]
     for i in 0..comptime![plan.result_panel() / 8] {
-        let chunk = (comptime![2 * i as u32] | lane % 4 / 2) ^ line;
-        let word = own | line * 32 | chunk * 4 | lane % 2 * 2;
+        let chunk = (comptime![2 * i as u32] | (lane % 4 / 2)) ^ line;
+        let word = own | (line * 32) | (chunk * 4) | (lane % 2 * 2);
         let (first, second) = (word | odd, word | (odd ^ 1));
         #[unroll]
         for half in 0..2usize {
