@@ -45,6 +45,7 @@ global-batch = 16
 const DEEPSEEK: &str = "
 [model]
 preset = \"deepseek-tiny\"
+num-hidden-layers = 4
 vocab-size = 1000
 hidden-size = 128
 intermediate-size = 384
@@ -53,6 +54,22 @@ moe-intermediate-size = 64
 seq-length = 128
 micro-batch = 2
 global-batch = 16
+";
+
+/// Rows eight times as long, one at a time.
+const LONG: &str = "
+[model]
+preset = \"tiny\"
+vocab-size = 1000
+hidden-size = 128
+intermediate-size = 384
+num-hidden-layers = 4
+head-dim = 16
+make-vocab-size-divisible-by = 64
+[training]
+seq-length = 1024
+micro-batch = 1
+global-batch = 2
 ";
 
 /// Bytes of every rank in its second step, above what was there before the engine, and the most micro-batches whose
@@ -132,6 +149,10 @@ fn planned_memory_is_what_ranks_allocate() {
         (GPT, "parallel.pp 2 parallel.tp 2"),
         (DEEPSEEK, ""),
         (DEEPSEEK, "parallel.tp 2 parallel.sp true"),
+        (DEEPSEEK, "parallel.pp 2"),
+        (LONG, ""),
+        (LONG, "parallel.cp 2 parallel.zero 2"),
+        (LONG, "recompute.granularity full"),
     ] {
         for (rank, (measured, planned)) in compare(file, flags).into_iter().enumerate() {
             let ratio = measured as f64 / planned.peak() as f64;
