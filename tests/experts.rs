@@ -86,6 +86,9 @@ fn experts_in_pipelines_and_over_parts_of_sequences() {
         "CP2 EP2",
         "CP2 DP2 EP4 ZeRO1",
         "TP2 SP CP2 EP2 ETP1 ZeRO3",
+        "DP2 dynamic:64",
+        "DP2 EP2 dynamic:8",
+        "PP2 DP2 EP2 x2 dynamic:64",
     ];
     equal_one_device::<Mixtral>(&mixtral(), &layouts);
 }

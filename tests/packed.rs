@@ -120,7 +120,7 @@ fn documents_that_are_dealt_out_in_rounds_teach_the_same() {
         "PP2 DP2 x2 zb-v dynamic:16",
     ];
     dealt_equals_unpacked::<Llama>(&llama(), &layouts);
-    // Auxiliary losses are means over the tokens of a row, and rows are others here.
+    // Auxiliary losses are means over the tokens of a row: of several documents on one device, of one here.
     let mixtral = MixtralConfig {
         vocab_size: 101,
         hidden_size: 32,

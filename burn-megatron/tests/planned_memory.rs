@@ -45,6 +45,7 @@ global-batch = 16
 const DEEPSEEK: &str = "
 [model]
 preset = \"deepseek-tiny\"
+num-hidden-layers = 4
 vocab-size = 1000
 hidden-size = 128
 intermediate-size = 384

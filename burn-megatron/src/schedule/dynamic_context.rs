@@ -68,6 +68,18 @@ impl DynamicContext {
     /// # Errors
     /// The first sequence that is too long for all ranks together.
     pub fn new(lengths: &[usize], ranks: usize, most: usize, effort: Effort) -> Result<Self, TooLong> {
+        Self::of(lengths, ranks, most, true, effort)
+    }
+
+    /// The same with a row for each sequence.
+    ///
+    /// # Errors
+    /// As [`DynamicContext::new`].
+    pub fn apart(lengths: &[usize], ranks: usize, most: usize, effort: Effort) -> Result<Self, TooLong> {
+        Self::of(lengths, ranks, most, false, effort)
+    }
+
+    fn of(lengths: &[usize], ranks: usize, most: usize, packs: bool, effort: Effort) -> Result<Self, TooLong> {
         let sizes = block_sizes(ranks);
         let least = |length: &usize| {
             let fits = sizes.iter().position(|size| length.div_ceil(*size) <= most);
@@ -77,7 +89,7 @@ impl DynamicContext {
         let mut widths = lengths.iter().map(least).collect::<Result<Vec<_>, _>>()?;
         let deal = |widths: &[usize]| {
             let widths: Vec<usize> = widths.iter().map(|at| sizes[*at]).collect();
-            deal(lengths, &widths, ranks, most, effort)
+            deal(lengths, &widths, ranks, if packs { most } else { 0 }, effort)
         };
         let mut best = deal(&widths);
         // The work of the busiest rank is spread over wider blocks as long as that ends the step sooner.
@@ -116,7 +128,7 @@ impl DynamicContext {
 }
 
 /// The widest first, and of those the longest, each to the block that is free first, there into the first row that has
-/// room for it.
+/// room for it: rows take no second sequence beyond `most` tokens a rank.
 fn deal(lengths: &[usize], widths: &[usize], ranks: usize, most: usize, effort: Effort) -> DynamicContext {
     let mut sequences: Vec<usize> = (0..lengths.len()).collect();
     sequences.sort_by_key(|sequence| std::cmp::Reverse((widths[*sequence], lengths[*sequence])));
@@ -191,6 +203,8 @@ mod tests {
         rows.sort_unstable();
         assert!(plan.order.iter().all(|row| row.ranks.len() == 1), "{plan:?}");
         assert_eq!(rows, [(0, 300), (1, 350)], "{plan:?}");
+        let plan = DynamicContext::apart(&[300, 10, 290, 20, 30], 2, 600, EFFORT).unwrap();
+        assert!(plan.order.len() == 5 && plan.order.iter().all(|row| row.sequences.len() == 1), "{plan:?}");
     }
 
     /// Every rank goes through its list; a sequence is computed when all of its ranks have come to it.

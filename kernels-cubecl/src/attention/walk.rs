@@ -34,12 +34,44 @@ pub struct Place {
     pub column: u32,
 }
 
+/// What all steps of a cube are told; `O` are the descriptors of its tiles.
+#[derive(CubeType)]
+pub struct Fixed<O: CubeType> {
+    pub place: Place,
+    pub part: Part,
+    pub source: Source,
+    pub at: O,
+    pub scale_log2: f32,
+}
+
+/// Ends the kernel for a cube behind the last row of its packed sequence: the grid is as large as the longest asks for.
+#[cube]
+pub fn leave_behind_the_end(part: &Part, #[comptime] variant: Variant) {
+    if comptime![variant.packed] {
+        if CUBE_POS_Z * comptime![QUERY_ROWS as u32] >= part.sight.queries {
+            terminate!();
+        }
+    }
+}
+
 /// The cube's first query row. Causal rows further down have more work: they start first.
 #[cube]
 pub fn first_row(part: &Part, #[comptime] variant: Variant) -> u32 {
     let rows = comptime![QUERY_ROWS as u32];
     let block = if comptime![variant.causal] { (part.sight.queries - 1) / rows - CUBE_POS_Z } else { CUBE_POS_Z };
     block * rows
+}
+
+/// The blocks of `block` keys that the cube's rows see.
+#[cube]
+pub fn blocks(first_row: u32, part: &Part, #[comptime] block: usize, #[comptime] variant: Variant) -> KeyBlocks {
+    KeyBlocks::new(
+        first_row,
+        &part.sight,
+        comptime![block as u32],
+        comptime![variant.causal],
+        comptime![variant.window],
+    )
 }
 
 /// The keys and values in `blocks` of query head `head`.
@@ -73,4 +105,21 @@ pub fn load(
     let row = (source.row + (source.end - 1 - step) * comptime![block as u32]) as i32;
     let slot = tile::slot(step, stages);
     tile::load(ring, &slot, map, source.batch, source.head, row, 0u32, block, length);
+}
+
+/// Key of the unit's first score in step `step`. Where the block is at an edge, hides what is not seen of it.
+#[cube]
+pub fn mask<O: CubeType>(
+    scores: &mut Array<f32>,
+    fixed: &Fixed<O>,
+    step: u32,
+    edge: bool,
+    #[comptime] block: usize,
+    #[comptime] variant: Variant,
+) -> u32 {
+    let column = (fixed.source.end - 1 - step) * comptime![block as u32] + fixed.place.column;
+    if edge {
+        tile::hide(scores, fixed.place.row, column, &fixed.part.sight, block, variant);
+    }
+    column
 }

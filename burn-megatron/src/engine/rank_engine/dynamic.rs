@@ -28,6 +28,8 @@ pub(super) struct DynamicGroups {
     effort: Effort,
     /// All replicas make equally many passes.
     in_rounds: bool,
+    /// Routers balance the tokens of a row, so that in a mixture rows must be documents.
+    packs: bool,
 }
 
 impl DynamicGroups {
@@ -45,16 +47,16 @@ impl DynamicGroups {
         let block = |size: usize| (size, rank.subgroup(Axis::DpCp, size));
         let blocks = block_sizes(layout.dp * layout.cp).into_iter().filter(|size| *size > 1).map(block).collect();
         let in_rounds = layout.pp > 1 || layout.zero > 1 || dims.experts.is_some();
-        Ok(Some(Self { blocks, most, effort: Effort::of_width(dims.hidden), in_rounds }))
+        Ok(Some(Self { blocks, most, effort: Effort::of_width(dims.hidden), in_rounds, packs: dims.experts.is_none() }))
     }
 }
 
-/// Tokens of a row of packed documents with `tokens` tokens that `cp` ranks share: what these can cut evenly. On GPUs each
-/// has a multiple of 512 of it: for every other number of rows cuBLASLt needs a plan of its own, and the allocator memory of
-/// another size.
-pub fn packed_length(layout: &ParallelLayout, cp: usize, tokens: usize, on_gpus: bool) -> usize {
+/// Tokens of a row of packed documents with `tokens` tokens that `cp` ranks share: what these can cut evenly. With `fills_up`
+/// each has a multiple of 512 of it: for every other number of rows a GPU needs a plan of cuBLASLt's of its own, and memory
+/// of another size. In a mixture the tokens that fill a row up would be balanced with the others.
+pub fn packed_length(layout: &ParallelLayout, cp: usize, tokens: usize, fills_up: bool) -> usize {
     let unit = sequence_unit(&ParallelLayout { cp, ..layout.clone() });
-    tokens.next_multiple_of(if on_gpus { (512 * cp).next_multiple_of(unit) } else { unit })
+    tokens.next_multiple_of(if fills_up { (512 * cp).next_multiple_of(unit) } else { unit })
 }
 
 impl<M: CausalLm> RankEngine<M> {
@@ -72,13 +74,15 @@ impl<M: CausalLm> RankEngine<M> {
         let (ranks, own) = (self.replicas.size(), self.replicas.rank());
         let places = batch.document_places();
         let lengths: Vec<usize> = places.iter().map(Range::len).collect();
-        let plan = DynamicContext::new(&lengths, ranks, groups.most, groups.effort)?;
+        let deal = if groups.packs { DynamicContext::new } else { DynamicContext::apart };
+        let plan = deal(&lengths, ranks, groups.most, groups.effort)?;
+        let fills_up = self.runs_ahead && groups.packs;
         let comm = self.config.context.of_layer(0);
         let share = |packed: &Packed| {
             let cp = packed.ranks.len();
             let group = groups.blocks.get(&cp).cloned();
             let context = group.map(|group| ContextParallel { group, comm });
-            let seq = packed_length(self.rank.mesh.layout(), cp, packed.tokens, self.runs_ahead);
+            let seq = packed_length(self.rank.mesh.layout(), cp, packed.tokens, fills_up);
             let documents: Vec<_> = packed.sequences.iter().map(|sequence| places[*sequence].clone()).collect();
             let row = batch.packed(&documents, seq);
             let mut share = Share::new(&row, context, self.config.documents);

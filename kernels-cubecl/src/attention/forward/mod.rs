@@ -9,14 +9,13 @@ pub use plan::ForwardPlan;
 
 use super::tile::{self, HIDDEN};
 use super::variant::{Sizes, part};
-use super::walk::{self, Place};
+use super::walk::{self, Fixed, Place};
 use crate::hopper::mma::{self, Pair};
 use crate::hopper::ptx;
 use crate::hopper::ring::barrier_at;
-use crate::tiling::{KeyBlocks, QUERY_ROWS};
 use cubecl::prelude::*;
 use half::bf16;
-use step::{FIRST_TURN, Fixed, Operands, RowState, advance, softmax};
+use step::{FIRST_TURN, Operands, RowState, advance, softmax};
 
 const LN_2: f32 = core::f32::consts::LN_2;
 
@@ -45,13 +44,7 @@ pub fn forward(
 
     let head = CUBE_POS_X;
     let part = part(query_starts, key_starts, &sizes, variant.packed);
-    let rows = comptime![QUERY_ROWS as u32];
-    if comptime![variant.packed] {
-        // The grid is as large as the longest sequence asks for.
-        if CUBE_POS_Z * rows >= part.sight.queries {
-            terminate!();
-        }
-    }
+    walk::leave_behind_the_end(&part, variant);
 
     let mut q_smem = Shared::<[Pair]>::new_aligned_slice(comptime![2 * q_tile], 1024usize);
     let q_full = Shared::<[u64]>::new_slice(1usize);
@@ -64,13 +57,7 @@ pub fn forward(
     sync_cube();
 
     let first_row = walk::first_row(&part, variant);
-    let blocks = KeyBlocks::new(
-        first_row,
-        &part.sight,
-        comptime![block as u32],
-        comptime![variant.causal],
-        comptime![variant.window],
-    );
+    let blocks = walk::blocks(first_row, &part, block, variant);
     let source = walk::source(&part, &blocks, head, &sizes);
     let count = source.count;
     let role = plane_broadcast(UNIT_POS / 128, 0u32);
@@ -127,7 +114,7 @@ pub fn forward(
     softmax(&mut state, &source, last + place.column, scale_log2, plan);
     tile::pack_operand(&mut state.weights, &state.scores, block, false, variant.element);
 
-    let fixed = Fixed { place, part, source, at, scale_log2 };
+    let fixed = Fixed::<Operands> { place, part, source, at, scale_log2 };
     if comptime![plan.turns] {
         if role == 1 {
             ptx::named_barrier_arrive(FIRST_TURN, 256u32);

@@ -2,8 +2,7 @@
 use super::ForwardPlan;
 use crate::attention::draw;
 use crate::attention::tile::{self, Draws, HIDDEN, Ring};
-use crate::attention::variant::Part;
-use crate::attention::walk::{self, Place, Source};
+use crate::attention::walk::{self, Fixed, Source};
 use crate::hopper::mma;
 use crate::hopper::ptx;
 use cubecl::prelude::*;
@@ -12,16 +11,6 @@ use half::bf16;
 /// Hardware barriers of the turns of the two warpgroups.
 pub const FIRST_TURN: u32 = 2;
 const SECOND_TURN: u32 = 3;
-
-/// What all steps of a cube are told.
-#[derive(CubeType)]
-pub struct Fixed {
-    pub place: Place,
-    pub part: Part,
-    pub source: Source,
-    pub at: Operands,
-    pub scale_log2: f32,
-}
 
 /// Descriptors of the warpgroup's queries and of the first key and value tile.
 #[derive(CubeType)]
@@ -57,7 +46,7 @@ pub fn advance(
     state: &mut RowState,
     k_ring: &mut Ring,
     v_ring: &mut Ring,
-    fixed: &Fixed,
+    fixed: &Fixed<Operands>,
     k: &TensorMap<bf16, Tiled>,
     v: &TensorMap<bf16, Tiled>,
     step: u32,
@@ -99,10 +88,7 @@ pub fn advance(
     mma::wait(1usize);
     mma::pin(&mut state.scores);
     tile::release(k_ring, &k_slot);
-    let column = (fixed.source.end - 1 - step) * comptime![plan.block as u32] + fixed.place.column;
-    if edge {
-        tile::hide(&mut state.scores, fixed.place.row, column, &fixed.part.sight, block, variant);
-    }
+    let column = walk::mask(&mut state.scores, fixed, step, edge, block, variant);
     softmax(state, &fixed.source, column, fixed.scale_log2, plan);
     if comptime![plan.overlap] {
         // The assembler moves the exponentials behind the wait unless a branch that needs them stands between.

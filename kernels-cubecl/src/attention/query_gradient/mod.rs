@@ -6,13 +6,12 @@ pub use plan::QueryGradientPlan;
 
 use super::tile;
 use super::variant::{Sizes, part};
-use super::walk::{self, Place};
+use super::walk::{self, Fixed, Place};
 use crate::hopper::mma::{self, Pair};
 use crate::hopper::ring::barrier_at;
-use crate::tiling::{KeyBlocks, QUERY_ROWS};
 use cubecl::prelude::*;
 use half::bf16;
-use step::{Fixed, Operands, RowState, advance};
+use step::{Operands, RowState, advance};
 
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
 
@@ -44,13 +43,7 @@ pub fn query_gradient(
 
     let head = CUBE_POS_X;
     let part = part(query_starts, key_starts, &sizes, variant.packed);
-    let rows = comptime![QUERY_ROWS as u32];
-    if comptime![variant.packed] {
-        // The grid is as large as the longest sequence asks for.
-        if CUBE_POS_Z * rows >= part.sight.queries {
-            terminate!();
-        }
-    }
+    walk::leave_behind_the_end(&part, variant);
 
     let mut q_smem = Shared::<[Pair]>::new_aligned_slice(comptime![2 * q_tile], 1024usize);
     let mut g_smem = Shared::<[Pair]>::new_aligned_slice(comptime![2 * g_tile], 1024usize);
@@ -64,13 +57,7 @@ pub fn query_gradient(
     sync_cube();
 
     let first_row = walk::first_row(&part, variant);
-    let blocks = KeyBlocks::new(
-        first_row,
-        &part.sight,
-        comptime![block as u32],
-        comptime![variant.causal],
-        comptime![variant.window],
-    );
+    let blocks = walk::blocks(first_row, &part, block, variant);
     let source = walk::source(&part, &blocks, head, &sizes);
     let count = source.count;
     let role = plane_broadcast(UNIT_POS / 128, 0u32);
@@ -128,7 +115,7 @@ pub fn query_gradient(
     }
     let scale_log2 = scale * LOG2_E;
     let place = Place { role, row, column: (lane % 4) * 2 };
-    let steps = Fixed { place, part, source, at, scale_log2 };
+    let steps = Fixed::<Operands> { place, part, source, at, scale_log2 };
 
     barrier_at(&fixed, 0usize).wait_parity(0);
     // Two copies of a step, one without masks, save some of its time; long heads lack the registers.

@@ -2,22 +2,11 @@
 use super::QueryGradientPlan;
 use crate::attention::draw;
 use crate::attention::tile::{self, Draws, Ring};
-use crate::attention::variant::Part;
-use crate::attention::walk::{self, Place, Source};
+use crate::attention::walk::{self, Fixed};
 use crate::hopper::mma;
 use crate::hopper::ptx;
 use cubecl::prelude::*;
 use half::bf16;
-
-/// What all steps of a cube are told.
-#[derive(CubeType)]
-pub struct Fixed {
-    pub place: Place,
-    pub part: Part,
-    pub source: Source,
-    pub at: Operands,
-    pub scale_log2: f32,
-}
 
 /// Descriptors of the warpgroup's rows and of the first key and value tile; the keys also as columns to sum over.
 #[derive(CubeType)]
@@ -54,7 +43,7 @@ pub fn advance(
     state: &mut RowState,
     k_ring: &mut Ring,
     v_ring: &mut Ring,
-    fixed: &Fixed,
+    fixed: &Fixed<Operands>,
     k: &TensorMap<bf16, Tiled>,
     v: &TensorMap<bf16, Tiled>,
     step: u32,
@@ -93,10 +82,7 @@ pub fn advance(
             walk::load(v_ring, v, &fixed.source, next, variant.value_dim, block, plan.stages);
         }
     }
-    let column = (fixed.source.end - 1 - step) * comptime![plan.block as u32] + fixed.place.column;
-    if edge {
-        tile::hide(&mut state.scores, fixed.place.row, column, &fixed.part.sight, block, variant);
-    }
+    let column = walk::mask(&mut state.scores, fixed, step, edge, block, variant);
     #[unroll]
     for i in 0..comptime![block / 2] {
         let shift = state.shift[comptime![(i / 2) % 2]];

@@ -23,7 +23,7 @@ pub(super) enum Choices {
     /// On the host.
     Host(Choice),
     /// On the device.
-    Device(DeviceChoice),
+    Device(Box<DeviceChoice>),
 }
 
 /// A choice that the host knows the counts of.

@@ -64,34 +64,39 @@ impl MoeLayer {
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
     pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
         let x = norm.of_residual(x.into());
-        let shared = self.shared.as_ref().map(|shared| shared.forward(x.clone()));
-        let routed = self.routed(x, batch);
-        match shared {
-            Some(shared) => routed + shared,
-            None => routed,
+        let Some(shared) = &self.shared else { return self.routed(x, batch, || ()).0 };
+        if !self.router.is_on_device() {
+            let shared = shared.forward(x.clone());
+            return self.routed(x, batch, || ()).0 + shared;
         }
+        let input = x.clone();
+        let (routed, shared) = self.routed(x, batch, || shared.forward(input));
+        routed + shared
     }
 
-    fn routed(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+    /// The routed experts, and what `meanwhile` makes before the host waits.
+    fn routed<T>(&self, x: Tensor<3>, batch: &MicroBatch, meanwhile: impl FnOnce() -> T) -> (Tensor<3>, T) {
         let ([rows, samples, hidden], parallel) = (x.dims(), &self.parallel);
         if parallel.sequence || parallel.size() == 1 {
-            return self.own(x, rows, batch);
+            return self.own(x, rows, batch, meanwhile);
         }
         let all = rows.next_multiple_of(parallel.size());
         let part = all / parallel.size();
         let valid = rows.saturating_sub(parallel.group.rank() * part).min(part);
         let own = scatter_to_sequence_parallel(pad_sequence(x, all), &parallel.group);
-        let out = gather_from_sequence_parallel_replicated(self.own(own, valid, batch), &parallel.group);
-        if all == rows { out } else { out.slice([0..rows, 0..samples, 0..hidden]) }
+        let (out, made) = self.own(own, valid, batch, meanwhile);
+        let out = gather_from_sequence_parallel_replicated(out, &parallel.group);
+        (if all == rows { out } else { out.slice([0..rows, 0..samples, 0..hidden]) }, made)
     }
 
     /// The routed experts for this rank's own rows, of which the first `valid` count.
-    fn own(&self, x: Tensor<3>, valid: usize, batch: &MicroBatch) -> Tensor<3> {
+    fn own<T>(&self, x: Tensor<3>, valid: usize, batch: &MicroBatch, meanwhile: impl FnOnce() -> T) -> (Tensor<3>, T) {
         let [rows, samples, hidden] = x.dims();
         let valid = if batch.is_filling { 0 } else { valid };
         let x = x.reshape([rows * samples, hidden]);
-        let routing = self.router.forward(x.clone(), Tokens { valid: valid * samples, samples }, batch);
+        let tokens = Tokens { valid: valid * samples, samples };
+        let (routing, made) = self.router.forward(x.clone(), tokens, batch, meanwhile);
         let out = self.dispatch.through(x, routing, |x, p, counts| self.experts.forward(x, p, counts));
-        out.reshape([rows, samples, hidden])
+        (out.reshape([rows, samples, hidden]), made)
     }
 }

@@ -72,23 +72,35 @@ impl Router {
         Ok(Self { weight, expert_bias, config: router, capacity, shares, layer, fp32, on_device })
     }
 
-    /// Experts and probabilities of `x [tokens, hidden]`.
-    pub fn forward(&self, x: Tensor<2>, tokens: Tokens, batch: &MicroBatch) -> Routing {
+    /// Whether experts are chosen on the device.
+    pub fn is_on_device(&self) -> bool {
+        self.on_device
+    }
+
+    /// Experts and probabilities of `x [tokens, hidden]`, and what `meanwhile` makes: the device can compute that while the host
+    /// learns the counts.
+    pub fn forward<T>(
+        &self,
+        x: Tensor<2>,
+        tokens: Tokens,
+        batch: &MicroBatch,
+        meanwhile: impl FnOnce() -> T,
+    ) -> (Routing, T) {
         let logits = router_logits(x, self.weight.val());
         let scores = self.compared(&logits);
         let auxiliary = batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0);
         let balance = self.config.balance.map(|balance| balance.over).filter(|_| auxiliary);
         let bias = self.expert_bias.as_ref().map(|bias| bias.val());
-        let replayed = |purpose, choice| self.replayed(purpose, choice, tokens, batch);
-        let (mut choice, counts, mut probs) = if self.on_device && routing_replay::current().is_none() {
-            let (choice, counts, probs) = decide::on_device(&scores, tokens, &self.config, bias, balance, |chosen| {
-                self.probabilities(&logits, || chosen.others(), None)
+        let (mut choice, counts, (mut probs, made)) = if self.on_device && routing_replay::current().is_none() {
+            let (choice, counts, made) = decide::on_device(&scores, tokens, &self.config, bias, balance, |chosen| {
+                (self.probabilities(&logits, || chosen.others(), None), meanwhile())
             });
-            (Choices::Device(choice), counts, probs)
+            (Choices::Device(Box::new(choice)), counts, made)
         } else {
-            let (choice, counts) = decide::on_host(&scores, tokens, &self.config, bias, balance, replayed);
+            let follow = |what, choice| self.replayed(what, choice, tokens, batch);
+            let (choice, counts) = decide::on_host(&scores, tokens, &self.config, bias, balance, follow);
             let probs = self.probabilities(&logits, || decide::others(&choice, &logits), Some(&choice));
-            (Choices::Host(choice), counts, probs)
+            (Choices::Host(choice), counts, (probs, meanwhile()))
         };
         let Counts { routed, counted } = counts;
         if auxiliary && let Some(loss) = self.losses(&logits, counted, tokens, batch) {
@@ -111,7 +123,7 @@ impl Router {
         if stats::is_counting() {
             self.count(&logits, &routed, tokens.valid, dropped);
         }
-        Routing { choice, probs, pad_to }
+        (Routing { choice, probs, pad_to }, made)
     }
 
     /// The choice, or that of the run which this one follows.
