@@ -192,7 +192,13 @@ fn listed(text: &str) -> Result<(ParallelLayout, Vec<(String, String)>)> {
 /// `runs/a.json` of a layout: `runs/a-dp2-zero1.json`.
 fn of_layout(out: &Path, layout: &str) -> PathBuf {
     let stem = out.file_stem().unwrap_or_default().to_string_lossy();
-    let slug = layout.to_ascii_lowercase().split_whitespace().collect::<Vec<_>>().join("-").replace(':', "");
+    let slug = layout
+        .to_ascii_lowercase()
+        .split([' ', '+'])
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join("-")
+        .replace(':', "");
     out.with_file_name(format!("{stem}-{slug}.json"))
 }
 

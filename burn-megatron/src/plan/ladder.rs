@@ -34,7 +34,7 @@ pub fn ladder() -> Vec<Rung> {
     ]
 }
 
-/// The share of a GPU's memory that a plan may fill; the rest is for what plans do not see, such as gaps between tensors.
+/// The share of a GPU's memory that a plan may fill; the rest is for what plans do not see.
 const FILLED: f64 = 0.95;
 
 /// The job on the first rung on which every rank fits into a GPU of `bytes`; `zero` if the ZeRO stage is given.
