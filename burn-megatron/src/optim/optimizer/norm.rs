@@ -11,8 +11,8 @@ impl Optimizer {
     /// and NaN or infinite on all if it is on one. `model_parallel` are, for each grid on which any rank has parameters, the
     /// ranks that together hold these once.
     ///
-    /// Squares are summed by bucket, shard and rank, and these sums in the order of [`BucketSpec::key`], so that neither
-    /// the pipeline nor ZeRO changes a bit of it.
+    /// Squares are summed by bucket, shard and rank, and these sums in the order of [`key`](crate::optim::layout::BucketSpec::key),
+    /// so that neither the pipeline nor ZeRO changes a bit of it.
     pub fn norm(&self, scale: f64, model_parallel: &[(GridKind, Group)]) -> f64 {
         let sums = self.squares();
         let mut all = Vec::new();
