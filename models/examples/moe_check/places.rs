@@ -21,7 +21,7 @@ impl WeightSource for Uneven {
         let columns = shape.get(1).copied().unwrap_or(1);
         let factor = |row: usize| match name {
             _ if row % 7 == 3 => 0.0,
-            _ if row % 5 == 0 => 3.0,
+            _ if row.is_multiple_of(5) => 3.0,
             _ => 1.0,
         };
         let value = |index: usize| {

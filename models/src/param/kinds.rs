@@ -16,7 +16,7 @@ impl ParamBuilder<'_> {
     }
 
     /// A parameter made of sections of routed experts of the layer that [`begin`](Self::begin) began, this rank's own ones
-    /// ([`ExpertParallel::local`]), cut over the place [`ExpertParallel::etp`].
+    /// ([`local`](super::ExpertParallel::local)), cut over the place [`etp`](super::ExpertParallel::etp).
     ///
     /// # Errors
     /// As [`ParamBuilder::sections`].
