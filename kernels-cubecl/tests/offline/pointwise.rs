@@ -19,7 +19,7 @@ fn check(what: &str, kernel: impl CubeKernel) {
 
 #[test]
 fn rope_compiles() {
-    for half in [4, 8] {
+    for (half, head) in [(4, 8), (8, 16), (4, 24)] {
         let (b, s) = (buffer, settings());
         let kernel = rope::rotate::Rotate::<bf16>::new(
             s,
@@ -34,6 +34,7 @@ fn rope_compiles() {
             (),
             (),
             half,
+            head,
         );
         check("rope", kernel);
     }
