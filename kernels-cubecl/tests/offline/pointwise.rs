@@ -18,8 +18,9 @@ fn check(what: &str, kernel: impl CubeKernel) {
 
 #[test]
 fn rope_compiles() {
-    for half in [4, 8] {
-        check("rope", kernel!(rope::rotate::Rotate<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), half)));
+    for (half, head) in [(4, 8), (8, 16), (4, 24)] {
+        let kernel = kernel!(rope::rotate::Rotate<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), half, head));
+        check("rope", kernel);
     }
 }
 
