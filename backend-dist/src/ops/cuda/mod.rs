@@ -23,6 +23,7 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod fp8;
+mod fp8_groups;
 pub(super) mod grouped;
 mod linear;
 mod moe;
