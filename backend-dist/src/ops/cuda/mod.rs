@@ -31,6 +31,7 @@ mod norm;
 mod product;
 mod rope;
 pub(in crate::ops) mod routing;
+mod sums;
 mod work;
 
 use burn::backend::ops::IntTensorOps;
@@ -53,6 +54,14 @@ type Int = IntTensor<Cube>;
 const ALIGNMENT: u64 = 32;
 
 impl LocalKernels for Cube {
+    fn sum_dim(x: Float, dim: usize) -> Float {
+        sums::sum_dim(x, dim)
+    }
+
+    fn mean_dim(x: Float, dim: usize) -> Float {
+        sums::mean_dim(x, dim)
+    }
+
     fn matmul(a: Float, b: Float) -> Float {
         linear::matmul(a, b)
     }
