@@ -57,13 +57,15 @@ pub struct ExpertParallel {
     pub etp: Place,
     /// Place among the ranks that divide the experts among themselves.
     pub ep: Place,
+    /// Where the group has a device link its all-to-alls run beside the experts' products.
+    pub overlap: bool,
 }
 
 impl ExpertParallel {
     pub(super) fn of(rank: &Rank) -> Self {
         let place = |axis, at| Place { rank: at, size: rank.mesh.axis_size(axis) };
         let (etp, ep) = (place(Axis::Etp, rank.coords.etp), place(Axis::Ep, rank.coords.ep));
-        Self { group: rank.group(Axis::EtpEp), etp, ep }
+        Self { group: rank.group(Axis::EtpEp), etp, ep, overlap: false }
     }
 
     /// Which of the layer's experts this rank holds: contiguous blocks, in the order of the ranks, as in Megatron-LM

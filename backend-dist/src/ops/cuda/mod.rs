@@ -30,6 +30,7 @@ mod norm;
 mod product;
 mod rope;
 pub(in crate::ops) mod routing;
+mod travel;
 mod work;
 
 use burn::backend::ops::IntTensorOps;

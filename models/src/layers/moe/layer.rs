@@ -16,7 +16,7 @@ use super::shared::Shared;
 use crate::layers::linear::pad_sequence;
 use crate::layers::norm::Norm;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{BuildError, ExpertParallel, ParamBuilder, TensorParallel};
 
 /// `Σ_e p_e expert_e(norm(x)) + shared(norm(x))` over the experts that the router chooses for a token.
 ///
@@ -44,10 +44,10 @@ impl MoeLayer {
     /// If the ranks do not divide experts or their features; models check that before.
     pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
         config.check()?;
-        let place = params.experts().clone();
+        let ExpertParallel { group, etp, ep, overlap } = params.experts().clone();
         let members =
-            Members { etp: place.etp.size, ep: place.ep.size, experts: config.experts, rank: place.group.rank() };
-        let multiple = row_multiple(params.device());
+            Members { etp: etp.size, ep: ep.size, experts: config.experts, rank: group.rank(), piece: [0, 1] };
+        let (how, multiple) = (config.dispatcher, row_multiple(params.device()));
         let shared = match config.shared {
             Some(shared) => Some(Shared::new(params, &format!("{name}.shared_experts"), config, shared)?),
             None => None,
@@ -56,7 +56,7 @@ impl MoeLayer {
             router: Router::new(params, &format!("{name}.router"), config)?,
             experts: Experts::new(params, &format!("{name}.experts"), config)?,
             shared,
-            dispatch: Dispatch { group: place.group, members, how: config.dispatcher, multiple },
+            dispatch: Dispatch { group, members, how, multiple, overlap },
             parallel: params.parallel().clone(),
         })
     }
@@ -96,7 +96,7 @@ impl MoeLayer {
         let x = x.reshape([rows * samples, hidden]);
         let tokens = Tokens { valid: valid * samples, samples };
         let (routing, made) = self.router.forward(x.clone(), tokens, batch, meanwhile);
-        let out = self.dispatch.through(x, routing, |x, p, counts| self.experts.forward(x, p, counts));
+        let out = self.dispatch.through(x, routing, &self.experts);
         (out.reshape([rows, samples, hidden]), made)
     }
 }
