@@ -149,6 +149,13 @@ impl<'a> ParamBuilder<'a> {
         self
     }
 
+    /// Whether all-to-alls of routed tokens run beside the experts' products where they can, which they do not without this
+    /// (Megatron's `--overlap-moe-expert-parallel-comm`). On CPU ranks one still follows the other.
+    pub fn with_moe_comm_overlap(mut self, overlap: bool) -> Self {
+        self.experts.overlap = overlap;
+        self
+    }
+
     /// Output layers compute losses with about this many logits at a time, [`LOGITS_AT_ONCE`] without this.
     pub fn with_logits_at_once(mut self, logits: usize) -> Self {
         self.parallel.logits_at_once = logits;

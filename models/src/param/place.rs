@@ -59,13 +59,15 @@ pub struct ExpertParallel {
     pub ep: Place,
     /// The ranks of [`ExpertParallel::etp`].
     pub parts: Group,
+    /// Where the group has a device link its all-to-alls run beside the experts' products.
+    pub overlap: bool,
 }
 
 impl ExpertParallel {
     pub(super) fn of(rank: &Rank) -> Self {
         let place = |axis, at| Place { rank: at, size: rank.mesh.axis_size(axis) };
         let (etp, ep) = (place(Axis::Etp, rank.coords.etp), place(Axis::Ep, rank.coords.ep));
-        Self { group: rank.group(Axis::EtpEp), etp, ep, parts: rank.group(Axis::Etp) }
+        Self { group: rank.group(Axis::EtpEp), etp, ep, parts: rank.group(Axis::Etp), overlap: false }
     }
 
     /// How many neighbours of [`ExpertParallel::group`] have tokens of one micro-batch, if `tensor_parallel` ranks share one:

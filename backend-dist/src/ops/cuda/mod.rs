@@ -32,6 +32,7 @@ mod product;
 mod rope;
 pub(in crate::ops) mod routing;
 mod sums;
+mod travel;
 mod work;
 
 use burn::backend::ops::IntTensorOps;

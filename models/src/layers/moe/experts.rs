@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use backend_dist::ops::fp8::{self, ExpertCut, Fp8Experts};
-use backend_dist::ops::moe::{grouped_linear, grouped_swiglu_linear};
+use backend_dist::ops::moe::{Journey, grouped_linear, grouped_swiglu_linear, through_experts};
 use backend_dist::shard::Section;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -72,5 +72,16 @@ impl Experts {
         }
         let x = grouped_linear(x, self.gate_up.val(), counts);
         grouped_swiglu_linear(x, p, self.down.val(), counts, self.recompute_activation)
+    }
+
+    /// For each token `x [tokens, hidden]` the sum of what its experts make of it on whichever rank, with probabilities
+    /// `p [slots, 1]`. Exchanges run beside these products.
+    pub fn through(&self, x: Tensor<2>, p: Tensor<2>, journey: &Arc<Journey>) -> Tensor<2> {
+        through_experts(x, p, [self.gate_up.val(), self.down.val()], journey, self.recompute_activation)
+    }
+
+    /// Features outside and inside.
+    pub fn features(&self) -> [usize; 2] {
+        [self.gate_up.dims()[1], self.down.dims()[1]]
     }
 }

@@ -58,9 +58,11 @@ impl MoeLayer {
             let on_device = router.is_on_device().then_some(config.dispatcher);
             (together, multiple) = (fp8_together(&place, params.parallel().size(), on_device)?, multiple.max(MULTIPLE));
         }
-        let (etp, ep, rank) = (place.etp.size, place.ep.size, place.group.rank());
-        let members = Members { etp, ep, experts: config.experts, rank, together };
-        let dispatch = Dispatch { group: place.group, members, how: config.dispatcher, multiple };
+        let ExpertParallel { group, etp, ep, overlap, .. } = place;
+        let rank = group.rank();
+        let members = Members { etp: etp.size, ep: ep.size, experts: config.experts, rank, together, piece: [0, 1] };
+        let overlap = overlap && !experts.are_fp8();
+        let dispatch = Dispatch { group, members, how: config.dispatcher, multiple, overlap };
         Ok(Self { router, experts, shared, dispatch, parallel: params.parallel().clone() })
     }
 
@@ -99,7 +101,7 @@ impl MoeLayer {
         let x = x.reshape([rows * samples, hidden]);
         let tokens = Tokens { valid: valid * samples, samples };
         let (routing, made) = self.router.forward(x.clone(), tokens, batch, meanwhile);
-        let out = self.dispatch.through(x, routing, |x, p, counts| self.experts.forward(x, p, counts));
+        let out = self.dispatch.through(x, routing, &self.experts);
         (out.reshape([rows, samples, hidden]), made)
     }
 }

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use backend_dist::ops::moe::Splits;
 use backend_dist::ops::moe::routing::{Run, Starts};
 
 use super::select::Choice;
@@ -22,6 +23,8 @@ pub(super) struct Members {
     pub rank: usize,
     /// Neighbouring members whose tokens make one group of rows of an expert; an expert has a group for each such block.
     pub together: usize,
+    /// Which piece of every member's experts, and how many there are.
+    pub piece: [usize; 2],
 }
 
 impl Members {
@@ -30,14 +33,20 @@ impl Members {
         self.etp * self.ep
     }
 
-    /// The experts of a member.
-    fn experts_of(&self, member: usize) -> Range<usize> {
-        let each = self.experts / self.ep;
-        let first = member / self.etp * each;
-        first..first + each
+    /// The members with a piece of their experts, for each of `count` pieces.
+    pub fn pieces(self, count: usize) -> impl Iterator<Item = Self> {
+        (0..count).map(move |index| Self { piece: [index, count], ..self })
     }
 
-    /// The experts of this member.
+    /// The experts of a member, or the piece of them.
+    fn experts_of(&self, member: usize) -> Range<usize> {
+        let each = self.experts / self.ep;
+        let [piece, pieces] = self.piece;
+        let bound = |piece| member / self.etp * each + each * piece / pieces;
+        bound(piece)..bound(piece + 1)
+    }
+
+    /// The experts of this member, or the piece of them.
     pub fn own(&self) -> Range<usize> {
         self.experts_of(self.rank)
     }
@@ -45,13 +54,6 @@ impl Members {
 
 /// A row to be made: the token that it is a copy of and its expert; `None` is a row of zeros.
 pub(super) type Copy = Option<(usize, usize)>;
-
-/// Rows for each member, and from each.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Splits {
-    pub send: Vec<usize>,
-    pub receive: Vec<usize>,
-}
 
 /// Rows that the experts of a rank compute, by expert, and of one expert by block of members.
 #[derive(Debug, PartialEq, Eq)]
@@ -134,6 +136,17 @@ pub(super) fn sent_starts(members: &Members, counts: &[usize], splits: &Splits) 
     Starts { rows, parts, each: experts / members.ep, room: None, count: splits.send.iter().sum() }
 }
 
+/// The rows of all pieces, one piece after the other.
+pub(super) fn in_turn(pieces: impl Iterator<Item = Starts>) -> Starts {
+    let add = |mut all: Starts, piece: Starts| {
+        let moved = piece.rows.into_iter().map(|row| row.map(|row| all.count + row)).collect::<Vec<_>>();
+        all.rows.iter_mut().zip(moved).for_each(|(all, row)| *all = all.or(row));
+        all.count += piece.count;
+        all
+    };
+    pieces.reduce(add).expect("experts have a piece")
+}
+
 /// The received rows by expert, and inside an expert by sender.
 pub(super) fn sort(
     members: &Members,
@@ -203,6 +216,8 @@ pub(super) fn picked_starts(members: &Members, counts: &[Vec<usize>], multiple: 
 mod tests {
     use super::*;
 
+    const WHOLE: [usize; 2] = [0, 1];
+
     fn choice(experts: &[&[usize]]) -> Choice {
         let mut choice = Choice::none(experts.len(), 2);
         experts.iter().enumerate().for_each(|(token, of)| choice.set(token, of.iter().copied()));
@@ -218,7 +233,7 @@ mod tests {
             choice(&[&[1, 2], &[0, 3]]),
         ];
         let counts = choices.iter().map(|choice| counts(choice, 4, None)).collect();
-        (choices, counts, |rank| Members { etp: 2, ep: 2, experts: 4, rank, together: 4 })
+        (choices, counts, |rank| Members { etp: 2, ep: 2, experts: 4, rank, together: 4, piece: WHOLE })
     }
 
     /// What a member sends.
@@ -306,8 +321,30 @@ mod tests {
     }
 
     #[test]
+    fn pieces_have_each_row_once_and_their_starts_say_where() {
+        let (choices, counts, members) = four();
+        for rank in 0..4 {
+            let (choice, own) = (&choices[rank], &counts[rank]);
+            let pieces: Vec<Members> = members(rank).pieces(2).collect();
+            let sent = |members: &Members| sending(members, choice, &counts);
+            let rows: Vec<Copy> = pieces.iter().flat_map(|members| sent(members).0).collect();
+            let starts = in_turn(pieces.iter().map(|members| sent_starts(members, own, &sent(members).1)));
+            assert_eq!(placed(choice, &starts), rows, "{rank}");
+            let sorted = |rows: Vec<Copy>| {
+                let mut rows: Vec<(usize, usize)> = rows.into_iter().flatten().collect();
+                rows.sort_unstable();
+                rows
+            };
+            assert_eq!(sorted(rows), sorted(sent(&members(rank)).0), "{rank}");
+            let of_pieces: Vec<Range<usize>> = pieces.iter().map(Members::own).collect();
+            let whole = members(rank).own();
+            assert_eq!(of_pieces, [whole.start..whole.start + 1, whole.start + 1..whole.end], "{rank}");
+        }
+    }
+
+    #[test]
     fn experts_are_filled_up_to_their_room() {
-        let members = Members { etp: 1, ep: 1, experts: 2, rank: 0, together: 1 };
+        let members = Members { etp: 1, ep: 1, experts: 2, rank: 0, together: 1, piece: WHOLE };
         let choice = choice(&[&[1]]);
         assert_eq!(counts(&choice, 2, Some(2)), [2, 2]);
         let picked = pick(&members, &[(choice, Some(2))], 1, 1);
@@ -316,7 +353,7 @@ mod tests {
 
     #[test]
     fn there_is_always_a_row() {
-        let members = Members { etp: 1, ep: 1, experts: 2, rank: 0, together: 1 };
+        let members = Members { etp: 1, ep: 1, experts: 2, rank: 0, together: 1, piece: WHOLE };
         let picked = pick(&members, &[(choice(&[&[]]), None)], 1, 3);
         assert_eq!(picked, Grouped { rows: vec![None; 3], counts: vec![3, 0] });
     }
