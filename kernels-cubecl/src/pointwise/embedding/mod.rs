@@ -1,10 +1,13 @@
 //! Rows of a table by id, and their gradient.
+pub mod buckets;
 pub mod gradient;
+mod list;
 pub mod sort;
 
 use super::{CubeShape, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
+pub use buckets::{Plan, backward_planned};
 pub use gradient::{backward, backward_in};
 
 /// Longest row of a table, in vectors.
