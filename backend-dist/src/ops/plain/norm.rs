@@ -29,7 +29,12 @@ pub fn rms_norm<B: LocalKernels>(x: FloatTensor<B>, w: FloatTensor<B>, eps: f64)
     to_dtype::<B>(reshape::<B>(B::float_mul(x, w), shape), dtype)
 }
 
-pub fn layer_norm<B: LocalKernels>(x: FloatTensor<B>, w: FloatTensor<B>, b: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
+pub fn layer_norm<B: LocalKernels>(
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    b: FloatTensor<B>,
+    eps: f64,
+) -> FloatTensor<B> {
     let shape = dims(&x);
     let (x, dtype) = widen::<B>(x);
     let [x, _] = normalise::<B>(x, eps, true);

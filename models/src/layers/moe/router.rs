@@ -166,13 +166,9 @@ impl Router {
         let (config, [tokens, experts], device) = (self.config, logits.dims(), logits.device());
         let probs = match config.scores {
             // The share of the chosen experts brought to one is a softmax over them.
-            Scores::SoftmaxAfterTopK | Scores::NormalisedSoftmax => {
-                softmax(logits.clone().mask_fill(others(), LEAST))
-            }
+            Scores::SoftmaxAfterTopK | Scores::NormalisedSoftmax => softmax(logits.clone().mask_fill(others(), LEAST)),
             Scores::SoftmaxBeforeTopK => softmax(logits.clone()),
-            Scores::Sigmoid if config.top_k > 1 => {
-                shares(sigmoid(logits.clone()).mask_fill(others(), 0.0), TINY)
-            }
+            Scores::Sigmoid if config.top_k > 1 => shares(sigmoid(logits.clone()).mask_fill(others(), 0.0), TINY),
             Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits.clone()),
         };
         let is_softmax = !matches!(config.scores, Scores::Sigmoid | Scores::PlainSigmoid);
