@@ -57,15 +57,7 @@ pub(crate) fn multiply_one(a: Operand, b: Operand, out: &CubeTensor, onto: Onto,
     queue(what, a, b, None, out, sums, true);
 }
 
-fn queue(
-    what: Named,
-    a: Operand,
-    b: Operand,
-    bias: Option<&CubeTensor>,
-    out: &CubeTensor,
-    sums: Sums,
-    untuned: bool,
-) {
+fn queue(what: Named, a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &CubeTensor, sums: Sums, untuned: bool) {
     let onto = what.onto;
     let matrices = [Matrices::dense(1, a.rows, a.inner), Matrices::dense(1, b.rows, b.inner).transposed()];
     let Some(problem) = Problem::new(&matrices[0], &matrices[1]) else { panic!("{what}: the sizes do not fit") };
@@ -104,9 +96,8 @@ fn queue(
         let key = Key::new(problem, kinds, onto, bias.is_some(), Some(sums), pointers);
         // SAFETY: operands, scales, bias and result were checked against their buffers, which are held until the work is
         // queued; CubeCL reuses memory in the order of this stream.
-        let done = unsafe {
-            lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales), untuned })
-        };
+        let done =
+            unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales), untuned }) };
         done.map_err(|error| format!("{what}: {error}"))
     };
     let failed = move |message| failed::note(device, message);

@@ -120,8 +120,7 @@ fn check_groups(client: &Client, counts: &[usize], columns: usize) -> usize {
     };
     let (handle, amax) = (upload(client, &x), client.empty(4 * counts.len()));
     groups::amax::<bf16>(client, &handle, &amax, counts, columns).expect("legal");
-    let expected: Vec<f32> =
-        parts().map(|part| part.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max)).collect();
+    let expected: Vec<f32> = parts().map(|part| part.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max)).collect();
     let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>();
     let wrong = usize::from(read(client, &amax) != bytes(&expected));
     let mut failures = report(format!("amax of groups {counts:?} × {columns}"), wrong);
@@ -201,7 +200,8 @@ fn main() {
     });
     let counts = [3072, 1024, 0, 4096, 2048, 2048, 3968, 128];
     assert_eq!(counts.iter().sum::<usize>(), rows);
-    let (found, factors) = (client.empty(4 * counts.len()), client.create_from_slice(&[0x3f80_0000u32; 8].map(u32::to_le_bytes).concat()));
+    let (found, factors) =
+        (client.empty(4 * counts.len()), client.create_from_slice(&[0x3f80_0000u32; 8].map(u32::to_le_bytes).concat()));
     time(client, "amax of 8 groups", 2 * len, || {
         groups::amax::<bf16>(client, &x, &found, &counts, columns).expect("legal")
     });

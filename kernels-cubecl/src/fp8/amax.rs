@@ -126,8 +126,6 @@ pub fn scale(
     let (most, shrink, cube) = (format.max(), 2f32.powi(-margin), CubeShape::of(client));
     let (cubes, dim) = (cube.line(count), cube.dim());
     // SAFETY: units past the last number do nothing.
-    unsafe {
-        write_scale::launch_unchecked(client, cubes, dim, amax, scale, inverse, count as u32, most, shrink)
-    };
+    unsafe { write_scale::launch_unchecked(client, cubes, dim, amax, scale, inverse, count as u32, most, shrink) };
     Ok(())
 }

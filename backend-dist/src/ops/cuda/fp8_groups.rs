@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Cube, DType, FloatDType};
+use burn::backend::{Cube, DType, FloatDType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::fp8::{Codec, groups};
 
@@ -86,8 +86,7 @@ impl Fp8GroupKernels for Cube {
         let (by_rows, by_columns) = (bytes(sides.by_rows), bytes(sides.by_columns));
         let conversion = groups::GroupConversion { format: format(number), codec: Codec::Instruction, counts, columns };
         let [lines, turned] = [&by_rows, &by_columns].map(|x| x.as_ref().map(|x| &x.handle));
-        let done =
-            by_half!(x, E => groups::cast::<E>(&x.client, &x.handle, &scale.handle, lines, turned, conversion));
+        let done = by_half!(x, E => groups::cast::<E>(&x.client, &x.handle, &scale.handle, lines, turned, conversion));
         launched("cast of groups to FP8", done);
         let groups = |data, turned| {
             let (counts, inverse) = (counts.clone(), inverse.clone());

@@ -122,7 +122,8 @@ impl DelayedScaling {
             slots.iter_mut().map(|slots| std::mem::take(&mut slots.found)).collect();
         let Some(like) = found.iter().flatten().flatten().next() else { return };
         let options = (&like.device(), like.dtype());
-        let or_zeros = |(found, width): (Option<Tensor<1>>, usize)| found.unwrap_or_else(|| Tensor::zeros([width], options));
+        let or_zeros =
+            |(found, width): (Option<Tensor<1>>, usize)| found.unwrap_or_else(|| Tensor::zeros([width], options));
         let widths = self.layers.iter().flat_map(|layer| [layer.width(); OPERANDS]);
         let amax = Tensor::cat(found.iter().flatten().cloned().zip(widths).map(or_zeros).collect(), 0);
         let among = groups.iter().filter(|group| group.size() > 1);

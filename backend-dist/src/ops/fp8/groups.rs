@@ -61,12 +61,7 @@ pub trait Fp8GroupKernels: Fp8Kernels {
     ) -> QuantizedGroups<Self>;
 
     /// `x_g · w_iᵀ` below each other, `[rows, rows of a w]`.
-    fn fp8_groups_product(
-        x: &Groups<Self>,
-        w: &Groups<Self>,
-        dtype: DType,
-        precision: Precision,
-    ) -> FloatTensor<Self>;
+    fn fp8_groups_product(x: &Groups<Self>, w: &Groups<Self>, dtype: DType, precision: Precision) -> FloatTensor<Self>;
 
     /// `Σ_g grad_g · x_gᵀ` over the groups of each of `matrices` matrices, both transposes, below each other; zero for one
     /// without rows.

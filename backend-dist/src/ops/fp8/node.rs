@@ -205,9 +205,7 @@ impl<B: MoeKernels + Fp8GroupKernels + Fp8ExpertOps, C: CheckpointStrategy> Fp8E
                 let (y, kept) = experts::forward::<B>(&layer, x, w.clone(), &counts, purpose);
                 prep.finish(State { layer, counts, kept, w, swiglu: () }, y)
             }
-            OpsKind::UnTracked(prep) => {
-                prep.finish(experts::forward::<B>(&layer, x, w, &counts, Purpose::Evaluate).0)
-            }
+            OpsKind::UnTracked(prep) => prep.finish(experts::forward::<B>(&layer, x, w, &counts, Purpose::Evaluate).0),
         }
     }
 
