@@ -6,6 +6,7 @@
 #[path = "../../tests/pointwise/checks/mod.rs"]
 mod checks;
 mod clock;
+mod mixtures;
 mod plans;
 mod timings;
 
@@ -116,6 +117,7 @@ fn main() {
     timings::norms(&mut clock);
     timings::tokens(&mut clock);
     timings::runs(&mut clock);
+    mixtures::all(&mut clock);
     if clock.asks_for("plans") {
         plans::norms(&mut clock);
         plans::heads(&mut clock);

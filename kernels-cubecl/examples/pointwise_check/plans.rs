@@ -87,14 +87,9 @@ pub fn heads(clock: &mut Clock) {
 pub fn column_sums(clock: &mut Clock) {
     let client = clock.client;
     let (x, sums) = (clock.tensor(FloatType::Bf16, ROWS * COLUMNS), client.empty(4 * COLUMNS));
-    for (units, side, slices, ahead) in [
-        (512, 4, 1, 8),
-        (512, 4, 1, 5),
-        (256, 4, 1, 12),
-        (256, 4, 1, 10),
-        (384, 4, 1, 8),
-        (384, 4, 1, 6),
-    ] {
+    for (units, side, slices, ahead) in
+        [(512, 4, 1, 8), (512, 4, 1, 5), (256, 4, 1, 12), (256, 4, 1, 10), (384, 4, 1, 8), (384, 4, 1, 6)]
+    {
         let how = Slicing { units, side, slices, ahead };
         clock.time(
             &format!("column sum plans: {units} units, {side} side, {slices} slices, {ahead} ahead"),
@@ -114,13 +109,24 @@ pub fn embeddings(clock: &mut Clock) {
         clock.time(&format!("embedding plans: {name} ids, sorted"), bytes, |i| {
             backward::<bf16, f32>(client, out.at(i), &ids, sum.at(i), shape, true).expect("legal")
         });
-        for (side, buckets, ahead) in
-            [(32, 128, 4), (32, 128, 8), (32, 64, 4), (32, 256, 4), (64, 128, 4), (64, 256, 4), (128, 256, 4)]
-        {
+        for (side, buckets, ahead) in [
+            (32, 128, 4),
+            (32, 128, 3),
+            (32, 128, 8),
+            (32, 64, 4),
+            (32, 256, 4),
+            (64, 128, 4),
+            (64, 256, 4),
+            (128, 256, 4),
+        ] {
             let plan = embedding::Plan { side, buckets, ahead, ..embedding::Plan::of(client, shape) };
-            clock.time(&format!("embedding plans: {name} ids, {side} side, {buckets} buckets, {ahead} ahead"), bytes, |i| {
-                backward_planned::<bf16, f32>(client, out.at(i), &ids, sum.at(i), shape, true, plan).expect("legal")
-            });
+            clock.time(
+                &format!("embedding plans: {name} ids, {side} side, {buckets} buckets, {ahead} ahead"),
+                bytes,
+                |i| {
+                    backward_planned::<bf16, f32>(client, out.at(i), &ids, sum.at(i), shape, true, plan).expect("legal")
+                },
+            );
         }
     }
 }

@@ -5,9 +5,9 @@ mod list;
 pub mod sort;
 
 use super::{CubeShape, PointwiseError, buffer, check};
+pub use buckets::{Plan, backward_planned};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-pub use buckets::{Plan, backward_planned};
 pub use gradient::{backward, backward_in};
 
 /// Longest row of a table, in vectors.
