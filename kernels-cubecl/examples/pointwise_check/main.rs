@@ -119,8 +119,7 @@ fn main() {
     timings::runs(&mut clock);
     mixtures::all(&mut clock);
     if clock.asks_for("plans") {
-        plans::norms(&mut clock);
-        plans::heads(&mut clock);
+        plans::layer_gradients(&mut clock);
         plans::column_sums(&mut clock);
         plans::embeddings(&mut clock);
     }
