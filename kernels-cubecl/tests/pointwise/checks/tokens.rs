@@ -11,8 +11,8 @@ pub fn upload_i32(client: &Client, values: &[i32]) -> Handle {
 }
 
 pub fn rope<E: Element>(client: &Client, shape: RopeShape) -> usize {
-    let RopeShape { rows, batch, heads, all_heads, head_dim } = shape;
-    let half = head_dim / 2;
+    let RopeShape { rows, batch, heads, all_heads, head_dim, rotated } = shape;
+    let half = rotated / 2;
     let (x, cos, sin) =
         (random(rows * batch * all_heads * head_dim, 1), random(rows * half, 2), random(rows * half, 3));
     let [x_on, cos_on, sin_on] = [&x, &cos, &sin].map(|values| upload::<E>(client, values));
@@ -29,7 +29,7 @@ pub fn rope<E: Element>(client: &Client, shape: RopeShape) -> usize {
         }
         let out = poisoned::<E>(client, x.len());
         rope::apply::<E>(client, &x_on, (&cos_on, &sin_on), &out, shape, back).expect("legal");
-        let name = format!("rope {}, {heads} of {all_heads} × {head_dim}, back {back}", E::NAME);
+        let name = format!("rope {}, {heads} of {all_heads} × {rotated} of {head_dim}, back {back}", E::NAME);
         failures += report(&name, &download::<E>(client, &out), &expected, E::LIMIT);
     }
     failures
