@@ -73,10 +73,14 @@ fn swiglu_compiles() {
 #[test]
 fn experts_compile() {
     use experts::{add_rows::AddRows, weighted_backward::WeightedBackward, weighted_forward::WeightedForward};
-    check("sums of rows", kernel!(AddRows<bf16>, settings(), (b(), b(), b(), (), (), (), 8)));
+    for terms in [1, 2, 8, 10] {
+        check(&format!("sums of {terms} rows"), kernel!(AddRows<bf16>, settings(), (b(), b(), b(), (), (), 8, terms)));
+    }
     check("weighted swiglu", kernel!(WeightedForward<bf16>, settings(), (b(), b(), b(), ())));
-    let kernel = kernel!(WeightedBackward<bf16>, settings(), (b(), b(), b(), b(), b(), (), GPU));
-    check("weighted swiglu gradient", kernel);
+    for cube in [GPU, CubeShape { units: 96, ..GPU }] {
+        let kernel = kernel!(WeightedBackward<bf16>, settings_of(cube.units), (b(), b(), b(), b(), b(), (), cube));
+        check(&format!("weighted swiglu gradient {}", cube.units), kernel);
+    }
 }
 
 #[test]

@@ -26,30 +26,68 @@ pub struct RowSums {
     pub terms: usize,
 }
 
-/// A unit for each vector of the result.
+/// Vectors that a unit reads at a time: of several results if they have few terms.
+const LOADS: u32 = 4;
+/// Most terms that are read at a time.
+const MOST_TERMS: u32 = 8;
+
+/// Results of a unit.
+fn results(terms: u32) -> u32 {
+    (LOADS / terms).max(1)
+}
+
+/// A unit takes a vector of some rows of the result, one below the other.
 #[cube(launch_unchecked)]
 pub fn add_rows<E: Float, N: Size>(
     x: &[Vector<E, N>],
     index: &[i32],
     out: &mut [Vector<E, N>],
     width: u32,
-    items: u32,
-    terms: u32,
+    rows: u32,
+    #[comptime] terms: u32,
 ) {
+    let (results, together) = comptime![(results(terms), terms.min(MOST_TERMS))];
     let at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
-    if at < items {
-        let row = at / width;
-        let column = at - row * width;
-        let mut sum = Vector::<f32, N>::new(0.0);
+    let first = at / width * results;
+    let column = at % width;
+    if first < rows {
+        let mut sums = Array::<Vector<f32, N>>::new(comptime![results as usize]);
+        #[unroll]
+        for k in 0..comptime![results as usize] {
+            sums[k] = Vector::<f32, N>::new(0.0);
+        }
         let mut term = 0u32;
         while term < terms {
-            let source = index[(row * terms + term) as usize];
-            if source >= 0 {
-                sum += Vector::<f32, N>::cast_from(x[(source as u32 * width + column) as usize]);
+            let mut source = Array::<i32>::new(comptime![(results * together) as usize]);
+            let mut held = Array::<Vector<E, N>>::new(comptime![(results * together) as usize]);
+            // All are on their way before the first is added: no load waits for a condition. What is not there reads row 0.
+            #[unroll]
+            for k in 0..comptime![(results * together) as usize] {
+                let nth = term + comptime![k as u32 % together];
+                let row = min(first + comptime![k as u32 / together], rows - 1);
+                let number = index[(row * terms + min(nth, comptime![terms - 1])) as usize];
+                source[k] = select(nth < terms, number, -1i32);
             }
-            term += 1;
+            #[unroll]
+            for k in 0..comptime![(results * together) as usize] {
+                held[k] = x[(max(source[k], 0i32) as u32 * width + column) as usize];
+            }
+            #[unroll]
+            for k in 0..comptime![(results * together) as usize] {
+                if source[k] >= 0 {
+                    let result = comptime![k / together as usize];
+                    sums[result] = sums[result] + Vector::<f32, N>::cast_from(held[k]);
+                }
+            }
+            term += together;
         }
-        out[at as usize] = Vector::<E, N>::cast_from(sum);
+        #[unroll]
+        for k in 0..comptime![results as usize] {
+            let row = first + comptime![k as u32];
+            if row < rows {
+                out[(row * width + column) as usize] = Vector::<E, N>::cast_from(sums[k]);
+            }
+        }
     }
 }
 
@@ -81,9 +119,9 @@ pub fn sum_rows<E: Float>(
         |n: &usize| columns.is_multiple_of(*n) && aligned(x, n * size_of::<E>()) && aligned(out, n * size_of::<E>());
     let lanes = [8, 4, 2].into_iter().find(fits).unwrap_or(1);
     let (width, bytes) = (columns / lanes, lanes * size_of::<E>());
-    let items = count * width;
+    let items = count.div_ceil(results(terms as u32) as usize) * width;
     let (x, index) = (buffer("x", x, rows * width, bytes)?, buffer("index", index, count * terms, 4)?);
-    let out = buffer("out", out, items, bytes)?;
+    let out = buffer("out", out, count * width, bytes)?;
     let cube = CubeShape::of(client);
     // SAFETY: the buffers hold all rows, the numbers are of rows as the caller says, and other units do nothing.
     unsafe {
@@ -96,7 +134,7 @@ pub fn sum_rows<E: Float>(
             index,
             out,
             width as u32,
-            items as u32,
+            count as u32,
             terms as u32,
         )
     };
@@ -183,7 +221,7 @@ pub fn swiglu<E: Float>(
     half: usize,
 ) -> Result<(), PointwiseError> {
     check("half", half, 8, LONGEST)?;
-    let (cube, vectors, bytes) = (CubeShape::of(client), rows * half / 8, 8 * size_of::<E>());
+    let (cube, vectors, bytes) = (CubeShape::of(client).fitting(half / 8), rows * half / 8, 8 * size_of::<E>());
     let (x, factors) = (buffer("x", x, 2 * vectors, bytes)?, buffer("factors", factors, rows, 4)?);
     let out = buffer("out", out, vectors, bytes)?;
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
@@ -214,7 +252,7 @@ pub fn swiglu_gradients<E: Float>(
 ) -> Result<(), PointwiseError> {
     check("half", half, 8, LONGEST)?;
     check("rows", rows, 1, MOST)?;
-    let (cube, vectors, bytes) = (CubeShape::of(client), rows * half / 8, 8 * size_of::<E>());
+    let (cube, vectors, bytes) = (CubeShape::of(client).fitting(half / 8), rows * half / 8, 8 * size_of::<E>());
     let (x, factors) = (buffer("x", x, 2 * vectors, bytes)?, buffer("factors", factors, rows, 4)?);
     let out_gradient = buffer("out_gradient", out_gradient, vectors, bytes)?;
     let x_gradient = buffer("x_gradient", x_gradient, 2 * vectors, bytes)?;
