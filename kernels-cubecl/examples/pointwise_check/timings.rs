@@ -225,9 +225,6 @@ pub fn tokens(clock: &mut Clock) {
     clock.time(names[4], 4 * TOKENS * HIDDEN, |i| {
         embedding::forward(client, table.at(i), &labels, out.at(i), shape, 2).expect("legal")
     });
-    clock.time_behind_a_copy("embedding gradient, its sort", 4 * TOKENS, |_| {
-        embedding::sort::sort(client, &labels, TOKENS).expect("legal");
-    });
     for (name, ids) in [(names[5], &even), (names[6], &zipf)] {
         let (bytes, ids) = (gradient_bytes(ids, HIDDEN), upload_i32(client, ids));
         clock.time(name, bytes, |i| {

@@ -4,7 +4,7 @@ pub mod choose;
 pub mod count;
 pub mod place;
 
-use crate::pointwise::cube::cube_sums;
+use crate::pointwise::cube::plane_total;
 use crate::pointwise::swiglu::{gate_gradient, gated, sigmoid};
 use crate::pointwise::{CubeShape, MOST, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
@@ -160,8 +160,12 @@ pub fn weighted_forward<E: Float>(x: &[Vec8<E>], factors: &[f32], out: &mut [Vec
     }
 }
 
-/// A cube takes a row.
+/// Vectors of each tensor that a unit reads at a time in [`weighted_backward`].
+const TOGETHER: u32 = 3;
+
+/// A plane takes a row: no unit waits for those of other planes.
 #[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
 pub fn weighted_backward<E: Float>(
     x: &[Vec8<E>],
     factors: &[f32],
@@ -169,36 +173,57 @@ pub fn weighted_backward<E: Float>(
     x_gradient: &mut [Vec8<E>],
     factor_gradients: &mut [f32],
     half: u32,
+    rows: u32,
     #[comptime] cube: CubeShape,
 ) {
-    let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
-    let factor = factors[CUBE_POS_X as usize];
-    let mut total = 0.0f32;
-    let mut column = UNIT_POS;
-    while column < half {
-        let at = (CUBE_POS_X * 2 * half + column) as usize;
-        let gate = x[at];
-        let up = x[at + half as usize];
-        let slope = out_gradient[(CUBE_POS_X * half + column) as usize];
-        let mut gates = Vec8::<E>::empty();
-        let mut ups = Vec8::<E>::empty();
-        #[unroll]
-        for i in 0..8usize {
-            let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
-            let slope = f32::cast_from(slope.extract(i));
-            let s = sigmoid(g);
-            total += slope * (g * s * u);
-            let slope = slope * factor;
-            gates.insert(i, E::cast_from(gate_gradient(slope, g, u, s)));
-            ups.insert(i, E::cast_from(slope * g * s));
+    let row = CUBE_POS_X * comptime![cube.planes() as u32] + UNIT_POS / comptime![cube.plane];
+    let lane = UNIT_POS % comptime![cube.plane];
+    if row < rows {
+        let factor = factors[row as usize];
+        let mut total = 0.0f32;
+        let mut first = lane;
+        while first < half {
+            let mut gates = Array::<Vec8<E>>::new(comptime![TOGETHER as usize]);
+            let mut ups = Array::<Vec8<E>>::new(comptime![TOGETHER as usize]);
+            let mut slopes = Array::<Vec8<E>>::new(comptime![TOGETHER as usize]);
+            #[unroll]
+            for v in 0..comptime![TOGETHER as usize] {
+                let column = first + comptime![v as u32 * cube.plane];
+                if column < half {
+                    let at = (row * 2 * half + column) as usize;
+                    gates[v] = x[at];
+                    ups[v] = x[at + half as usize];
+                    slopes[v] = out_gradient[(row * half + column) as usize];
+                }
+            }
+            #[unroll]
+            for v in 0..comptime![TOGETHER as usize] {
+                let column = first + comptime![v as u32 * cube.plane];
+                if column < half {
+                    let (gate, up, slope) = (gates[v], ups[v], slopes[v]);
+                    let mut of_gate = Vec8::<E>::empty();
+                    let mut of_up = Vec8::<E>::empty();
+                    #[unroll]
+                    for i in 0..8usize {
+                        let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
+                        let slope = f32::cast_from(slope.extract(i));
+                        let s = sigmoid(g);
+                        total += slope * (g * s * u);
+                        let slope = slope * factor;
+                        of_gate.insert(i, E::cast_from(gate_gradient(slope, g, u, s)));
+                        of_up.insert(i, E::cast_from(slope * g * s));
+                    }
+                    let at = (row * 2 * half + column) as usize;
+                    x_gradient[at] = of_gate;
+                    x_gradient[at + half as usize] = of_up;
+                }
+            }
+            first += comptime![TOGETHER * cube.plane];
         }
-        x_gradient[at] = gates;
-        x_gradient[at + half as usize] = ups;
-        column += CUBE_DIM_X;
-    }
-    let (total, _) = cube_sums(total, 0.0, &mut scratch, 0u32, cube);
-    if UNIT_POS == 0 {
-        factor_gradients[CUBE_POS_X as usize] = total;
+        let total = plane_total(total, cube);
+        if lane == 0 {
+            factor_gradients[row as usize] = total;
+        }
     }
 }
 
@@ -252,16 +277,16 @@ pub fn swiglu_gradients<E: Float>(
 ) -> Result<(), PointwiseError> {
     check("half", half, 8, LONGEST)?;
     check("rows", rows, 1, MOST)?;
-    let (cube, vectors, bytes) = (CubeShape::of(client).fitting(half / 8), rows * half / 8, 8 * size_of::<E>());
+    let (cube, vectors, bytes) = (CubeShape::of(client), rows * half / 8, 8 * size_of::<E>());
     let (x, factors) = (buffer("x", x, 2 * vectors, bytes)?, buffer("factors", factors, rows, 4)?);
     let out_gradient = buffer("out_gradient", out_gradient, vectors, bytes)?;
     let x_gradient = buffer("x_gradient", x_gradient, 2 * vectors, bytes)?;
     let factor_gradients = buffer("factor_gradients", factor_gradients, rows, 4)?;
-    // SAFETY: every cube stays in its row, and the buffers hold all rows.
+    // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
         weighted_backward::launch_unchecked::<E>(
             client,
-            CubeCount::Static(rows as u32, 1, 1),
+            CubeCount::Static((rows as u32).div_ceil(cube.planes() as u32), 1, 1),
             cube.dim(),
             x,
             factors,
@@ -269,6 +294,7 @@ pub fn swiglu_gradients<E: Float>(
             x_gradient,
             factor_gradients,
             half as u32 / 8,
+            rows as u32,
             cube,
         )
     };
