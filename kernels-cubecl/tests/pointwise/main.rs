@@ -46,6 +46,8 @@ fn sums_of_rows() {
     both!(experts::sum_rows, RowSums { rows: 9, columns: 40, out: 13, terms: 1 });
     both!(experts::sum_rows, RowSums { rows: 9, columns: 12, out: 5, terms: 3 });
     both!(experts::sum_rows, RowSums { rows: 20, columns: 1, out: 33, terms: 2 });
+    // More terms than are read at a time.
+    both!(experts::sum_rows, RowSums { rows: 20, columns: 8, out: 5, terms: 10 });
 }
 
 #[test]
