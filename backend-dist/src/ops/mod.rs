@@ -20,6 +20,7 @@ mod cross_entropy;
 mod cuda;
 mod determinism;
 mod drop_key;
+mod extras;
 mod flex;
 pub mod fp8;
 mod fused;

@@ -23,6 +23,7 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod fp8;
+mod fp8_groups;
 pub(super) mod grouped;
 mod linear;
 mod moe;
@@ -31,6 +32,7 @@ mod product;
 mod rope;
 pub(in crate::ops) mod routing;
 mod sums;
+mod travel;
 mod work;
 
 use burn::backend::ops::IntTensorOps;

@@ -7,6 +7,7 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
+use super::travel::rows;
 use crate::ops::kernels::LocalKernels;
 
 /// f32 for half precision.
@@ -26,11 +27,6 @@ fn size<T: TensorMetadata>(x: &T) -> [usize; 2] {
 
 fn zeros<B: Backend>(like: &FloatTensor<B>, shape: [usize; 2]) -> FloatTensor<B> {
     B::float_zeros(Shape::from(shape), &like.device(), FloatDType::from(like.dtype()))
-}
-
-fn rows<B: Backend>(x: &FloatTensor<B>, range: Range<usize>) -> FloatTensor<B> {
-    let columns = size(x)[1];
-    B::float_slice(x.clone(), &[Slice::from(range), Slice::from(0..columns)])
 }
 
 pub(in crate::ops) fn sum_rows<B: Backend>(x: FloatTensor<B>, index: IntTensor<B>) -> FloatTensor<B> {
