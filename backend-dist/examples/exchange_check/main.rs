@@ -15,6 +15,7 @@ mod results;
 mod speed;
 
 use backend_dist::comm::RunError;
+use backend_dist::gpu;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Mesh, ParallelLayout};
 use burn::tensor::Device;
@@ -41,6 +42,10 @@ fn main() {
     let wanted: Vec<String> = std::env::args().skip(2).collect();
     let unknown = wanted.iter().find(|word| PARTS.iter().all(|(name, _)| name != word));
     assert!(unknown.is_none(), "{unknown:?} is not a part: {:?}", PARTS.map(|(name, _)| name));
+    if let Err(missing) = gpu::require(gpus) {
+        eprintln!("{missing}");
+        std::process::exit(2);
+    }
     let mut bad = 0;
     for (name, part) in
         PARTS.into_iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|word| word == name))
