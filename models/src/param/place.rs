@@ -59,13 +59,15 @@ pub struct ExpertParallel {
     pub ep: Place,
     /// Where the group has a device link its all-to-alls run beside the experts' products.
     pub overlap: bool,
+    /// Into how many pieces a rank's experts are cut for that, if it is not left to arithmetic.
+    pub pieces: Option<usize>,
 }
 
 impl ExpertParallel {
     pub(super) fn of(rank: &Rank) -> Self {
         let place = |axis, at| Place { rank: at, size: rank.mesh.axis_size(axis) };
         let (etp, ep) = (place(Axis::Etp, rank.coords.etp), place(Axis::Ep, rank.coords.ep));
-        Self { group: rank.group(Axis::EtpEp), etp, ep, overlap: false }
+        Self { group: rank.group(Axis::EtpEp), etp, ep, overlap: false, pieces: None }
     }
 
     /// Which of the layer's experts this rank holds: contiguous blocks, in the order of the ranks, as in Megatron-LM

@@ -29,6 +29,8 @@ pub(super) struct Dispatch {
     pub multiple: usize,
     /// All-to-alls run beside the experts' products.
     pub overlap: bool,
+    /// Into how many pieces a rank's experts are cut for that; `None` leaves it to arithmetic.
+    pub pieces: Option<usize>,
 }
 
 impl Dispatch {
@@ -99,10 +101,13 @@ impl Dispatch {
 
     /// Into how many pieces every member's experts are cut, by what all members know.
     fn pieces(&self, counts: &[Vec<usize>], x: &Tensor<2>, experts: &Experts) -> usize {
-        let (members, [hidden, _]) = (self.members.count(), experts.features());
+        let (members, [hidden, _], most) = (self.members.count(), experts.features(), self.members.own().len());
+        if let Some(pieces) = self.pieces {
+            return pieces.min(most);
+        }
         let sent = counts.iter().flatten().sum::<usize>() * self.members.etp / members;
         let bytes = sent * hidden * x.dtype().size() / members * (members - 1);
-        pieces_beside(&x.device(), bytes, experts.features()).min(self.members.experts / self.members.ep)
+        pieces_beside(&x.device(), bytes, experts.features()).min(most)
     }
 
     fn by_all_gather(&self, x: Tensor<2>, Routing { choice, probs, pad_to }: Routing, experts: &Experts) -> Tensor<2> {

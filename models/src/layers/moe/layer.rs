@@ -44,7 +44,7 @@ impl MoeLayer {
     /// If the ranks do not divide experts or their features; models check that before.
     pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
         config.check()?;
-        let ExpertParallel { group, etp, ep, overlap } = params.experts().clone();
+        let ExpertParallel { group, etp, ep, overlap, pieces } = params.experts().clone();
         let members =
             Members { etp: etp.size, ep: ep.size, experts: config.experts, rank: group.rank(), piece: [0, 1] };
         let (how, multiple) = (config.dispatcher, row_multiple(params.device()));
@@ -56,7 +56,7 @@ impl MoeLayer {
             router: Router::new(params, &format!("{name}.router"), config)?,
             experts: Experts::new(params, &format!("{name}.experts"), config)?,
             shared,
-            dispatch: Dispatch { group, members, how, multiple, overlap },
+            dispatch: Dispatch { group, members, how, multiple, overlap, pieces },
             parallel: params.parallel().clone(),
         })
     }
