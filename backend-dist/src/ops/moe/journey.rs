@@ -91,7 +91,7 @@ pub(super) fn forward<B: MoeKernels>(
     let Journey { group, copies, slots, .. } = journey;
     let sent = [B::sum_rows(x, B::table(&copies.tables().0)), B::sum_rows(p, B::table(&slots.tables().0))];
     let coming: Vec<_> = journey.places().map(|(piece, row, _)| B::start(&sent, row, &piece.splits, group)).collect();
-    let mut results = B::room(&sent[..1], copies.outputs(), group);
+    let mut results = B::none_of(copies.outputs());
     drop(sent);
     let mut kept = Vec::new();
     for ((piece, _, expert), coming) in journey.places().zip(coming) {
@@ -125,9 +125,8 @@ fn backward<B: MoeKernels>(
     let Journey { group, copies, slots, pieces } = &**journey;
     let sent = [B::sum_rows(grad, B::table(&copies.tables().0))];
     let coming: Vec<_> = journey.places().map(|(piece, row, _)| B::start(&sent, row, &piece.splits, group)).collect();
-    let like = [sent[0].clone(), kept[0].p.clone()];
-    let mut results = B::room(&[like[0].clone(), column::<B>(like[1].clone())], copies.outputs(), group);
-    drop((sent, like));
+    let mut results = B::none_of(copies.outputs());
+    drop(sent);
     let [mut of_first, mut of_second] = [Vec::new(), Vec::new()];
     for (((piece, _, expert), coming), kept) in journey.places().zip(coming).zip(kept) {
         let Piece { splits, by_expert, counts } = piece;

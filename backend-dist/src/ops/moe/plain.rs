@@ -57,7 +57,7 @@ pub(in crate::ops) fn weighted_swiglu_grads<B: LocalKernels>(
     let ([count, _], dtype) = (size(&x), x.dtype());
     let (x, grad) = (cast::<B>(x, wide(dtype)), cast::<B>(grad, wide(dtype)));
     let products = B::float_mul(B::swiglu_forward(x.clone()), grad.clone());
-    let p_grad = B::float_reshape(B::float_sum_dim(products, 1), Shape::from([count]));
+    let p_grad = B::float_reshape(B::sum_dim(products, 1), Shape::from([count]));
     let grad = B::float_mul(grad, B::float_reshape(p, Shape::from([count, 1])));
     [cast::<B>(B::swiglu_grad(x, grad), dtype), p_grad]
 }
