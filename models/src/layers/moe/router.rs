@@ -130,9 +130,8 @@ impl Router {
     fn replayed(&self, purpose: Purpose, choice: Choice, tokens: Tokens, batch: &MicroBatch) -> Choice {
         let Some(replay) = routing_replay::current() else { return choice };
         let key = batch.dropout.unwrap_or(DropoutKey { seed: 0, first_sample: 0 });
-        let places = self.shares.places(choice.tokens(), tokens, batch);
         let (layer, step) = (self.layer, key.seed);
-        let row = |place| {
+        let row = move |place| {
             (0..tokens.samples).map(move |sample| Routed {
                 layer,
                 purpose,
@@ -141,7 +140,7 @@ impl Router {
                 place,
             })
         };
-        replay.of(choice, places.into_iter().flat_map(row))
+        replay.of(choice, tokens.places(batch).flat_map(row))
     }
 
     /// What experts are compared by, without a graph: a softmax changes no order but that of sums over groups.
