@@ -163,7 +163,7 @@ pub fn norms(clock: &mut Clock) {
     let latent = RopeShape { heads: 128, all_heads: 128, head_dim: 192, rotated: 64, ..shape };
     for (name, shape) in [("rope", shape), ("rope of 64 of 192 features", latent)] {
         let len = TOKENS * shape.all_heads * shape.head_dim;
-        let (x, out, angles) = (half(len), half(len), half(TOKENS * shape.rotated / 2));
+        let [x, out, angles] = [len, len, TOKENS * shape.rotated / 2].map(|len| clock.tensor(FloatType::Bf16, len));
         clock.time(name, 4 * len, |i| {
             let angles = (angles.at(0), angles.at(1));
             rope::apply::<bf16>(client, x.at(i), angles, out.at(i), shape, false).expect("legal")

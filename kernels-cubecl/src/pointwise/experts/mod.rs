@@ -5,7 +5,7 @@ pub mod count;
 pub mod place;
 
 use crate::pointwise::cube::cube_sums;
-use crate::pointwise::swiglu::sigmoid;
+use crate::pointwise::swiglu::{gate_gradient, gated, sigmoid};
 use crate::pointwise::{CubeShape, MOST, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -116,7 +116,7 @@ pub fn weighted_forward<E: Float>(x: &[Vec8<E>], factors: &[f32], out: &mut [Vec
         #[unroll]
         for i in 0..8usize {
             let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
-            result.insert(i, E::cast_from(g * sigmoid(g) * u * factor));
+            result.insert(i, E::cast_from(gated(g, u) * factor));
         }
         out[(CUBE_POS_X * half + column) as usize] = result;
     }
@@ -142,8 +142,8 @@ pub fn weighted_backward<E: Float>(
         let gate = x[at];
         let up = x[at + half as usize];
         let slope = out_gradient[(CUBE_POS_X * half + column) as usize];
-        let mut gate_gradient = Vec8::<E>::empty();
-        let mut up_gradient = Vec8::<E>::empty();
+        let mut gates = Vec8::<E>::empty();
+        let mut ups = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
             let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
@@ -151,11 +151,11 @@ pub fn weighted_backward<E: Float>(
             let s = sigmoid(g);
             total += slope * (g * s * u);
             let slope = slope * factor;
-            gate_gradient.insert(i, E::cast_from(slope * u * s * (1.0 + g * (1.0 - s))));
-            up_gradient.insert(i, E::cast_from(slope * g * s));
+            gates.insert(i, E::cast_from(gate_gradient(slope, g, u, s)));
+            ups.insert(i, E::cast_from(slope * g * s));
         }
-        x_gradient[at] = gate_gradient;
-        x_gradient[at + half as usize] = up_gradient;
+        x_gradient[at] = gates;
+        x_gradient[at + half as usize] = ups;
         column += CUBE_DIM_X;
     }
     let (total, _) = cube_sums(total, 0.0, &mut scratch, 0u32, cube);

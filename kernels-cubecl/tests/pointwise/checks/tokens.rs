@@ -3,7 +3,7 @@ use super::{Element, download, poisoned, random, report, upload};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
-use kernels_cubecl::pointwise::embedding::{self, TableShape};
+use kernels_cubecl::pointwise::embedding::{self, Plan, TableShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
 
 pub fn upload_i32(client: &Client, values: &[i32]) -> Handle {
@@ -109,7 +109,27 @@ pub fn embedding<E: Element>(client: &Client, shape: TableShape) -> usize {
     embedding::backward::<E, E>(client, &slope, &ids, &written, shape, false).expect("legal");
     embedding::backward::<E, f32>(client, &slope, &ids, &added, shape, true).expect("legal");
     let name = format!("embedding {}, {tokens} of {rows} × {hidden}", E::NAME);
-    report(&name, &download::<E>(client, &found), &out, 0.0)
+    let mut failures = report(&name, &download::<E>(client, &found), &out, 0.0)
         + report("embedding gradient", &download::<E>(client, &written), &gradient, E::LIMIT)
-        + report("the same, added in fp32", &download::<f32>(client, &added), &sum, 1e-6)
+        + report("the same, added in fp32", &download::<f32>(client, &added), &sum, 1e-6);
+    let plan = embedding::Plan::of(client, shape);
+    for plan in [
+        plan,
+        Plan { side: plan.units, ahead: 3, ..plan },
+        // All tokens in a list.
+        Plan { buckets: 1, side: plan.units / 2, ahead: 2, ..plan },
+        Plan { buckets: 2 * plan.buckets, ahead: 8, ..plan },
+        // Several launches.
+        Plan { room: plan.units.max(64), ..plan },
+    ] {
+        let (written, added) = (upload::<E>(client, &vec![0.0; rows * hidden]), upload::<f32>(client, &before));
+        embedding::backward_planned::<E, E>(client, &slope, &ids, &written, shape, false, plan).expect("legal");
+        embedding::backward_planned::<E, f32>(client, &slope, &ids, &added, shape, true, plan).expect("legal");
+        let name = format!("gradient by {plan:?}");
+        if tokens <= plan.room as usize {
+            failures += report(&name, &download::<E>(client, &written), &gradient, E::LIMIT);
+        }
+        failures += report(&name, &download::<f32>(client, &added), &sum, 1e-6);
+    }
+    failures
 }
