@@ -69,9 +69,11 @@ fn a_dry_run_measures_nothing() {
     }
     let ways = "--document-lengths lognormal:4096,1.1 --context.dynamic true --context.max-tokens-per-rank 16384";
     let table = dry(&benchmarks.join("skewed-8b.toml"), ways);
-    for part in ["documents             22.", "dynamic:16384 1.0", "CP2 DP1 1.1"] {
+    for part in ["documents             18.5", "dynamic:16384 1.030", "CP2 DP1 1.110, CP1 DP2 1.046"] {
         assert!(table.contains(part), "{part} in {table}");
     }
+    let forced = dry(&benchmarks.join("mixtral-12b.toml"), "--performance.moe-router-force-load-balancing true");
+    assert!(forced.contains("balanced by force"), "{forced}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 

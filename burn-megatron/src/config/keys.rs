@@ -220,6 +220,8 @@ pub const KEYS: &[Key] = {
         key("performance.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products"),
         key("performance.moe-comm-overlap", Flag, "false", "On GPUs: all-to-alls of routed tokens run beside the experts' products")
             .or(&["overlap-moe-expert-parallel-comm"]),
+        key("performance.moe-router-force-load-balancing", Flag, "false", "For bench only: tokens use experts at random, so that all have as much to do")
+            .or(&["moe-router-force-load-balancing"]),
         key("evaluation.every", Count, "", "Steps between two evaluations; default: a tenth of training.steps")
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0 does none").or(&["eval-iters"]),

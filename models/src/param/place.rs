@@ -61,13 +61,15 @@ pub struct ExpertParallel {
     pub parts: Group,
     /// Where the group has a device link its all-to-alls run beside the experts' products.
     pub overlap: bool,
+    /// Routers choose at random.
+    pub forced: bool,
 }
 
 impl ExpertParallel {
     pub(super) fn of(rank: &Rank) -> Self {
         let place = |axis, at| Place { rank: at, size: rank.mesh.axis_size(axis) };
         let (etp, ep) = (place(Axis::Etp, rank.coords.etp), place(Axis::Ep, rank.coords.ep));
-        Self { group: rank.group(Axis::EtpEp), etp, ep, parts: rank.group(Axis::Etp), overlap: false }
+        Self { group: rank.group(Axis::EtpEp), etp, ep, parts: rank.group(Axis::Etp), overlap: false, forced: false }
     }
 
     /// How many neighbours of [`ExpertParallel::group`] have tokens of one micro-batch, if `tensor_parallel` ranks share one:
