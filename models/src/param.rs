@@ -161,6 +161,13 @@ impl<'a> ParamBuilder<'a> {
         self
     }
 
+    /// Whether routers choose experts at random, so that all are used alike, which they do not without this (Megatron's
+    /// `--moe-router-force-load-balancing`): to measure speed.
+    pub fn with_forced_load_balancing(mut self, forced: bool) -> Self {
+        self.experts.forced = forced;
+        self
+    }
+
     /// Output layers compute losses with about this many logits at a time, [`LOGITS_AT_ONCE`] without this.
     pub fn with_logits_at_once(mut self, logits: usize) -> Self {
         self.parallel.logits_at_once = logits;

@@ -91,11 +91,13 @@ pub fn with_mtp_losses(
             None => module,
         };
         let (seq, by) = (module.dims()[1], index + 1);
-        if by >= seq {
-            return losses;
-        }
-        let before = module.clone().narrow(1, 0, by).zeros_like();
-        let aligned = Tensor::cat(vec![before, module.narrow(1, 0, seq - by)], 1).mul_scalar(weight);
+        let aligned = if by < seq {
+            let before = module.clone().narrow(1, 0, by).zeros_like();
+            Tensor::cat(vec![before, module.narrow(1, 0, seq - by)], 1).mul_scalar(weight)
+        } else {
+            // The backward pass goes through the module all the same: other ranks may wait for this one's experts.
+            module.mul_scalar(0.0)
+        };
         let aligned = own(aligned, rows, context);
         losses + (aligned.clone() - aligned.detach())
     })
