@@ -6,7 +6,8 @@ use burn::tensor::{Device, FloatDType};
 use burn_megatron::engine::{DocumentConfig, RankEngine, TokenBatch};
 use burn_megatron::verify::{Candidate, Job};
 use models::{
-    CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig, ModelConfig, ParamBuilder,
+    CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig,
+    ModelConfig, ParamBuilder,
 };
 use tests::{SETTINGS, assert_equals_one_device, gpt, llama, train_on};
 
@@ -92,6 +93,22 @@ fn a_window_and_norms_of_heads_stay_inside_documents() {
 fn a_packed_gpt_learns_what_its_documents_teach() {
     let config = GptConfig { hidden_dropout: 0.0, attention_dropout: 0.0, ..gpt() };
     packed_equals_unpacked::<Gpt>(&config, &["TP1", "DP4 ZeRO3", "TP2 SP", "CP2", "TP2 SP CP2", "CP4 all_gather"]);
+}
+
+/// A document's last tokens are not asked for tokens of the next one. Nothing balances experts here: padding is routed too.
+#[test]
+fn further_tokens_are_those_of_the_same_document() {
+    let config = DeepSeekV3Config {
+        vocab_size: 101,
+        hidden_size: 32,
+        num_nextn_predict_layers: 2,
+        mtp_loss_scaling_factor: 0.5,
+        moe_router_bias_update_rate: 0.0,
+        router_aux_loss_coef: 0.0,
+        initializer_range: 0.1,
+        ..DeepSeekV3Config::tiny()
+    };
+    packed_equals_unpacked::<DeepSeekV3>(&config, &["TP1", "TP1 x4 uniform1", "TP2 SP DP2", "CP2", "CP4 all_gather"]);
 }
 
 /// Each document is shared by as many ranks as its length asks for; ranks take different numbers of them.
