@@ -95,9 +95,10 @@ fn a_packed_gpt_learns_what_its_documents_teach() {
     packed_equals_unpacked::<Gpt>(&config, &["TP1", "DP4 ZeRO3", "TP2 SP", "CP2", "TP2 SP CP2", "CP4 all_gather"]);
 }
 
-/// A document's last tokens are not asked for tokens of the next one. Nothing balances experts here: padding is routed too.
+/// NVIDIA/Megatron-LM pull requests 6205 and 4495: modules that predict further tokens looked across the borders of documents. Nothing
+/// balances experts here, since padding is routed too.
 #[test]
-fn further_tokens_are_those_of_the_same_document() {
+fn megatron_lm_6205_4495_further_tokens_are_those_of_the_same_document() {
     let config = DeepSeekV3Config {
         vocab_size: 101,
         hidden_size: 32,
