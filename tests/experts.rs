@@ -74,6 +74,22 @@ fn experts_in_pipelines_and_over_parts_of_sequences() {
     equal_one_device::<Mixtral>(&mixtral(), &layouts);
 }
 
+/// Two pieces of every rank's experts, or one where a rank has one expert.
+#[test]
+fn exchanges_beside_experts() {
+    let layouts = [
+        "DP2 EP2 moe-overlap",
+        "DP4 EP4 ZeRO1 moe-overlap",
+        "DP4 EP2 ETP2 x2 moe-overlap",
+        "DP4 EP2 ZeRO3 moe-overlap selective",
+        "TP2 SP DP2 EP2 ETP1 ZeRO2 x2 moe-overlap uniform1",
+        "PP2 DP2 EP2 ZeRO2 x2 zb-h1 moe-overlap",
+        "CP2 EP2 moe-overlap",
+        "DP2 EP2 dynamic:8 moe-overlap",
+    ];
+    equal_one_device::<Mixtral>(&mixtral(), &layouts);
+}
+
 /// Sigmoid scores, groups of experts, a shared expert, and a bias that moves far enough in three steps to send tokens
 /// elsewhere. The bias is compared like a weight.
 #[test]

@@ -44,7 +44,7 @@ fn the_largest_magnitude_gives_the_scale() {
     let (from, found) = (upload(client, &x), client.empty(4));
     amax::amax::<bf16>(client, &from, &found, x.len()).unwrap();
     let [scale, inverse] = [client.empty(4), client.empty(4)];
-    amax::scale(client, &found, [&scale, &inverse], Format::E5m2, 2).unwrap();
+    amax::scale(client, &found, [&scale, &inverse], 1, Format::E5m2, 2).unwrap();
     let expected = 57344.0 / 60.0 * 0.25;
     assert_eq!([&found, &scale, &inverse].map(|x| read_f32(client, x)), [60.0, expected, 1.0 / expected]);
 }

@@ -38,6 +38,7 @@ mod plain;
 mod product;
 mod prologue;
 mod residual;
+mod sums;
 mod tape;
 #[cfg(test)]
 mod tests;
@@ -57,4 +58,5 @@ pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rot
 pub use product::{Entry, Exit};
 pub use prologue::Prologue;
 pub use residual::Residual;
+pub use sums::{expand_dim, log_sum_exp, matmul, shares, softmax, sum, sum_dim};
 pub use tape::{Tape, pull_back};

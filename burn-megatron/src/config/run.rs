@@ -163,6 +163,8 @@ pub struct PerformanceSection {
     pub deterministic: bool,
     /// On GPUs exchanges of tensor parallelism run beside the matrix products.
     pub tp_comm_overlap: bool,
+    /// On GPUs all-to-alls of routed tokens run beside the experts' products.
+    pub moe_comm_overlap: bool,
 }
 
 /// `[evaluation]`

@@ -62,8 +62,10 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + norm::plans::<bf16>(c, 1501, 64)
         }),
         ("rope", |c| {
-            let shape = RopeShape { rows: 37, batch: 3, heads: 10, all_heads: 12, head_dim: 128 };
-            tokens::rope::<bf16>(c, shape) + tokens::rope::<bf16>(c, RopeShape { head_dim: 64, heads: 12, ..shape })
+            let shape = RopeShape { rows: 37, batch: 3, heads: 10, all_heads: 12, head_dim: 128, rotated: 128 };
+            tokens::rope::<bf16>(c, shape)
+                + tokens::rope::<bf16>(c, RopeShape { head_dim: 64, rotated: 64, heads: 12, ..shape })
+                + tokens::rope::<bf16>(c, RopeShape { head_dim: 192, rotated: 64, heads: 12, ..shape })
         }),
         ("cross entropy", |c| {
             let shape = LogitsShape { rows: 70, columns: 1064, valid: 1003, first_row: 5000 };

@@ -4,7 +4,7 @@ use crate::clock::Clock;
 use crate::timings::{VOCABULARY, even_ids, gradient_bytes, zipf_ids};
 use half::bf16;
 use kernels_cubecl::pointwise::column_sum::{Slicing, column_sum_sliced};
-use kernels_cubecl::pointwise::embedding::{TableShape, backward_in};
+use kernels_cubecl::pointwise::embedding::{self, TableShape, backward, backward_planned};
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape, Plan};
 
@@ -62,8 +62,8 @@ pub fn norms(clock: &mut Clock) {
             chosen,
             // The same number of turns for all.
             Plan { cubes: Some(128), ..chosen },
-            Plan { ahead: 2, ..chosen },
-            Plan { ahead: 2, cubes: Some(128), ..chosen },
+            Plan { side: 3, ahead: 0, ..chosen },
+            Plan { side: 3, ahead: 0, cubes: Some(all - 1), ..chosen },
             Plan { units: 512, vectors: 1, side: 1, ahead: 2, ..chosen },
             Plan { units: 256, vectors: 2, side: 1, cubes: Some(2 * all), ..chosen },
         ];
@@ -87,18 +87,9 @@ pub fn heads(clock: &mut Clock) {
 pub fn column_sums(clock: &mut Clock) {
     let client = clock.client;
     let (x, sums) = (clock.tensor(FloatType::Bf16, ROWS * COLUMNS), client.empty(4 * COLUMNS));
-    for (units, side, slices, ahead) in [
-        (512, 4, 1, 8),
-        (512, 4, 1, 12),
-        (512, 4, 1, 6),
-        (256, 4, 1, 16),
-        (256, 4, 1, 8),
-        (1024, 4, 1, 4),
-        (512, 8, 1, 16),
-        (1024, 8, 1, 8),
-        (256, 2, 1, 8),
-        (512, 8, 2, 8),
-    ] {
+    for (units, side, slices, ahead) in
+        [(512, 4, 1, 8), (512, 4, 1, 5), (256, 4, 1, 12), (256, 4, 1, 10), (384, 4, 1, 8), (384, 4, 1, 6)]
+    {
         let how = Slicing { units, side, slices, ahead };
         clock.time(
             &format!("column sum plans: {units} units, {side} side, {slices} slices, {ahead} ahead"),
@@ -115,10 +106,20 @@ pub fn embeddings(clock: &mut Clock) {
     let sum = clock.tensor(FloatType::F32, VOCABULARY * COLUMNS);
     for (name, ids) in [("equal", even_ids(ROWS)), ("Zipf's", zipf_ids(ROWS))] {
         let (bytes, ids) = (gradient_bytes(&ids, COLUMNS), upload_i32(client, &ids));
-        for units in [64, 128, 256, 512] {
-            clock.time(&format!("embedding plans: {name} ids, {units} units"), bytes, |i| {
-                backward_in::<bf16, f32>(client, out.at(i), &ids, sum.at(i), shape, true, units).expect("legal")
-            });
+        clock.time(&format!("embedding plans: {name} ids, sorted"), bytes, |i| {
+            backward::<bf16, f32>(client, out.at(i), &ids, sum.at(i), shape, true).expect("legal")
+        });
+        for (side, buckets, ahead) in
+            [(32, 128, 4), (32, 128, 8), (32, 64, 4), (32, 256, 4), (64, 128, 4), (64, 256, 4), (128, 256, 4)]
+        {
+            let plan = embedding::Plan { side, buckets, ahead, ..embedding::Plan::of(client, shape) };
+            clock.time(
+                &format!("embedding plans: {name} ids, {side} side, {buckets} buckets, {ahead} ahead"),
+                bytes,
+                |i| {
+                    backward_planned::<bf16, f32>(client, out.at(i), &ids, sum.at(i), shape, true, plan).expect("legal")
+                },
+            );
         }
     }
 }

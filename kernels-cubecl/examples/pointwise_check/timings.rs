@@ -159,14 +159,16 @@ pub fn norms(clock: &mut Clock) {
         let targets = Gradients { x: y.at(i), affine: &sums };
         norm::backward::<bf16>(client, x.at(i), affine, slope.at(i), None, targets, 1e-5, short).expect("legal")
     });
-    let shape = RopeShape { rows: TOKENS, batch: 1, heads: 40, all_heads: 48, head_dim: 128 };
-    let len = TOKENS * 48 * 128;
-    let half = |len| clock.tensor(FloatType::Bf16, len);
-    let (x, out, angles) = (half(len), half(len), half(TOKENS * 64));
-    clock.time("rope", 4 * len, |i| {
-        let angles = (angles.at(0), angles.at(1));
-        rope::apply::<bf16>(client, x.at(i), angles, out.at(i), shape, false).expect("legal")
-    });
+    let shape = RopeShape { rows: TOKENS, batch: 1, heads: 40, all_heads: 48, head_dim: 128, rotated: 128 };
+    let latent = RopeShape { heads: 128, all_heads: 128, head_dim: 192, rotated: 64, ..shape };
+    for (name, shape) in [("rope", shape), ("rope of 64 of 192 features", latent)] {
+        let len = TOKENS * shape.all_heads * shape.head_dim;
+        let [x, out, angles] = [len, len, TOKENS * shape.rotated / 2].map(|len| clock.tensor(FloatType::Bf16, len));
+        clock.time(name, 4 * len, |i| {
+            let angles = (angles.at(0), angles.at(1));
+            rope::apply::<bf16>(client, x.at(i), angles, out.at(i), shape, false).expect("legal")
+        });
+    }
 }
 
 /// Ids that are all different, in no order.

@@ -18,8 +18,9 @@ fn check(what: &str, kernel: impl CubeKernel) {
 
 #[test]
 fn rope_compiles() {
-    for half in [4, 8] {
-        check("rope", kernel!(rope::rotate::Rotate<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), half)));
+    for (half, head) in [(4, 8), (8, 16), (4, 24)] {
+        let kernel = kernel!(rope::rotate::Rotate<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), half, head));
+        check("rope", kernel);
     }
 }
 
@@ -50,6 +51,18 @@ fn the_embedding_compiles() {
     }
     sums!(bf16, f32, true);
     sums!(bf16, bf16, false);
+    let plan = embedding::Plan { units: 256, side: 32, buckets: 128, ahead: 4, room: 8192 };
+    for (plan, adds) in [
+        (plan, true),
+        (plan, false),
+        (embedding::Plan { ahead: 8, ..plan }, true),
+        (embedding::Plan { side: 128, buckets: 256, ..plan }, true),
+    ] {
+        let (s, d, none) = (settings(), hopper(), Default::default());
+        type Sums = embedding::buckets::sum_buckets::SumBuckets<bf16, f32>;
+        let kernel = Sums::new(s, d, none, b(), b(), b(), (), (), (), (), 4, 4, adds, plan);
+        check(&format!("buckets {} {} {adds}", plan.side, plan.ahead), kernel);
+    }
 }
 
 #[test]

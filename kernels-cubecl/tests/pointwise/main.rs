@@ -87,8 +87,10 @@ fn norms_in_other_cubes() {
 
 #[test]
 fn rope() {
-    both!(tokens::rope, RopeShape { rows: 7, batch: 3, heads: 5, all_heads: 6, head_dim: 32 });
-    both!(tokens::rope, RopeShape { rows: 5, batch: 1, heads: 3, all_heads: 3, head_dim: 16 });
+    both!(tokens::rope, RopeShape { rows: 7, batch: 3, heads: 5, all_heads: 6, head_dim: 32, rotated: 32 });
+    both!(tokens::rope, RopeShape { rows: 5, batch: 1, heads: 3, all_heads: 3, head_dim: 16, rotated: 16 });
+    both!(tokens::rope, RopeShape { rows: 3, batch: 2, heads: 4, all_heads: 4, head_dim: 40, rotated: 16 });
+    both!(tokens::rope, RopeShape { rows: 3, batch: 1, heads: 2, all_heads: 3, head_dim: 48, rotated: 32 });
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Quantised weights that are kept while the weights do not change.
 
+use std::any::Any;
 use std::cell::Cell;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 thread_local! {
     /// Counts the changes of this rank's weights, once somebody reports them.
@@ -20,6 +22,30 @@ pub fn weights_may_change() {
     VERSION.set(None);
 }
 
-pub(super) fn version() -> Option<u64> {
-    VERSION.get()
+/// Whether quantised weights are kept.
+pub(super) fn are_kept() -> bool {
+    VERSION.get().is_some()
+}
+
+/// What was made of a weight, and the version of the weights that it was made from. Clones are the same place.
+#[derive(Clone, Default)]
+pub(super) struct Cached(Arc<Mutex<Option<(u64, Box<dyn Any + Send>)>>>);
+
+impl Cached {
+    /// What was made of the present weights.
+    pub fn get<T: Clone + 'static>(&self) -> Option<T> {
+        let kept = self.lock();
+        let (version, value) = kept.as_ref()?;
+        (Some(*version) == VERSION.get()).then(|| value.downcast_ref::<T>().cloned())?
+    }
+
+    /// Keeps what was made of the present weights, if such are kept.
+    pub fn set<T: Clone + Send + 'static>(&self, value: &T) {
+        let kept = VERSION.get().map(|version| (version, Box::new(value.clone()) as Box<dyn Any + Send>));
+        *self.lock() = kept;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(u64, Box<dyn Any + Send>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

@@ -1,8 +1,11 @@
 //! Rows of a table by id, and their gradient.
+pub mod buckets;
 pub mod gradient;
+mod list;
 pub mod sort;
 
 use super::{CubeShape, PointwiseError, buffer, check};
+pub use buckets::{Plan, backward_planned};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 pub use gradient::{backward, backward_in};

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use backend_dist::comm::Group;
+use backend_dist::ops::{log_sum_exp, sum, sum_dim};
 use burn::tensor::{Tensor, TensorData};
 
 use super::config::BalanceOver;
@@ -126,15 +127,13 @@ pub(super) fn loss(scores: Tensor<2>, weights: Vec<f64>) -> Tensor<1> {
     let ([tokens, experts], columns) = (scores.dims(), weights.len());
     let weights = TensorData::new(weights, [1, columns]);
     let weights = Tensor::from_data(weights, (&scores.device(), scores.dtype()));
-    (scores.reshape([tokens * experts / columns, columns]).sum_dim(0) * weights).sum()
+    sum(sum_dim(scores.reshape([tokens * experts / columns, columns]), 0) * weights)
 }
 
 /// `Σ_t logsumexp(logits[t])² / total` for the logits `[tokens, experts]` of a rank, without the coefficient.
 pub(super) fn z_loss(logits: Tensor<2>, total: f64) -> Tensor<1> {
-    let largest = logits.clone().max_dim(1).detach();
-    let logs = (logits - largest.clone()).exp().sum_dim(1).log() + largest;
     // Burn's gradient of a division by a number rounds it to f32.
-    logs.powi_scalar(2).sum() * (1.0 / total)
+    sum(log_sum_exp(logits).powi_scalar(2)) * (1.0 / total)
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! The router: logits, the choice of experts, their probabilities, auxiliary losses, counts.
 
 use backend_dist::ops::moe::{inject, router_logits, row_multiple};
+use backend_dist::ops::{log_sum_exp, shares, softmax, sum};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
-use burn::tensor::activation::{log_softmax, sigmoid, softmax};
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{Bool, DType, FloatDType, Tensor, TensorData};
 
 use super::balance::{self, Shares};
@@ -149,7 +150,7 @@ impl Router {
         let logits = logits.clone().without_autodiff();
         match self.config.scores {
             Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits),
-            Scores::SoftmaxBeforeTopK | Scores::NormalisedSoftmax if self.config.groups.is_some() => softmax(logits, 1),
+            Scores::SoftmaxBeforeTopK | Scores::NormalisedSoftmax if self.config.groups.is_some() => softmax(logits),
             _ => logits,
         }
     }
@@ -165,14 +166,9 @@ impl Router {
         let (config, [tokens, experts], device) = (self.config, logits.dims(), logits.device());
         let probs = match config.scores {
             // The share of the chosen experts brought to one is a softmax over them.
-            Scores::SoftmaxAfterTopK | Scores::NormalisedSoftmax => {
-                softmax(logits.clone().mask_fill(others(), LEAST), 1)
-            }
-            Scores::SoftmaxBeforeTopK => softmax(logits.clone(), 1),
-            Scores::Sigmoid if config.top_k > 1 => {
-                let scores = sigmoid(logits.clone()).mask_fill(others(), 0.0);
-                scores.clone() / (scores.sum_dim(1) + TINY)
-            }
+            Scores::SoftmaxAfterTopK | Scores::NormalisedSoftmax => softmax(logits.clone().mask_fill(others(), LEAST)),
+            Scores::SoftmaxBeforeTopK => softmax(logits.clone()),
+            Scores::Sigmoid if config.top_k > 1 => shares(sigmoid(logits.clone()).mask_fill(others(), 0.0), TINY),
             Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits.clone()),
         };
         let is_softmax = !matches!(config.scores, Scores::Sigmoid | Scores::PlainSigmoid);
@@ -203,11 +199,8 @@ impl Router {
         let logits = logits.clone().slice([0..tokens.valid, 0..experts]);
         let balance = weights.zip(self.config.balance).map(|(weights, kind)| {
             let scores = match self.config.scores {
-                Scores::Sigmoid | Scores::PlainSigmoid => {
-                    let scores = sigmoid(logits.clone());
-                    scores.clone() / (scores.sum_dim(1) + TINY)
-                }
-                _ => softmax(logits.clone(), 1),
+                Scores::Sigmoid | Scores::PlainSigmoid => shares(sigmoid(logits.clone()), TINY),
+                _ => softmax(logits.clone()),
             };
             let loss = balance::loss(scores, weights);
             self.record(stats::Auxiliary::LoadBalancing, &loss);
@@ -228,8 +221,8 @@ impl Router {
     fn count(&self, logits: &Tensor<2>, routed: &[usize], rows: usize, dropped: usize) {
         let entropy = (rows > 0).then(|| {
             let logits = logits.clone().without_autodiff().slice([0..rows, 0..routed.len()]);
-            let logs = log_softmax(logits, 1);
-            -(logs.clone().exp() * logs).sum()
+            let logs = logits.clone() - log_sum_exp(logits);
+            -sum(logs.clone().exp() * logs)
         });
         stats::record(self.layer, |layer| {
             layer.routed(routed, rows);

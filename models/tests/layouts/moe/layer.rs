@@ -17,22 +17,29 @@ use crate::harness::{Collect, Local, assemble, host};
 
 /// What the layer finds, and the number of micro-batches that the samples were: one for each data parallel rank.
 pub fn run(case: &Case, layout: &str) -> (Found, usize) {
-    run_with(case, layout, &Recompute::default())
+    run_with(case, layout, &Recompute::default(), false)
 }
 
 /// The same with the experts' activations made again in the backward pass.
 pub fn run_again(case: &Case, layout: &str) -> (Found, usize) {
-    run_with(case, layout, &Recompute::selective(&[recompute::Module::MlpActivation]))
+    run_with(case, layout, &Recompute::selective(&[recompute::Module::MlpActivation]), false)
+}
+
+/// The same with exchanges beside the experts, and activations that are kept or made again.
+pub fn run_beside(case: &Case, layout: &str, again: bool) -> (Found, usize) {
+    let modules = if again { &[recompute::Module::MlpActivation][..] } else { &[] };
+    run_with(case, layout, &Recompute::selective(modules), true)
 }
 
 /// Values of some samples and positions.
 type Part = (Vec<usize>, Vec<usize>, Vec<f64>);
 
-fn run_with(case: &Case, layout: &str, recompute: &Recompute) -> (Found, usize) {
+fn run_with(case: &Case, layout: &str, recompute: &Recompute, overlap: bool) -> (Found, usize) {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let ranks = launch(&mesh, &[Device::flex()], |rank: Rank| {
         let (samples, positions) = (samples(&rank), positions(&rank, case.seq));
-        let mut params = ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(&Weights).with_recompute(recompute);
+        let params = ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(&Weights).with_recompute(recompute);
+        let mut params = params.with_moe_comm_overlap(overlap);
         params.begin(Unit::Layer(0));
         let norm = Norm::new(&mut params, "norm", HIDDEN, NormKind::Rms, EPS)?;
         let layer = FeedForward::new(&mut params, "layers.0.mlp", &Ffn::Moe(case.config))?;

@@ -105,6 +105,8 @@ fn assert_layouts(case: Case, layouts: &[&str]) {
             let (found, micro_batches) = layer::run(&Case { config, ..case }, layout);
             assert_same(&format!("{layout} {dispatcher:?}"), &found, &plain::run(&case, micro_batches));
         }
+        let (found, micro_batches) = layer::run_beside(&case, layout, false);
+        assert_same(&format!("{layout}, beside the experts"), &found, &plain::run(&case, micro_batches));
     }
 }
 
@@ -185,6 +187,8 @@ fn recomputation_changes_no_bit() {
         let (kept, again) = (layer::run(&mixtral(), layout).0, layer::run_again(&mixtral(), layout).0);
         assert!(kept.out == again.out && kept.x_grad == again.x_grad && kept.weights == again.weights, "{layout}");
     }
+    let [kept, again] = [false, true].map(|again| layer::run_beside(&mixtral(), "DP2 EP2", again).0);
+    assert!(kept.out == again.out && kept.x_grad == again.x_grad && kept.weights == again.weights);
 }
 
 /// The operations that GPUs route with, here on tables that come to the host and go back.

@@ -2,6 +2,7 @@
 
 mod experts;
 mod fp8;
+mod fp8_experts;
 mod logs;
 mod resume;
 
