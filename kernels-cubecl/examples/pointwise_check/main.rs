@@ -6,6 +6,7 @@
 #[path = "../../tests/pointwise/checks/mod.rs"]
 mod checks;
 mod clock;
+mod mixtures;
 mod plans;
 mod timings;
 
@@ -118,9 +119,9 @@ fn main() {
     timings::norms(&mut clock);
     timings::tokens(&mut clock);
     timings::runs(&mut clock);
+    mixtures::all(&mut clock);
     if clock.asks_for("plans") {
-        plans::norms(&mut clock);
-        plans::heads(&mut clock);
+        plans::layer_gradients(&mut clock);
         plans::column_sums(&mut clock);
         plans::embeddings(&mut clock);
     }

@@ -40,6 +40,7 @@ fn cross_entropy_compiles() {
 
 #[test]
 fn the_embedding_compiles() {
+    use embedding::buckets::sum_buckets::SumBuckets;
     use gradient::{join_chunks::JoinChunks, sum_chunks::SumChunks};
     check("gather", kernel!(embedding::gather::Gather, settings(), (b(), b(), b(), (), (), (), ())));
     compile("sorted tiles", kernel!(sort::sort_tiles::SortTiles, settings(), (b(), b(), b(), (), GPU)));
@@ -59,9 +60,7 @@ fn the_embedding_compiles() {
         (embedding::Plan { ahead: 8, ..plan }, true),
         (embedding::Plan { side: 128, buckets: 256, ..plan }, true),
     ] {
-        let (s, d, none) = (settings(), hopper(), Default::default());
-        type Sums = embedding::buckets::sum_buckets::SumBuckets<bf16, f32>;
-        let kernel = Sums::new(s, d, none, b(), b(), b(), (), (), (), (), 4, 4, adds, plan);
+        let kernel = kernel!(SumBuckets<bf16, f32>, settings(), (b(), b(), b(), (), (), (), (), 4, 4, adds, plan));
         check(&format!("buckets {} {} {adds}", plan.side, plan.ahead), kernel);
     }
 }
