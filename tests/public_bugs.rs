@@ -11,24 +11,7 @@ use models::{
     CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig,
     MixtralVariant, ModelConfig, ParamBuilder,
 };
-use tests::{SETTINGS, assert_equals_one_device, gpt, gradients, llama, train, train_on, weights};
-
-/// Three layers with experts and one without, and a loss that balances them.
-fn mixture() -> MixtralConfig {
-    MixtralConfig {
-        variant: MixtralVariant::Qwen3Moe,
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 64,
-        moe_intermediate_size: Some(16),
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        mlp_only_layers: vec![1],
-        router_balance: BalanceOver::Sequence,
-        ..MixtralConfig::tiny()
-    }
-}
+use tests::{SETTINGS, assert_equals_one_device, gpt, gradients, llama, mixture, train, train_on, weights};
 
 /// Latent attention with heads for eight ranks, experts, and a module that predicts further tokens.
 fn deepseek() -> DeepSeekV3Config {
