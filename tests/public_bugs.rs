@@ -9,7 +9,7 @@ use burn_megatron::verify::{Candidate, RankTrace, trace};
 use models::layers::BalanceOver;
 use models::{
     CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig,
-    MixtralVariant, ModelConfig, ParamBuilder,
+    ModelConfig, ParamBuilder,
 };
 use tests::{SETTINGS, assert_equals_one_device, gpt, gradients, llama, mixture, train, train_on, weights};
 
