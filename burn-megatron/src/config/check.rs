@@ -49,6 +49,16 @@ impl RunConfig {
                 }));
             }
         }
+        if both && self.fp8.format.is_some() {
+            let layers = self.model.config.dims().layers;
+            let (start, end) = (self.fp8.num_layers_at_start_in_bf16, self.fp8.num_layers_at_end_in_bf16);
+            note(demand(!self.fp8.layers(layers).is_empty(), || {
+                format!(
+                    "fp8.num-layers-at-start-in-bf16 = {start} and fp8.num-layers-at-end-in-bf16 = {end} leave none of {layers} \
+                     layers in FP8; their sum must be below {layers}, or fp8.format = none"
+                )
+            }));
+        }
         let batches = self.engine().plan(layout.dp).map_err(|error| format!("training: {error}"));
         if let (true, Ok(batches)) = (both, &batches) {
             let layers = self.model.config.dims().layers;

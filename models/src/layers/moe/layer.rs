@@ -58,11 +58,11 @@ impl MoeLayer {
             let on_device = router.is_on_device().then_some(config.dispatcher);
             (together, multiple) = (fp8_together(&place, params.parallel().size(), on_device)?, multiple.max(MULTIPLE));
         }
-        let ExpertParallel { group, etp, ep, overlap, .. } = place;
+        let ExpertParallel { group, etp, ep, overlap, pieces, .. } = place;
         let rank = group.rank();
         let members = Members { etp: etp.size, ep: ep.size, experts: config.experts, rank, together, piece: [0, 1] };
         let overlap = overlap && !experts.are_fp8();
-        let dispatch = Dispatch { group, members, how: config.dispatcher, multiple, overlap };
+        let dispatch = Dispatch { group, members, how: config.dispatcher, multiple, overlap, pieces };
         Ok(Self { router, experts, shared, dispatch, parallel: params.parallel().clone() })
     }
 
@@ -83,23 +83,21 @@ impl MoeLayer {
     fn routed<T>(&self, x: Tensor<3>, batch: &MicroBatch, meanwhile: impl FnOnce() -> T) -> (Tensor<3>, T) {
         let ([rows, samples, hidden], parallel) = (x.dims(), &self.parallel);
         if parallel.sequence || parallel.size() == 1 {
-            return self.own(x, rows, batch, meanwhile);
+            return self.own(x, rows * parallel.size(), batch, meanwhile);
         }
         let all = rows.next_multiple_of(parallel.size());
-        let part = all / parallel.size();
-        let valid = rows.saturating_sub(parallel.group.rank() * part).min(part);
         let own = scatter_to_sequence_parallel(pad_sequence(x, all), &parallel.group);
-        let (out, made) = self.own(own, valid, batch, meanwhile);
+        let (out, made) = self.own(own, rows, batch, meanwhile);
         let out = gather_from_sequence_parallel_replicated(out, &parallel.group);
         (if all == rows { out } else { out.slice([0..rows, 0..samples, 0..hidden]) }, made)
     }
 
-    /// The routed experts for this rank's own rows, of which the first `valid` count.
-    fn own<T>(&self, x: Tensor<3>, valid: usize, batch: &MicroBatch, meanwhile: impl FnOnce() -> T) -> (Tensor<3>, T) {
+    /// The routed experts for this rank's own rows; the ranks have `all` positions together.
+    fn own<T>(&self, x: Tensor<3>, all: usize, batch: &MicroBatch, meanwhile: impl FnOnce() -> T) -> (Tensor<3>, T) {
         let [rows, samples, hidden] = x.dims();
-        let valid = if batch.is_filling { 0 } else { valid };
+        let first = self.parallel.group.rank() * rows;
         let x = x.reshape([rows * samples, hidden]);
-        let tokens = Tokens { valid: valid * samples, samples };
+        let tokens = Tokens::of(first..first + rows, all, samples, batch);
         let (routing, made) = self.router.forward(x.clone(), tokens, batch, meanwhile);
         let out = self.dispatch.through(x, routing, &self.experts);
         (out.reshape([rows, samples, hidden]), made)

@@ -11,6 +11,7 @@ use super::balance::{self, Shares};
 use super::capacity::{drop_tokens, room};
 use super::config::{Capacity, Dispatcher, DropPolicy, MoeConfig, RouterConfig, RouterPlace, Scores};
 use super::decide::{self, Choices, Counts, Tokens, host};
+use super::forced::Forced;
 use super::routing_replay::{self, Purpose, Routed};
 use super::select::Choice;
 use super::stats;
@@ -29,6 +30,8 @@ pub(super) struct Router {
     capacity: Option<Capacity>,
     #[module(skip)]
     shares: Shares,
+    #[module(skip)]
+    forced: Option<Forced>,
     #[module(skip)]
     layer: usize,
     #[module(skip)]
@@ -63,6 +66,7 @@ impl Router {
         };
         let layer = params.unit().layer().expect("a router is in a layer");
         let shares = Shares::new(params);
+        let forced = params.experts().forced.then(|| Forced::new(name, params.experts().group.rank()));
         let (fp32, is_f64) = (params.has_fp32_norms(), params.dtype() == FloatDType::F64);
         let on_device = match router.place {
             RouterPlace::Host => false,
@@ -70,7 +74,7 @@ impl Router {
             RouterPlace::Device => !(fp32 && is_f64),
         };
         let on_device = on_device && is_counted(config, params.experts().group.size());
-        Ok(Self { weight, expert_bias, config: router, capacity, shares, layer, fp32, on_device })
+        Ok(Self { weight, expert_bias, config: router, capacity, shares, forced, layer, fp32, on_device })
     }
 
     /// Whether experts are chosen on the device.
@@ -88,6 +92,10 @@ impl Router {
         meanwhile: impl FnOnce() -> T,
     ) -> (Routing, T) {
         let logits = router_logits(x, self.weight.val());
+        let logits = match &self.forced {
+            Some(forced) => forced.replace(logits),
+            None => logits,
+        };
         let scores = self.compared(&logits);
         let auxiliary = batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0);
         let balance = self.config.balance.map(|balance| balance.over).filter(|_| auxiliary);
@@ -131,9 +139,8 @@ impl Router {
     fn replayed(&self, purpose: Purpose, choice: Choice, tokens: Tokens, batch: &MicroBatch) -> Choice {
         let Some(replay) = routing_replay::current() else { return choice };
         let key = batch.dropout.unwrap_or(DropoutKey { seed: 0, first_sample: 0 });
-        let places = self.shares.places(choice.tokens(), tokens, batch);
         let (layer, step) = (self.layer, key.seed);
-        let row = |place| {
+        let row = move |place| {
             (0..tokens.samples).map(move |sample| Routed {
                 layer,
                 purpose,
@@ -142,7 +149,7 @@ impl Router {
                 place,
             })
         };
-        replay.of(choice, places.into_iter().flat_map(row))
+        replay.of(choice, tokens.places(batch).flat_map(row))
     }
 
     /// What experts are compared by, without a graph: a softmax changes no order but that of sums over groups.
