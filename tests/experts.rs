@@ -2,30 +2,11 @@
 
 use burn::tensor::Device;
 use burn_megatron::verify::{Candidate, Row, verify};
-use models::layers::BalanceOver;
-use models::mixtral::MixtralVariant;
 use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, Mixtral, MixtralConfig};
-use tests::SETTINGS;
+use tests::{SETTINGS, mixture};
 
-/// Three layers with experts and one without; losses that balance them, of each sequence by itself, so that it does not matter
-/// how the batch is cut into micro-batches.
 fn mixtral() -> MixtralConfig {
-    MixtralConfig {
-        variant: MixtralVariant::Qwen3Moe,
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 64,
-        moe_intermediate_size: Some(16),
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        num_experts: 4,
-        mlp_only_layers: vec![1],
-        router_balance: BalanceOver::Sequence,
-        router_aux_loss_coef: 0.5,
-        router_z_loss_coef: 0.1,
-        ..MixtralConfig::tiny()
-    }
+    MixtralConfig { num_experts: 4, router_aux_loss_coef: 0.5, router_z_loss_coef: 0.1, ..mixture() }
 }
 
 fn equal_one_device<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
@@ -89,6 +70,22 @@ fn experts_in_pipelines_and_over_parts_of_sequences() {
         "DP2 dynamic:64",
         "DP2 EP2 dynamic:8",
         "PP2 DP2 EP2 x2 dynamic:64",
+    ];
+    equal_one_device::<Mixtral>(&mixtral(), &layouts);
+}
+
+/// Two pieces of every rank's experts, or one where a rank has one expert.
+#[test]
+fn exchanges_beside_experts() {
+    let layouts = [
+        "DP2 EP2 moe-overlap",
+        "DP4 EP4 ZeRO1 moe-overlap",
+        "DP4 EP2 ETP2 x2 moe-overlap",
+        "DP4 EP2 ZeRO3 moe-overlap selective",
+        "TP2 SP DP2 EP2 ETP1 ZeRO2 x2 moe-overlap uniform1",
+        "PP2 DP2 EP2 ZeRO2 x2 zb-h1 moe-overlap",
+        "CP2 EP2 moe-overlap",
+        "DP2 EP2 dynamic:8 moe-overlap",
     ];
     equal_one_device::<Mixtral>(&mixtral(), &layouts);
 }

@@ -4,9 +4,10 @@ use backend_dist::launch::launch;
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::engine::{DocumentConfig, RankEngine, TokenBatch};
-use burn_megatron::verify::{Candidate, Job};
+use burn_megatron::verify::{Candidate, Job, RankTrace};
 use models::{
-    CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig, ModelConfig, ParamBuilder,
+    CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig,
+    ModelConfig, ParamBuilder,
 };
 use tests::{SETTINGS, assert_equals_one_device, gpt, llama, train_on};
 
@@ -94,6 +95,23 @@ fn a_packed_gpt_learns_what_its_documents_teach() {
     packed_equals_unpacked::<Gpt>(&config, &["TP1", "DP4 ZeRO3", "TP2 SP", "CP2", "TP2 SP CP2", "CP4 all_gather"]);
 }
 
+/// NVIDIA/Megatron-LM pull requests 6205 and 4495: modules that predict further tokens looked across the borders of documents. Nothing
+/// balances experts here, since padding is routed too.
+#[test]
+fn megatron_lm_6205_4495_further_tokens_are_those_of_the_same_document() {
+    let config = DeepSeekV3Config {
+        vocab_size: 101,
+        hidden_size: 32,
+        num_nextn_predict_layers: 2,
+        mtp_loss_scaling_factor: 0.5,
+        moe_router_bias_update_rate: 0.0,
+        router_aux_loss_coef: 0.0,
+        initializer_range: 0.1,
+        ..DeepSeekV3Config::tiny()
+    };
+    packed_equals_unpacked::<DeepSeekV3>(&config, &["TP1", "TP1 x4 uniform1", "TP2 SP DP2", "CP2", "CP4 all_gather"]);
+}
+
 /// Each document is shared by as many ranks as its length asks for; ranks take different numbers of them.
 #[test]
 fn documents_that_are_dealt_out_by_length_teach_the_same() {
@@ -127,7 +145,12 @@ fn documents_that_are_dealt_out_in_rounds_teach_the_same() {
     ];
     dealt_equals_unpacked::<Llama>(&llama(), &layouts);
     // Auxiliary losses are means over the tokens of a row: of several documents on one device, of one here.
-    let mixtral = MixtralConfig {
+    let mixtral = MixtralConfig { router_aux_loss_coef: 0.0, ..mixtral() };
+    dealt_equals_unpacked::<Mixtral>(&mixtral, &MIXTURES);
+}
+
+fn mixtral() -> MixtralConfig {
+    MixtralConfig {
         vocab_size: 101,
         hidden_size: 32,
         intermediate_size: 16,
@@ -135,31 +158,71 @@ fn documents_that_are_dealt_out_in_rounds_teach_the_same() {
         num_attention_heads: 4,
         num_key_value_heads: 2,
         num_experts: 4,
-        router_aux_loss_coef: 0.0,
         ..MixtralConfig::tiny()
+    }
+}
+
+const MIXTURES: [&str; 6] = [
+    "DP4 dynamic:6",
+    "DP4 EP2 dynamic:4",
+    "DP2 CP2 EP4 ZeRO3 dynamic:5",
+    "DP2 EP1 ETP2 ZeRO2 dynamic:8",
+    "TP2 SP DP2 EP2 ETP1 dynamic:8 uniform1",
+    "PP2 DP2 EP2 x2 zb-h1 dynamic:8",
+];
+
+/// One device has every document as it is, several fill it up to what they can cut: these tokens are in no auxiliary loss and
+/// in no count that a router's bias follows.
+#[test]
+fn what_fills_documents_up_is_not_balanced() {
+    let mixtral = MixtralConfig { router_aux_loss_coef: 0.1, router_z_loss_coef: 0.01, ..mixtral() };
+    dealt_equals_one_device::<Mixtral>(&mixtral, &[&MIXTURES[..], &["TP2 DP2 dynamic:8", "CP4 dynamic:4"]].concat());
+    let deepseek = DeepSeekV3Config {
+        vocab_size: 101,
+        hidden_size: 32,
+        intermediate_size: 48,
+        moe_intermediate_size: 16,
+        num_attention_heads: 4,
+        moe_router_bias_update_rate: 0.05,
+        router_aux_loss_coef: 0.1,
+        ..DeepSeekV3Config::tiny()
     };
-    let layouts = [
-        "DP4 dynamic:6",
-        "DP4 EP2 dynamic:4",
-        "DP2 CP2 EP4 ZeRO3 dynamic:5",
-        "DP2 EP1 ETP2 ZeRO2 dynamic:8",
-        "TP2 SP DP2 EP2 ETP1 dynamic:8 uniform1",
-        "PP2 DP2 EP2 x2 zb-h1 dynamic:8",
-    ];
-    dealt_equals_unpacked::<Mixtral>(&mixtral, &layouts);
+    dealt_equals_one_device::<DeepSeekV3>(&deepseek, &["DP4 EP2 dynamic:4", "TP2 SP CP2 dynamic:8"]);
+}
+
+/// With rows of one document each this is what is trained without dealing out.
+#[test]
+fn whole_rows_that_are_dealt_out_are_balanced_as_rows() {
+    let mixtral = MixtralConfig { router_aux_loss_coef: 0.1, router_z_loss_coef: 0.01, ..mixtral() };
+    let job = SETTINGS.job(mixtral.vocab_size());
+    let one = train_on::<Mixtral>(&mixtral, "TP1 x8", &job);
+    for layout in ["DP2 CP2 dynamic:16", "DP4 EP2 dynamic:4"] {
+        assert_equals_one_device(&one, layout, &train_on::<Mixtral>(&mixtral, layout, &job));
+    }
 }
 
 fn dealt_equals_unpacked<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
     let one = train_on::<M>(config, "TP1", &unpacked(config.vocab_size()));
     for layout in layouts {
-        let mut job = packed(config.vocab_size());
-        // Rows are dealt out whatever their number is.
-        job.engine.global_batch = 12;
-        for batch in &mut job.batches {
-            *batch = three_times(batch);
-        }
-        assert_equals_one_device(&one, layout, &train_on::<M>(config, layout, &job));
+        assert_equals_one_device(&one, layout, &dealt::<M>(config, layout));
     }
+}
+
+fn dealt_equals_one_device<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
+    let one = dealt::<M>(config, "TP1 dynamic:16");
+    for layout in layouts {
+        assert_equals_one_device(&one, layout, &dealt::<M>(config, layout));
+    }
+}
+
+fn dealt<M: CausalLm>(config: &M::Config, layout: &str) -> Vec<RankTrace> {
+    let mut job = packed(config.vocab_size());
+    // Rows are dealt out whatever their number is.
+    job.engine.global_batch = 12;
+    for batch in &mut job.batches {
+        *batch = three_times(batch);
+    }
+    train_on::<M>(config, layout, &job)
 }
 
 /// Each row thrice: means, and so gradients, are those of the rows.

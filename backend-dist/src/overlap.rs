@@ -4,6 +4,7 @@
 //! only at [`Pending::wait`]. The host never waits.
 
 pub(crate) mod pieces;
+pub(crate) mod rows;
 
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda;
@@ -32,7 +33,8 @@ pub struct Pending {
 struct InFlight {
     link: Arc<Communicator>,
     slot: usize,
-    buffers: [Held; 2],
+    /// At least one.
+    buffers: Vec<Held>,
 }
 
 impl Pending {
@@ -49,9 +51,9 @@ impl Drop for Pending {
             // The run ends. The buffers must not come back while NCCL may still use them, so they never do.
             return std::mem::forget(buffers);
         }
-        let [source, target] = buffers.each_ref().map(|buffer| buffer.tensor.clone());
-        let _noted = profile::operation(&source, || Operation::exchange("wait for what runs beside", 0));
-        link.clone().submit([&source, &target], move |call, _| {
+        let near = buffers[0].tensor.clone();
+        let _noted = profile::operation(&near, || Operation::exchange("wait for what runs beside", 0));
+        link.clone().submit([&near], move |call, _| {
             call.wait(slot)?;
             link.events.give(slot);
             drop(buffers);
@@ -184,7 +186,7 @@ fn begin_piece(
         call.record(slot)
     });
     drop(noted);
-    Pending { in_flight: Some(InFlight { link, slot, buffers: held }) }
+    Pending { in_flight: Some(InFlight { link, slot, buffers: held.into() }) }
 }
 
 /// A group of one only moves what it has, on the compute stream.

@@ -49,6 +49,34 @@ fn several_layouts_are_one_table() {
     }
 }
 
+/// Every file of `benchmarks` is a run, and a dry run says without a GPU how its documents would be dealt out.
+#[test]
+fn a_dry_run_measures_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let benchmarks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benchmarks");
+    let dry = |file: &Path, arguments: &str| {
+        let output = bench(folder.path(), &format!("{} --device cuda --dry-run {arguments}", file.display()));
+        let (table, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{}: {table}{told}", file.display());
+        table.into_owned()
+    };
+    let files = std::fs::read_dir(&benchmarks).unwrap().map(|entry| entry.unwrap().path());
+    let files: Vec<_> = files.filter(|file| file.extension().is_some_and(|end| end == "toml")).collect();
+    assert!(files.len() >= 5, "{files:?}");
+    for file in &files {
+        let table = dry(file, "");
+        assert!(table.contains("memory by plan") && table.contains(" GiB"), "{table}");
+    }
+    let ways = "--document-lengths lognormal:4096,1.1 --context.dynamic true --context.max-tokens-per-rank 16384";
+    let table = dry(&benchmarks.join("skewed-8b.toml"), ways);
+    for part in ["documents             18.5", "dynamic:16384 1.030", "CP2 DP1 1.110, CP1 DP2 1.046"] {
+        assert!(table.contains(part), "{part} in {table}");
+    }
+    let forced = dry(&benchmarks.join("mixtral-12b.toml"), "--performance.moe-router-force-load-balancing true");
+    assert!(forced.contains("balanced by force"), "{forced}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -131,6 +131,7 @@ fn inspect_shows_a_checkpoint_and_finds_damage() {
         step,
         consumed_samples: 16 * step,
         updates: step,
+        skipped_samples: Some(0),
         layout: "TP2".parse().unwrap(),
         world_size: 2,
         model: serde_json::json!({"family": "llama"}),

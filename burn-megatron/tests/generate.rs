@@ -160,6 +160,7 @@ fn save(folder: &HfFolder, root: &Path, tokenizer: Option<PathBuf>) {
         step: 5,
         consumed_samples: 0,
         updates: 0,
+        skipped_samples: None,
         layout: ParallelLayout::default(),
         world_size: 1,
         model: serde_json::to_value(folder.config()).unwrap(),

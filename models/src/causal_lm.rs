@@ -24,6 +24,18 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
         Ok(())
     }
 
+    /// Whether the sizes make a model that the ranks of `params` can share.
+    ///
+    /// # Errors
+    /// Names the key or size, its value and the nearest legal ones.
+    fn check_for(&self, params: &ParamBuilder) -> Result<(), BuildError> {
+        self.check()?;
+        let (dims, experts) = (self.dims(), params.experts());
+        dims.check_tp(params.place().size)?;
+        dims.check_experts(experts.etp.size, experts.ep.size, experts.group.size())?;
+        Ok(())
+    }
+
     /// What a layout must divide; see [`ModelDims::check`].
     fn dims(&self) -> ModelDims;
 

@@ -20,8 +20,9 @@ pub struct MicroBatch {
     pub restarts: Option<Documents>,
     /// What the gradients of auxiliary losses, means over the tokens of the micro-batch, are multiplied with.
     pub auxiliary: f64,
-    /// No token of it means anything: it is computed because other ranks wait for this one, and no expert gets any of it.
-    pub is_filling: bool,
+    /// The place in every sequence from which on tokens only fill it up: no expert gets any of them, and no router counts them
+    /// (Megatron-LM's `padding_mask`). At 0 nothing means anything: it is computed because other ranks wait for this one.
+    pub filled_from: Option<usize>,
 }
 
 impl MicroBatch {

@@ -19,7 +19,7 @@ use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
 use backend_dist::ops::LOGITS_AT_ONCE;
-use backend_dist::ops::fp8::{Fp8Linear, Fp8Recipe};
+use backend_dist::ops::fp8::{ExpertCut, ExpertRanks, Fp8Experts, Fp8Linear, Fp8Recipe};
 use backend_dist::shard::{Place, Registry, Unit};
 use burn::tensor::{Device, FloatDType};
 
@@ -149,6 +149,25 @@ impl<'a> ParamBuilder<'a> {
         self
     }
 
+    /// Whether all-to-alls of routed tokens run beside the experts' products where they can, which they do not without this
+    /// (Megatron's `--overlap-moe-expert-parallel-comm`). A rank's experts are cut into
+    /// `pieces`, at most one for each expert; without a number into two where that seems quicker than one after the other.
+    ///
+    /// # Panics
+    /// For no pieces.
+    pub fn with_moe_comm_overlap(mut self, overlap: bool, pieces: Option<usize>) -> Self {
+        assert_ne!(pieces, Some(0), "experts are cut into at least one piece");
+        (self.experts.overlap, self.experts.pieces) = (overlap, pieces);
+        self
+    }
+
+    /// Whether routers choose experts at random, so that all are used alike, which they do not without this (Megatron's
+    /// `--moe-router-force-load-balancing`): to measure speed.
+    pub fn with_forced_load_balancing(mut self, forced: bool) -> Self {
+        self.experts.forced = forced;
+        self
+    }
+
     /// Output layers compute losses with about this many logits at a time, [`LOGITS_AT_ONCE`] without this.
     pub fn with_logits_at_once(mut self, logits: usize) -> Self {
         self.parallel.logits_at_once = logits;
@@ -168,9 +187,21 @@ impl<'a> ParamBuilder<'a> {
 
     /// The FP8 side of the linear layer `name` of what [`ParamBuilder::begin`] began.
     pub fn fp8_linear(&self, name: &str) -> Option<Fp8Linear> {
+        Some(Fp8Linear::new(name, self.fp8_recipe()?, self.parallel.group.clone()))
+    }
+
+    /// The FP8 side of the layer `name` of `experts` experts of what [`ParamBuilder::begin`] began.
+    pub fn fp8_experts(&self, name: &str, experts: usize, cut: ExpertCut) -> Option<Fp8Experts> {
+        let recipe = self.fp8_recipe()?;
+        let tokens = (self.parallel.size() > self.experts.group.size()).then(|| self.parallel.group.clone());
+        let (own, parts) = (self.experts.local(experts), self.experts.parts.clone());
+        Some(Fp8Experts::new(name, recipe, cut, ExpertRanks { experts, own, parts, tokens }))
+    }
+
+    /// The recipe of the layer that [`ParamBuilder::begin`] began, if it has one.
+    fn fp8_recipe(&self) -> Option<Fp8Recipe> {
         let (recipe, layers) = self.fp8.as_ref()?;
-        let inside = matches!(self.unit, Unit::Layer(layer) if layers.contains(&layer));
-        inside.then(|| Fp8Linear::new(name, *recipe, self.parallel.group.clone()))
+        matches!(self.unit, Unit::Layer(layer) if layers.contains(&layer)).then_some(*recipe)
     }
 
     /// The tensor parallel group that layers are built for.

@@ -144,8 +144,8 @@ fn compare(rank: &Rank, kind: Kind, sizes: [usize; 4], dtype: DType) -> Option<S
     None
 }
 
-/// Prints what the layers of Llama-3-8B cost on these GPUs, one after the other and beside each other.
-pub fn report(gpus: usize) {
+/// Prints what the layers of Llama-3-8B cost on these GPUs, one after the other and beside each other; 1 if a rank fails.
+pub fn report(gpus: usize) -> usize {
     let times = on_gpus(gpus, |rank| {
         let size = rank.group(Axis::Tp).size();
         Ok(LLAMA.map(|(_, kind, [inputs, outputs])| {
@@ -156,11 +156,15 @@ pub fn report(gpus: usize) {
             [false, true].map(|overlap| seconds(rank, kind, sizes, overlap))
         }))
     });
-    let times = times.expect("no rank fails");
+    let times = match times {
+        Ok(times) => times,
+        Err(error) => return verdict("times of layers", Err(error.to_string())),
+    };
     for (i, (name, ..)) in LLAMA.into_iter().enumerate() {
         let [after, beside] = [0, 1].map(|way| times.iter().map(|times| times[i][way]).fold(0.0, f64::max) * 1e3);
         println!("{name}: forward and backward {after:.3} ms, with exchanges beside products {beside:.3} ms");
     }
+    0
 }
 
 fn seconds(rank: &Rank, kind: Kind, sizes: [usize; 4], overlap: bool) -> f64 {

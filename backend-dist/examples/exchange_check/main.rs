@@ -1,9 +1,11 @@
 //! Checks everything ranks exchange over NCCL against ranks in shared memory, with a GPU per rank; then what a run says
 //! when a rank misbehaves; then what an exchange costs.
 //!
-//! `cargo run --release --example exchange_check --features cuda -- [GPUS]`; two GPUs or more, an even
-//! number; with `-- [GPUS] context` only attention over a context parallel group is checked and timed. The values exchanged are small integers, so every sum is exact in every type and results must be equal; those of
-//! linear layers are random, and results equal up to rounding.
+//! `cargo run --release --example exchange_check --features cuda -- [GPUS] [PART..]`; two GPUs or more, an even number; without
+//! a part all of them in this order: `exchanges`, `overlapped`, `beside`, `failures`, `again` (the exchanges once more: what a failed
+//! run has left behind must not disturb the next one), `context` (attention over a context parallel group), and what exchanges cost:
+//! `speed`, `rows-speed` (rows that change owner), `beside-speed`, `context-speed`. The values exchanged are small integers, so every sum is exact in every type and results
+//! must be equal; those of linear layers are random, and results equal up to rounding.
 
 mod beside;
 mod context;
@@ -13,29 +15,46 @@ mod results;
 mod speed;
 
 use backend_dist::comm::RunError;
+use backend_dist::gpu;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Mesh, ParallelLayout};
 use burn::tensor::Device;
+use std::time::Instant;
+
+/// Gives the number of wrong results for this many GPUs.
+type Part = fn(usize) -> usize;
+
+const PARTS: [(&str, Part); 10] = [
+    ("exchanges", results::check),
+    ("overlapped", overlapped::check),
+    ("beside", beside::check),
+    ("failures", failures::check),
+    ("again", results::check),
+    ("context", context::check),
+    ("speed", speed::report),
+    ("rows-speed", speed::rows),
+    ("beside-speed", beside::report),
+    ("context-speed", context::report),
+];
 
 fn main() {
     let gpus: usize = std::env::args().nth(1).map_or(2, |text| text.parse().expect("GPUS is a number"));
     assert!(gpus >= 2 && gpus.is_multiple_of(2), "two GPUs or more, an even number");
-    if std::env::args().nth(2).as_deref() == Some("context") {
-        let bad = context::check(gpus);
-        context::report(gpus);
-        return end(bad);
+    let wanted: Vec<String> = std::env::args().skip(2).collect();
+    let unknown = wanted.iter().find(|word| PARTS.iter().all(|(name, _)| name != word));
+    assert!(unknown.is_none(), "{unknown:?} is not a part: {:?}", PARTS.map(|(name, _)| name));
+    if let Err(missing) = gpu::require(gpus) {
+        eprintln!("{missing}");
+        std::process::exit(2);
     }
-    let mut bad = results::check(gpus) + overlapped::check(gpus) + beside::check(gpus);
-    bad += failures::check(gpus);
-    // What a failed run has left behind must not disturb the next one.
-    bad += results::check(gpus) + context::check(gpus);
-    speed::report(gpus);
-    beside::report(gpus);
-    context::report(gpus);
-    end(bad);
-}
-
-fn end(bad: usize) {
+    let mut bad = 0;
+    for (name, part) in
+        PARTS.into_iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|word| word == name))
+    {
+        let start = Instant::now();
+        bad += part(gpus);
+        println!("-- {name}: {:.1} s", start.elapsed().as_secs_f64());
+    }
     if bad > 0 {
         println!("{bad} checks failed");
         std::process::exit(1);

@@ -43,6 +43,22 @@ pub(crate) struct Operand<'a> {
 /// product is the panic of the thread's next one.
 pub(crate) fn multiply(a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &CubeTensor, onto: Onto, sums: Sums) {
     let what = Named { a: size(&a), b: size(&b), bias: bias.is_some(), out: out.dtype, onto };
+    let _noted = profile::operation(out, || what.operation());
+    queue(what, a, b, bias, out, sums, false);
+}
+
+/// [`multiply`] for one of several products whose sizes change from call to call: no time is spent on finding the quickest
+/// algorithm, and the caller notes the product for profiles.
+///
+/// # Panics
+/// As [`multiply`].
+pub(crate) fn multiply_one(a: Operand, b: Operand, out: &CubeTensor, onto: Onto, sums: Sums) {
+    let what = Named { a: size(&a), b: size(&b), bias: false, out: out.dtype, onto };
+    queue(what, a, b, None, out, sums, true);
+}
+
+fn queue(what: Named, a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &CubeTensor, sums: Sums, untuned: bool) {
+    let onto = what.onto;
     let matrices = [Matrices::dense(1, a.rows, a.inner), Matrices::dense(1, b.rows, b.inner).transposed()];
     let Some(problem) = Problem::new(&matrices[0], &matrices[1]) else { panic!("{what}: the sizes do not fit") };
     let multiples = [a.rows, b.rows, a.inner].iter().all(|&n| n > 0 && n.is_multiple_of(MULTIPLE));
@@ -75,15 +91,13 @@ pub(crate) fn multiply(a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &
         bias.assert_is_on_same_device(out);
     }
     loaded();
-    let _noted = profile::operation(out, || what.operation());
     let device = out.client.service_id().device;
     let run = move |pointers, scales, bias: Option<_>, stream| {
         let key = Key::new(problem, kinds, onto, bias.is_some(), Some(sums), pointers);
         // SAFETY: operands, scales, bias and result were checked against their buffers, which are held until the work is
         // queued; CubeCL reuses memory in the order of this stream.
-        let done = unsafe {
-            lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales), untuned: false })
-        };
+        let done =
+            unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales), untuned }) };
         done.map_err(|error| format!("{what}: {error}"))
     };
     let failed = move |message| failed::note(device, message);

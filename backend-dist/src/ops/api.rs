@@ -5,6 +5,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::{
     drop_key::DropKey,
+    extras::Extras,
     fused::{FusedOps, How},
     local::LocalOps,
     options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads},
@@ -22,7 +23,7 @@ pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
     assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
     let (step, ends) = (Step::None, Ends::default());
     let how = How { step, context: None, ends, fp8: None, recompute: false, bias: false, joint: None };
-    Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x.into_dispatch(), w.into_dispatch(), how))
+    Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x.into_dispatch(), Extras::None, w.into_dispatch(), how))
 }
 
 /// `x + b` for `x [.., n]` and `b [n]`.

@@ -11,6 +11,7 @@ use burn::tensor::Tensor;
 
 use super::{
     context,
+    extras::Extras,
     fp8::{self, Fp8Kept, Fp8Linear, Purpose},
     product::{Ends, Entry, Exit, Products},
     prologue::{Made, Prologue, Step},
@@ -76,13 +77,8 @@ pub(super) fn linear_of<const D: usize>(
     let recompute = recompute || context.is_some();
     let how = How { step, context, ends: Ends { entry, exit, overlap }, fp8, recompute, bias: bias.is_some(), joint };
     let (x, w) = (x.into_dispatch(), w.into_dispatch());
-    let mut extras = params.into_iter().chain(bias).map(Tensor::into_dispatch);
-    Tensor::from_dispatch(match (extras.next(), extras.next(), extras.next()) {
-        (None, ..) => Dispatch::op_linear(x, w, how),
-        (Some(a), None, _) => Dispatch::op_linear_one(x, a, w, how),
-        (Some(a), Some(b), None) => Dispatch::op_linear_two(x, a, b, w, how),
-        (Some(a), Some(b), Some(c)) => Dispatch::op_linear_three(x, a, b, c, w, how),
-    })
+    let extras = Extras::of(params.into_iter().chain(bias));
+    Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x, extras, w, how))
 }
 
 /// Everything about the operation that is no tensor.
@@ -102,26 +98,10 @@ pub(super) struct How {
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 pub(super) trait FusedOps: Backend {
-    fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self>;
-
-    /// With one parameter of the prologue, or a bias.
-    fn op_linear_one(x: FloatTensor<Self>, a: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self>;
-
-    /// With two parameters of the prologue, or one and a bias.
-    fn op_linear_two(
+    /// `extras` are the prologue's parameters and the bias.
+    fn op_linear(
         x: FloatTensor<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        how: How,
-    ) -> FloatTensor<Self>;
-
-    /// With two parameters of the prologue and a bias.
-    fn op_linear_three(
-        x: FloatTensor<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        c: FloatTensor<Self>,
+        #[extension_type] extras: Extras<Self>,
         w: FloatTensor<Self>,
         how: How,
     ) -> FloatTensor<Self>;
@@ -165,38 +145,13 @@ fn forward<B: Products>(
 macro_rules! fused_ops {
     ($backend:ty) => {
         impl FusedOps for $backend {
-            fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
-                forward::<Self>(x, &[], w, &how, Purpose::Evaluate).y
-            }
-
-            fn op_linear_one(
+            fn op_linear(
                 x: FloatTensor<Self>,
-                a: FloatTensor<Self>,
+                extras: Extras<Self>,
                 w: FloatTensor<Self>,
                 how: How,
             ) -> FloatTensor<Self> {
-                forward::<Self>(x, &[a], w, &how, Purpose::Evaluate).y
-            }
-
-            fn op_linear_two(
-                x: FloatTensor<Self>,
-                a: FloatTensor<Self>,
-                b: FloatTensor<Self>,
-                w: FloatTensor<Self>,
-                how: How,
-            ) -> FloatTensor<Self> {
-                forward::<Self>(x, &[a, b], w, &how, Purpose::Evaluate).y
-            }
-
-            fn op_linear_three(
-                x: FloatTensor<Self>,
-                a: FloatTensor<Self>,
-                b: FloatTensor<Self>,
-                c: FloatTensor<Self>,
-                w: FloatTensor<Self>,
-                how: How,
-            ) -> FloatTensor<Self> {
-                forward::<Self>(x, &[a, b, c], w, &how, Purpose::Evaluate).y
+                forward::<Self>(x, &Vec::from(extras), w, &how, Purpose::Evaluate).y
             }
         }
     };

@@ -39,6 +39,16 @@ pub struct NormGrads<B: Backend> {
 /// Shapes are checked by the public functions of [`ops`](super); `grad` has the shape of the operation's output. The
 /// default bodies are the formulas in Burn's primitives.
 pub trait LocalKernels: Backend {
+    /// Sum over dimension `dim`, of which one element stays: in one order, at least in f32.
+    fn sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        Self::float_sum_dim(x, dim)
+    }
+
+    /// [`sum_dim`](Self::sum_dim) divided by the size of the dimension.
+    fn mean_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        Self::float_mean_dim(x, dim)
+    }
+
     /// `a · b` of the last two dimensions, `[.., m, k] · [.., k, n]`; the others are equal.
     fn matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_matmul(a, b)

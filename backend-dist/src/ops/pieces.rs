@@ -61,6 +61,17 @@ impl Product {
     }
 }
 
+/// Whether experts with this many features outside and inside are cut into two pieces because of an exchange of `bytes` for
+/// each rank. Of the four exchanges in a layer's passes the time of one and a half is hidden then, but what runs beside has
+/// fewer multiprocessors, and each of six products more ends while some multiprocessors compute a last tile.
+pub(crate) fn is_worth_a_piece(bytes: usize, [hidden, intermediate]: [usize; 2]) -> bool {
+    let taken = exchange_seconds(bytes, BESIDE) * LEFT as f64 / PROCESSORS as f64;
+    // Forward, and gradients of rows, whose inner dimension is twice as long where gate and up are one.
+    let inner = 2 * hidden + 3 * intermediate;
+    let tile = |inner| 2.0 * (TILE[0] * TILE[1] * inner) as f64 * PROCESSORS as f64 / PRODUCTS;
+    1.5 * (exchange_seconds(bytes, ALONE) - taken) > 6.0 * PIECE + tile(inner) / 2.0
+}
+
 /// What an exchange of `bytes` takes at this many bytes per second.
 fn exchange_seconds(bytes: usize, rate: f64) -> f64 {
     LATENCY + bytes as f64 / rate
@@ -191,6 +202,14 @@ mod tests {
         let short = Product { columns: 256, ..product };
         assert_eq!(short.beside(1 << 30), short.rows, "the exchange takes longer than all of it");
         assert_eq!(product.beside(0), 0);
+    }
+
+    /// 8,192 tokens a rank, of whose rows seven eighths come from other ranks: 128 small experts of which a token uses
+    /// eight (Qwen3-30B-A3B), and two of eight large ones (Mixtral 8x7B), whose products end later than the exchange.
+    #[test]
+    fn experts_are_cut_where_exchanges_are_long_and_tiles_are_short() {
+        assert!(is_worth_a_piece(8192 * 8 * 2048 * 2 / 8 * 7, [2048, 768]));
+        assert!(!is_worth_a_piece(8192 * 2 * 4096 * 2 / 8 * 7, [4096, 14336]));
     }
 
     #[test]

@@ -145,7 +145,7 @@ impl Ways<'_> {
             let packs = self.config.model.config.dims().experts.is_none();
             let deal = if packs { DynamicContext::new } else { DynamicContext::apart };
             let plan = deal(&lengths, ranks, most, self.effort).ok()?;
-            let padded = |cp, tokens| packed_length(layout, cp, tokens, self.on_gpus && packs);
+            let padded = |cp, tokens| packed_length(layout, cp, tokens, self.on_gpus);
             let computed: usize = plan.order.iter().map(|row| padded(row.ranks.len(), row.tokens)).sum();
             let padding = 1.0 - lengths.iter().sum::<usize>() as f64 / computed as f64;
             Some(Way { name: format!("dynamic:{most}"), slowdown: plan.makespan() / ideal, padding })

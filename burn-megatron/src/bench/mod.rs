@@ -20,4 +20,4 @@ pub use measure::{Measured, Timing, measure};
 pub use origin::Origin;
 pub use record::{Device, Distribution, Memory, Record, Run, Setup};
 pub use synthetic::SyntheticTokens;
-pub use table::{markdown, text, together};
+pub use table::{announcement, markdown, text, together};

@@ -68,7 +68,10 @@ impl Setup {
 
 /// `DP8 ZeRO1, micro-batch 1, recompute none`.
 fn layout(config: &RunConfig) -> String {
-    let layout = config.job().map_or_else(|_| config.parallel.to_string(), |job| describe(&job));
+    let mut layout = config.job().map_or_else(|_| config.parallel.to_string(), |job| describe(&job));
+    if config.performance.moe_router_force_load_balancing {
+        layout += ", balanced by force";
+    }
     let context = &config.context;
     match context.max_tokens_per_rank.filter(|_| context.dynamic) {
         Some(most) => format!("{layout}, dynamic:{most}"),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Distribution, DocumentReport, Record};
+use super::{Distribution, DocumentReport, Record, Setup};
 use crate::plan::bytes;
 
 fn percent(share: Option<f64>) -> String {
@@ -45,19 +45,8 @@ pub fn text(record: &Record) -> String {
             setup.tokens_per_rank, setup.global_batch, setup.seq_length, setup.data, setup.micro_batch
         ),
     );
-    if let Some(documents) = &record.documents {
-        let DocumentReport { per_step, mean, median, longest, .. } = documents;
-        line(
-            "documents",
-            format!(
-                "{} a step: mean {} tokens, median {median}, longest {longest}; padding {}",
-                number(*per_step),
-                number(*mean),
-                percent(Some(documents.padding))
-            ),
-        );
-        let times: Vec<String> = documents.simulated.iter().map(|(way, time)| format!("{way} {time:.3}")).collect();
-        line("  simulated step", format!("{} (1: ranks equally loaded, nothing exchanged)", times.join(", ")));
+    for (name, value) in record.documents.iter().flat_map(document_lines) {
+        line(name, value);
     }
     line(&format!("tokens/s/{each}"), {
         let runs: Vec<String> = record.runs.iter().map(|run| number(run.tokens_per_second_per_rank)).collect();
@@ -104,6 +93,29 @@ pub fn text(record: &Record) -> String {
     line("commit, date", format!("{}, {} UTC", origin.commit, origin.date));
     line("command", origin.command.clone());
     out
+}
+
+/// What documents there are, and how well ways of dealing them out use the ranks.
+fn document_lines(documents: &DocumentReport) -> [(&'static str, String); 2] {
+    let DocumentReport { per_step, mean, median, longest, simulated, .. } = documents;
+    let lengths = format!(
+        "{} a step: mean {} tokens, median {median}, longest {longest}; padding {}",
+        number(*per_step),
+        number(*mean),
+        percent(Some(documents.padding))
+    );
+    let times: Vec<String> = simulated.iter().map(|(way, time)| format!("{way} {time:.3}")).collect();
+    let simulated = format!("{} (1: ranks equally loaded, nothing exchanged)", times.join(", "));
+    [("documents", lengths), ("  simulated step", simulated)]
+}
+
+/// What would be measured: `planned` are the bytes of the fullest rank by the plan.
+pub fn announcement(setup: &Setup, planned: Option<u64>, documents: Option<&DocumentReport>) -> String {
+    let layout = format!("{} on {} ranks, {} a micro-batch", setup.layout, setup.ranks, setup.micro_batch);
+    let step = format!("{} rows of {} ({})", setup.global_batch, setup.seq_length, setup.data);
+    let first = [("layout", layout), ("step", step), ("memory by plan", size(planned))];
+    let documents = documents.into_iter().flat_map(document_lines);
+    first.into_iter().chain(documents).fold(String::new(), |text, (name, value)| text + &format!("{name:<22}{value}\n"))
 }
 
 /// A row of the table of results, after its heading when `heading` is asked for.

@@ -16,6 +16,9 @@ pub struct RunState {
     pub consumed_samples: u64,
     /// Optimizer updates done.
     pub updates: u64,
+    /// Samples of the steps that were skipped, which the learning rate does not count; `None` if an older program saved.
+    #[serde(default)]
+    pub skipped_samples: Option<u64>,
     /// Layout of the run that saved; a checkpoint loads into any other.
     pub layout: ParallelLayout,
     /// Ranks of the run that saved.
@@ -45,6 +48,7 @@ impl RunState {
             ("step", self.step == other.step),
             ("consumed_samples", self.consumed_samples == other.consumed_samples),
             ("updates", self.updates == other.updates),
+            ("skipped_samples", self.skipped_samples == other.skipped_samples),
             ("layout", self.layout == other.layout),
             ("world_size", self.world_size == other.world_size),
             ("model", self.model == other.model),

@@ -18,8 +18,8 @@ use super::preprocess::Display;
 use super::print;
 use super::processes::alone;
 use crate::bench::{
-    Device, DocumentLengths, DocumentReport, Record, Setup, SyntheticTokens, Timing, markdown, measure, profile,
-    recipe, text, together,
+    Device, DocumentLengths, DocumentReport, Record, Setup, SyntheticTokens, Timing, announcement, markdown, measure,
+    profile, recipe, text, together,
 };
 use crate::config::RunConfig;
 use crate::console::say;
@@ -65,6 +65,10 @@ pub struct Args {
     /// After the runs, profile N steps on all GPUs: every operation and kernel, its rate and what the card could do
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "2")]
     profile: Option<usize>,
+    /// Measure nothing and use no GPU: say what would be trained, what memory the plan expects, and how well each way of dealing
+    /// documents out would use the ranks
+    #[arg(long, conflicts_with_all = ["profile", "out"])]
+    dry_run: bool,
     /// File for the JSON record, beside which a Markdown row and a profile's rows are written; by default in runs/bench. Of
     /// several layouts each has its own, named after it
     #[arg(long, value_name = "FILE")]
@@ -91,14 +95,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.profile.is_some() && args.device == Place::Cpu {
         bail!("--profile is of GPUs: add --device cuda, or leave it out");
     }
-    let gpus = if args.device == Place::Cpu { Vec::new() } else { gpu::gpus()? };
+    let gpus = if args.device == Place::Cpu || args.dry_run { Vec::new() } else { gpu::gpus()? };
     let overrides = args.overrides.clone().with_layout(&args.layout).0;
     if args.gpus.is_some() && Path::new(&args.what).is_file() {
         bail!("--gpus is for recipes; the layout of {} says how many ranks there are", args.what);
     }
     if args.layouts.is_empty() {
         let (ranks, out) = (args.gpus.or_else(|| layout_ranks(&args.layout)), args.out.clone());
-        one(&args, config(&args.what, &overrides, ranks, timing, &gpus)?, timing, &gpus, out)?;
+        let config = config(&args.what, &overrides, ranks, timing, &gpus)?;
+        match args.dry_run {
+            true => announce(&args, &config, timing)?,
+            false => drop(one(&args, config, timing, &gpus, out)?),
+        }
         return Ok(ExitCode::SUCCESS);
     }
     if args.layout != LayoutArgs::default() {
@@ -115,6 +123,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
             .with_context(|| format!("--layouts \"{text}\""))
     };
     let configs = args.layouts.iter().map(resolve).collect::<Result<Vec<_>>>()?;
+    if args.dry_run {
+        configs.iter().try_for_each(|config| announce(&args, config, timing))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut records = Vec::new();
     for (index, config) in configs.into_iter().enumerate() {
         let out = args.out.as_ref().map(|out| of_layout(out, &args.layouts[index]));
@@ -123,6 +135,24 @@ pub fn run(args: Args) -> Result<ExitCode> {
         print(&format!("\n{}\n", together(&records)))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says what would be measured.
+fn announce(args: &Args, config: &RunConfig, timing: Timing) -> Result<()> {
+    let (data, described) = data(config, timing, args.document_lengths)?;
+    let (job, on_gpus) = (config.job()?, args.device != Place::Cpu);
+    let planned = ladder::peak(&if on_gpus { job.on_gpus() } else { job });
+    let documents = documents(config, &*data, timing, on_gpus);
+    let setup = Setup::of(&args.what, config, &described);
+    print(&format!("{}, {} parameters\n", setup.recipe, setup.parameters))?;
+    print(&announcement(&setup, planned, documents.as_ref()))?;
+    Ok(())
+}
+
+/// Those of the steps that are measured.
+fn documents(config: &RunConfig, data: &dyn TokenDataset, timing: Timing, on_gpus: bool) -> Option<DocumentReport> {
+    let (first, steps) = (timing.warmup * config.training.global_batch, timing.runs * timing.steps);
+    DocumentReport::of(config, data, first, steps, on_gpus)
 }
 
 /// Measures a run, prints and writes what was found.
@@ -138,8 +168,7 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
     };
     let devices = args.device.devices(&config.parallel)?;
     let seen = measure(&config, data.clone(), devices, timing, &told).map_err(|error| anyhow!(error))?;
-    let (first, steps) = (timing.warmup * config.training.global_batch, timing.runs * timing.steps);
-    let documents = DocumentReport::of(&config, &*data, first, steps, !gpus.is_empty());
+    let documents = documents(&config, &*data, timing, !gpus.is_empty());
     let device = device(gpus.first(), &config);
     let record = Record::new(&config, setup, device, timing, planned, documents, seen);
     print(&format!("\n{}", text(&record)))?;

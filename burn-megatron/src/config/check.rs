@@ -99,6 +99,12 @@ impl RunConfig {
             "recompute.modules is empty: name core-attention, mlp-activation or norms, or recompute.granularity = none"
                 .into()
         }));
+        let times = self.performance.deterministic && self.performance.tune_products;
+        note(demand(!times, || {
+            "performance.tune-products takes what is quickest when it is timed, performance.deterministic always the same: only \
+             one can be true"
+                .into()
+        }));
         let clip = self.training.clip.unwrap_or(1.0);
         note(demand(clip > 0.0, || format!("training.clip = {clip} is not above 0; \"none\" does not clip")));
     }

@@ -215,9 +215,15 @@ pub const KEYS: &[Key] = {
         key("data.keep-partial-validation", Flag, "false", "Keep the last partial validation row, padded"),
         key("data.cache", Path, "\"none\"", "Folder that keeps sample orders between runs").or(&["data-cache-path"]).optional(),
         key("performance.tune-products", Flag, "false", "On GPUs: time cuBLASLt's algorithms for every matrix product of the first steps and keep the choice in ~/.cache/burn-megatron; runs with other choices differ in rounding"),
-        key("performance.deterministic", Flag, "false", "On GPUs: take every sum in one order, so that two runs give the same bits; attention's backward pass is slower")
+        key("performance.deterministic", Flag, "false", "On GPUs: take every sum in one order, so that a run that goes on has the bits of one that never stopped; attention's backward pass is slower")
             .or(&["deterministic-mode"]),
         key("performance.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products"),
+        key("performance.moe-comm-overlap", Flag, "true", "On GPUs: all-to-alls of routed tokens run beside the experts' products, where that seems quicker")
+            .or(&["overlap-moe-expert-parallel-comm"]),
+        key("performance.moe-comm-pieces", Count, "\"none\"", "Into how many pieces a rank's experts are cut for that, quicker or not; none: two where that seems quicker")
+            .optional(),
+        key("performance.moe-router-force-load-balancing", Flag, "false", "For bench only: tokens use experts at random, so that all have as much to do")
+            .or(&["moe-router-force-load-balancing"]),
         key("evaluation.every", Count, "", "Steps between two evaluations; default: a tenth of training.steps")
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0 does none").or(&["eval-iters"]),

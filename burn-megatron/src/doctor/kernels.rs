@@ -4,6 +4,7 @@
 
 mod cases;
 mod fp8;
+mod fp8_experts;
 mod initial;
 mod main_grads;
 #[cfg(test)]
@@ -63,7 +64,8 @@ fn check_scale(device: &Device, scale: &Scale, dtype: DType, told: &mut dyn FnMu
         check(&case, device, dtype).iter().for_each(&mut *told);
     }
     main_grads::check(device, scale, dtype).iter().for_each(&mut *told);
-    fp8::check(device, scale, dtype).iter().for_each(told);
+    fp8::check(device, scale, dtype).iter().for_each(&mut *told);
+    fp8_experts::check(device, scale, dtype).iter().for_each(told);
 }
 
 /// Where and in which precision a case is computed.

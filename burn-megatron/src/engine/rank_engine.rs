@@ -71,6 +71,8 @@ pub struct RankEngine<M> {
     warm: bool,
     step: u64,
     consumed: u64,
+    /// Rows of the steps that were skipped: batches need not have been of one size.
+    skipped: u64,
     grad_scale: f64,
 }
 

@@ -55,6 +55,7 @@ pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderErro
         step: 0,
         consumed_samples: 0,
         updates: 0,
+        skipped_samples: None,
         layout: ParallelLayout::default(),
         world_size: 1,
         model: json!(folder.config()),

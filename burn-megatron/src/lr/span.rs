@@ -19,7 +19,7 @@ impl Span {
     /// The length in samples, where one step consumes `global_batch` of them.
     pub fn samples(self, global_batch: usize) -> u64 {
         match self {
-            Span::Steps(steps) => steps * global_batch as u64,
+            Span::Steps(steps) => steps.saturating_mul(global_batch as u64),
             Span::Samples(samples) => samples,
         }
     }

@@ -5,6 +5,7 @@ use super::real::Real;
 use backend_dist::buffer::Buffer;
 use backend_dist::collective::{all_reduce, reduce_scatter};
 use backend_dist::comm::{Group, ReduceOp};
+use backend_dist::ops::sum;
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -249,7 +250,7 @@ impl Flat {
         // One transfer for all of them.
         let square = |range: &Range<usize>| {
             let part = self.part(range.clone());
-            (part.clone() * part).sum()
+            sum(part.clone() * part)
         };
         let sums: Vec<Tensor<1>> = ranges.iter().map(square).collect();
         Tensor::cat(sums, 0).into_data().iter::<f64>().collect()

@@ -3,7 +3,7 @@
 //! `megatron/core/pipeline_parallel/hybrid_cp_schedule.py`).
 //!
 //! A row with several sequences counts as one sequence everywhere; which documents are in it depends on the number of ranks, and
-//! with them the masks of dropout and auxiliary losses that are means over a row.
+//! with them the masks of dropout. Auxiliary losses are means over a row, so in a mixture every sequence has a row of its own.
 //!
 //! Ranks are those that hold the same weights. Sequences are shared by blocks of neighbours: 2, 4, 8, …, or all. Blocks lie
 //! inside each other, and all ranks take their sequences in one order, the widest blocks first: ranks that meet in a block

@@ -103,7 +103,7 @@ where
     let (sizes, recompute, fp8) = (sizes.clone(), config.recompute.clone(), config.fp8.clone());
     let layers = sizes.dims().layers;
     let (precision, seed) = (config.training.dtype, config.training.seed);
-    let overlap = config.performance.tp_comm_overlap;
+    let performance = config.performance.clone();
     move |rank, part| {
         let dtype = FloatDType::from(precision);
         let gpus = if fp8.format.is_some() && on_gpu(&rank.device) { gpus()? } else { vec![] };
@@ -111,7 +111,9 @@ where
         let params = ParamBuilder::new(rank, dtype, seed)
             .with_part(part)
             .with_recompute(&recompute)
-            .with_tp_comm_overlap(overlap)
+            .with_tp_comm_overlap(performance.tp_comm_overlap)
+            .with_moe_comm_overlap(performance.moe_comm_overlap, performance.moe_comm_pieces)
+            .with_forced_load_balancing(performance.moe_router_force_load_balancing)
             .with_fp8(&fp8, layers)
             .with_replicas(rank.group(Axis::DpCp));
         let params = match &weights {

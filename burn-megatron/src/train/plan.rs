@@ -46,6 +46,11 @@ impl Plan {
         config.data.text.iter().for_each(|file| found(text_file(file)));
         config.data.prefixes.iter().for_each(|prefix| found(indexed(config, prefix)));
         problems.extend(missing_tokenizer(config));
+        problems.extend(config.performance.moe_router_force_load_balancing.then(|| {
+            let what = "performance.moe-router-force-load-balancing = true has tokens use experts at random: it is for `bench` and \
+                        no model learns to route with it; nearest legal: false";
+            Problem::new(what)
+        }));
         problems.extend(not_a_folder("output.directory", &config.output.directory));
         let checkpoints = config.checkpoint.directory.as_deref();
         let start = match checkpoints.and_then(|folder| not_a_folder("checkpoint.directory", folder)) {

@@ -20,6 +20,8 @@ pub struct Candidate {
     pub pipeline: PipelineConfig,
     /// What is computed again.
     pub recompute: Recompute,
+    /// Exchanges of routed tokens run beside the experts, in two pieces.
+    pub moe_overlap: bool,
 }
 
 /// One device and one micro-batch.
@@ -31,6 +33,7 @@ impl Default for Candidate {
             accumulation: 1,
             pipeline: PipelineConfig::default(),
             recompute: Recompute::default(),
+            moe_overlap: false,
         }
     }
 }
@@ -66,6 +69,9 @@ impl fmt::Display for Candidate {
         if let Some(stages) = &self.pipeline.layout {
             write!(f, " {stages}")?;
         }
+        if self.moe_overlap {
+            f.write_str(" moe-overlap")?;
+        }
         match (self.recompute.granularity, self.recompute.method) {
             (Granularity::None, _) => Ok(()),
             (Granularity::Selective, _) => f.write_str(" selective"),
@@ -77,7 +83,7 @@ impl fmt::Display for Candidate {
 
 /// As it is shown: `TP2 PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL uniform1` is four micro-batches in that layout, with this schedule, these
 /// stages (Megatron's string), and all layers computed again one by one; `block2` the first two of each stage,
-/// `selective` all modules that can be. `CP4 a2a+p2p:2` exchanges heads in blocks of two ranks, `CP2 p2p,a2a` has a way for
+/// `selective` all modules that can be. Under `DP2 EP2 moe-overlap` exchanges of tokens run beside the experts. `CP4 a2a+p2p:2` exchanges heads in blocks of two ranks, `CP2 p2p,a2a` has a way for
 /// each layer, and under `DP4 dynamic:8` each document is shared by as many ranks as leave it eight tokens on each.
 impl FromStr for Candidate {
     type Err = LayoutError;
@@ -100,6 +106,8 @@ impl FromStr for Candidate {
             } else if let Some((words, inner)) = ways(word) {
                 candidate.context.comm_type = words;
                 blocks = inner;
+            } else if word == "moe-overlap" {
+                candidate.moe_overlap = true;
             } else if word == "selective" {
                 candidate.recompute = Recompute::selective(&MODULES);
             } else if let Some(layers) = number(word, "uniform") {
@@ -140,6 +148,7 @@ mod tests {
             "CP2 DP2 all_gather dynamic:8",
             "TP2 SP PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL block1",
             "PP2 VPP2 x2 interleaved selective",
+            "EP2 DP2 x2 moe-overlap selective",
         ] {
             assert_eq!(text.parse::<Candidate>().unwrap().to_string(), text);
         }

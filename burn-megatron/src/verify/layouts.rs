@@ -11,7 +11,7 @@ use models::recompute::{Method, Recompute};
 /// Every combination of tensor, sequence, context, pipeline and data parallelism on up to `ranks` ranks that `allowed`
 /// accepts, with every schedule, every ZeRO stage and several numbers of micro-batches per step that divide
 /// `global_batch`. The ways to recompute take turns, and so do the ways across context parallel ranks that `allowed` accepts,
-/// so that each meets everything else somewhere. So do, where there are `experts`, all their layouts over the same ranks.
+/// so that each meets everything else somewhere. So do exchanges beside experts and others, and, where there are `experts`, all their layouts over the same ranks.
 /// `layers` are divided as evenly as possible. The reference, one device and one micro-batch, is not among them.
 pub fn candidates(
     ranks: usize,
@@ -53,7 +53,9 @@ pub fn candidates(
                     let layout = ParallelLayout { zero, ..fold.next().expect("there is one").clone() };
                     let recompute = recompute[list.len() % recompute.len()].clone();
                     let context = ways[list.len() % ways.len()].clone();
-                    list.push(Candidate { layout, context, accumulation, pipeline: pipeline.clone(), recompute });
+                    let moe_overlap = layout.ep * layout.expert_tp() > 1 && list.len() % 2 == 1;
+                    let pipeline = pipeline.clone();
+                    list.push(Candidate { layout, context, accumulation, pipeline, recompute, moe_overlap });
                 }
             }
         }

@@ -11,7 +11,7 @@ use backend_dist::shard::{HostTensor, Init};
 use burn::tensor::{Device, FloatDType};
 use models::layers::moe::RoutingReplay;
 use models::param::ParamBuilder;
-use models::{CausalLm, ModelConfig, Recompute};
+use models::{CausalLm, ModelConfig};
 
 /// What to train in every layout.
 #[derive(Clone, Copy, Debug)]
@@ -91,15 +91,15 @@ pub fn verify<M: CausalLm>(
     let job = Job { routing: routing.clone(), ..settings.job(config.vocab_size()) };
     let dims = config.dims();
     let initial = initial::<M>(config, settings)?;
-    let build = |dtype, recompute: &Recompute| {
-        let (recompute, initial) = (recompute.clone(), &initial);
+    let build = |dtype, candidate: &Candidate| {
+        let (recompute, overlap, initial) = (candidate.recompute.clone(), candidate.moe_overlap, &initial);
         move |rank: &Rank, part| {
-            let params = ParamBuilder::new(rank, dtype, settings.seed).with_source(initial);
-            Ok(M::build(config, params.with_part(part).with_recompute(&recompute))?)
+            let params = ParamBuilder::new(rank, dtype, settings.seed).with_source(initial).with_part(part);
+            Ok(M::build(config, params.with_recompute(&recompute).with_moe_comm_overlap(overlap, Some(2)))?)
         }
     };
     let single = Candidate::default();
-    let one = trace(&single, &job, &[Device::flex()], &dims, build(FloatDType::F64, &single.recompute))?;
+    let one = trace(&single, &job, &[Device::flex()], &dims, build(FloatDType::F64, &single))?;
     // Modules that predict further tokens are layers behind the last one.
     let layers = one[0].parameters.iter().filter_map(|local| local.unit.layer()).max().map_or(0, |last| last + 1);
     let bounds = Bounds::new(settings.dtype, settings.tolerance, layers);
@@ -108,7 +108,7 @@ pub fn verify<M: CausalLm>(
     for candidate in candidates {
         let routing = routing.as_ref().map(RoutingReplay::following);
         let job = Job { routing: routing.clone(), ..job.clone() };
-        let ranks = trace(candidate, &job, devices, &dims, build(settings.dtype, &candidate.recompute))?;
+        let ranks = trace(candidate, &job, devices, &dims, build(settings.dtype, candidate))?;
         let row = Row {
             candidate: candidate.clone(),
             differences: compare(&reference, &ranks, &bounds),

@@ -6,10 +6,11 @@
 #[path = "../../tests/pointwise/checks/mod.rs"]
 mod checks;
 mod clock;
+mod mixtures;
 mod plans;
 mod timings;
 
-use checks::{activation, experts, norm, optimizer, routing, rows, tokens};
+use checks::{activation, experts, latent, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
@@ -17,6 +18,7 @@ use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::experts::RowSums;
 use kernels_cubecl::pointwise::flat::FloatType;
+use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
 
@@ -62,8 +64,14 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + norm::plans::<bf16>(c, 1501, 64)
         }),
         ("rope", |c| {
-            let shape = RopeShape { rows: 37, batch: 3, heads: 10, all_heads: 12, head_dim: 128 };
-            tokens::rope::<bf16>(c, shape) + tokens::rope::<bf16>(c, RopeShape { head_dim: 64, heads: 12, ..shape })
+            let shape = RopeShape { rows: 37, batch: 3, heads: 10, all_heads: 12, head_dim: 128, rotated: 128 };
+            tokens::rope::<bf16>(c, shape)
+                + tokens::rope::<bf16>(c, RopeShape { head_dim: 64, rotated: 64, heads: 12, ..shape })
+                + tokens::rope::<bf16>(c, RopeShape { head_dim: 192, rotated: 64, heads: 12, ..shape })
+        }),
+        ("latent keys", |c| {
+            let shape = LatentShape { tokens: 37, heads: 20, shared: 64, own: 128, value: 128 };
+            latent::latent::<bf16>(c, shape) + latent::latent::<bf16>(c, LatentShape { heads: 128, tokens: 9, ..shape })
         }),
         ("cross entropy", |c| {
             let shape = LogitsShape { rows: 70, columns: 1064, valid: 1003, first_row: 5000 };
@@ -116,9 +124,9 @@ fn main() {
     timings::norms(&mut clock);
     timings::tokens(&mut clock);
     timings::runs(&mut clock);
+    mixtures::all(&mut clock);
     if clock.asks_for("plans") {
-        plans::norms(&mut clock);
-        plans::heads(&mut clock);
+        plans::layer_gradients(&mut clock);
         plans::column_sums(&mut clock);
         plans::embeddings(&mut clock);
     }

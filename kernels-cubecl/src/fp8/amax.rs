@@ -14,7 +14,7 @@ const MOST: usize = 8 * (u32::MAX as usize / 2);
 
 /// The greatest magnitude of eight numbers and `top`.
 #[cube]
-fn greatest<E: Float>(x: Vec8<E>, top: f32) -> f32 {
+pub(super) fn greatest<E: Float>(x: Vec8<E>, top: f32) -> f32 {
     let mut found = top;
     #[unroll]
     for i in 0..8usize {
@@ -75,13 +75,15 @@ fn scale_for(amax: f32, most: f32, shrink: f32) -> f32 {
     select(usable, scale, 1.0f32)
 }
 
-/// One unit: `scale` and its reciprocal from `amax`.
+/// A unit for each number: `scale` and its reciprocal from `amax`.
 #[cube(launch_unchecked)]
-pub fn write_scale(amax: &[f32], scale: &mut [f32], inverse: &mut [f32], most: f32, shrink: f32) {
-    if UNIT_POS == 0 {
-        let found = scale_for(amax[0], most, shrink);
-        scale[0] = found;
-        inverse[0] = 1.0 / found;
+pub fn write_scale(amax: &[f32], scale: &mut [f32], inverse: &mut [f32], count: u32, most: f32, shrink: f32) {
+    let unit = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
+    if unit < count {
+        let at = unit as usize;
+        let found = scale_for(amax[at], most, shrink);
+        scale[at] = found;
+        inverse[at] = 1.0 / found;
     }
 }
 
@@ -105,33 +107,25 @@ pub fn amax<E: Float>(client: &Client, x: &Handle, amax: &Handle, len: usize) ->
     Ok(())
 }
 
-/// `scale [1]` and `inverse [1] = 1 / scale`, fp32, of a cast to `format` for `amax [1]`; see [`scale_for`] for zero and
-/// numbers that are not finite. The largest magnitude becomes the largest number divided by `2^margin`.
+/// `scale [count]` and `inverse [count] = 1 / scale`, fp32, of casts to `format` for `amax [count]`; see [`scale_for`] for zero
+/// and numbers that are not finite. The largest magnitude becomes the largest number divided by `2^margin`.
 ///
 /// # Errors
-/// If a buffer is too short.
+/// If there are no numbers, or a buffer is too short.
 pub fn scale(
     client: &Client,
     amax: &Handle,
     [scale, inverse]: [&Handle; 2],
+    count: usize,
     format: Format,
     margin: i32,
 ) -> Result<(), PointwiseError> {
-    let amax = buffer("amax", amax, 1, 4)?;
-    let (scale, inverse) = (buffer("scale", scale, 1, 4)?, buffer("inverse", inverse, 1, 4)?);
-    let (most, shrink) = (format.max(), 2f32.powi(-margin));
-    // SAFETY: unit 0 alone reads and writes one number of each.
-    unsafe {
-        write_scale::launch_unchecked(
-            client,
-            CubeCount::new_single(),
-            CubeDim::new_1d(1),
-            amax,
-            scale,
-            inverse,
-            most,
-            shrink,
-        )
-    };
+    check("count", count, 1, u32::MAX as usize / 2)?;
+    let amax = buffer("amax", amax, count, 4)?;
+    let (scale, inverse) = (buffer("scale", scale, count, 4)?, buffer("inverse", inverse, count, 4)?);
+    let (most, shrink, cube) = (format.max(), 2f32.powi(-margin), CubeShape::of(client));
+    let (cubes, dim) = (cube.line(count), cube.dim());
+    // SAFETY: units past the last number do nothing.
+    unsafe { write_scale::launch_unchecked(client, cubes, dim, amax, scale, inverse, count as u32, most, shrink) };
     Ok(())
 }

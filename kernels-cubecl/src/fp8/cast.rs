@@ -54,7 +54,62 @@ pub fn cast_flat<E: Float>(
     }
 }
 
-/// A cube for each tile of `TILE` rows and columns; a unit casts two blocks of four rows and eight columns.
+/// Casts the tile of `TILE` rows and columns that begins at `first_row` and `first_column`, but for rows from `end_row` on: as it
+/// lies, and into `words` for its transpose. A unit casts two blocks of four rows and eight columns.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn cast_tile<E: Float>(
+    x: &[Vec8<E>],
+    factor: f32,
+    rows_out: &mut [Eight],
+    words: &mut Words,
+    first_row: u32,
+    end_row: u32,
+    first_column: u32,
+    columns: u32,
+    #[comptime] with_rows: bool,
+    #[comptime] with_columns: bool,
+    #[comptime] format: Format,
+    #[comptime] codec: Codec,
+) {
+    let width = columns / 8;
+    #[unroll]
+    for turn in 0..2u32 {
+        let block = UNIT_POS + comptime![turn * UNITS];
+        let (quad, group) = (block / comptime![BLOCK_COLUMNS], block % comptime![BLOCK_COLUMNS]);
+        let (row, column) = (first_row + quad * 4, first_column + group * 8);
+        if row < end_row && column < columns {
+            let at = (row * width + column / 8) as usize;
+            let line = width as usize;
+            let a = x[at];
+            let b = x[at + line];
+            let c = x[at + 2 * line];
+            let d = x[at + 3 * line];
+            if comptime![with_rows] {
+                rows_out[at] = eight::<E>(a, factor, format, codec);
+                rows_out[at + line] = eight::<E>(b, factor, format, codec);
+                rows_out[at + 2 * line] = eight::<E>(c, factor, format, codec);
+                rows_out[at + 3 * line] = eight::<E>(d, factor, format, codec);
+            }
+            if comptime![with_columns] {
+                #[unroll]
+                for i in 0..8usize {
+                    let word = pack(
+                        f32::cast_from(a.extract(i)) * factor,
+                        f32::cast_from(b.extract(i)) * factor,
+                        f32::cast_from(c.extract(i)) * factor,
+                        f32::cast_from(d.extract(i)) * factor,
+                        format,
+                        codec,
+                    );
+                    put(words, quad, group, comptime![i as u32], word);
+                }
+            }
+        }
+    }
+}
+
+/// A cube for each tile.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn cast_tiles<E: Float>(
@@ -72,42 +127,22 @@ pub fn cast_tiles<E: Float>(
     let across = (columns + comptime![TILE as u32 - 1]) / comptime![TILE as u32];
     let first_row = CUBE_POS_X / across * comptime![TILE as u32];
     let first_column = CUBE_POS_X % across * comptime![TILE as u32];
-    let factor = scale[0];
-    let width = columns / 8;
-    #[unroll]
-    for turn in 0..2u32 {
-        let block = UNIT_POS + comptime![turn * UNITS];
-        let (quad, group) = (block / comptime![BLOCK_COLUMNS], block % comptime![BLOCK_COLUMNS]);
-        let (row, column) = (first_row + quad * 4, first_column + group * 8);
-        if row < rows && column < columns {
-            let at = (row * width + column / 8) as usize;
-            let line = width as usize;
-            let a = x[at];
-            let b = x[at + line];
-            let c = x[at + 2 * line];
-            let d = x[at + 3 * line];
-            if comptime![with_rows] {
-                rows_out[at] = eight::<E>(a, factor, format, codec);
-                rows_out[at + line] = eight::<E>(b, factor, format, codec);
-                rows_out[at + 2 * line] = eight::<E>(c, factor, format, codec);
-                rows_out[at + 3 * line] = eight::<E>(d, factor, format, codec);
-            }
-            #[unroll]
-            for i in 0..8usize {
-                let word = pack(
-                    f32::cast_from(a.extract(i)) * factor,
-                    f32::cast_from(b.extract(i)) * factor,
-                    f32::cast_from(c.extract(i)) * factor,
-                    f32::cast_from(d.extract(i)) * factor,
-                    format,
-                    codec,
-                );
-                put(&mut words, quad, group, comptime![i as u32], word);
-            }
-        }
-    }
+    cast_tile::<E>(
+        x,
+        scale[0],
+        rows_out,
+        &mut words,
+        first_row,
+        rows,
+        first_column,
+        columns,
+        with_rows,
+        true,
+        format,
+        codec,
+    );
     sync_cube();
-    write_columns(&words, columns_out, first_row, first_column, rows, columns);
+    write_columns(&words, columns_out, 0u32, first_row, first_column, rows, columns);
 }
 
 #[cube]

@@ -8,6 +8,7 @@
 pub mod amax;
 pub mod cast;
 pub mod codec;
+pub mod groups;
 pub mod ptx;
 pub mod transpose;
 

@@ -30,11 +30,12 @@ pub fn put(words: &mut Words, quad: u32, group: u32, #[comptime] i: u32, word: u
     words[((group * 8 + i) * comptime![BLOCK_ROWS] + place(quad, group)) as usize] = word;
 }
 
-/// Writes a tile's columns as lines of the transpose, a line of 128 bytes by each plane at a time.
+/// Writes a tile's columns as lines of the transpose, which begins at word `base`, a line of 128 bytes by each plane at a time.
 #[cube]
 pub fn write_columns(
     words: &Words,
     columns_out: &mut [u32],
+    base: u32,
     first_row: u32,
     first_column: u32,
     rows: u32,
@@ -48,7 +49,7 @@ pub fn write_columns(
         if row < rows && column < columns {
             let word = words[(line * comptime![BLOCK_ROWS] + place(lane, group)) as usize];
             // In words: a matrix may have more bytes than 32 bits count.
-            columns_out[(column * (rows / 4) + row / 4) as usize] = word;
+            columns_out[(base + column * (rows / 4) + row / 4) as usize] = word;
         }
     }
 }
@@ -93,7 +94,7 @@ pub fn transpose_tiles(x: &[Eight], columns_out: &mut [u32], rows: u32, columns:
         }
     }
     sync_cube();
-    write_columns(&words, columns_out, first_row, first_column, rows, columns);
+    write_columns(&words, columns_out, 0u32, first_row, first_column, rows, columns);
 }
 
 /// # Errors

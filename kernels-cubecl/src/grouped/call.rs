@@ -3,6 +3,7 @@ use super::kernel::{SizesLaunch, UNITS, grouped};
 use super::maps;
 use super::plan::{GroupedPlan, Onto, Product};
 use super::tiles::{self, DEPTH, ROWS, WORDS};
+use super::waves;
 use crate::hopper::mma::Half;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -194,7 +195,7 @@ impl GroupedCall<'_> {
         let steps = if plan.product == Product::Forward { inner } else { features }.div_ceil(DEPTH);
         let sizes = SizesLaunch::new(count as u32, columns as u32, row_tiles as u32, features as u32, steps as u32);
         let processors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(PROCESSORS);
-        let cubes = (count as u32).min(processors * plan.cubes());
+        let cubes = (count as u32).min(processors * plan.cubes() * waves::wanted());
         let (left, right) = (maps::left(left, left_shape, plan), maps::right(right, right_shape, plan));
         let out = maps::result(out, result, plan);
         let (count, units) = (CubeCount::Static(cubes, 1, 1), CubeDim::new_1d(UNITS));

@@ -25,8 +25,12 @@ mod maps;
 mod output;
 #[cfg(feature = "cuda")]
 mod plan;
+#[cfg(feature = "cuda")]
+mod waves;
 
 #[cfg(feature = "cuda")]
 pub use call::{GroupedCall, GroupedError};
 #[cfg(feature = "cuda")]
 pub use plan::{GroupedPlan, Onto, Product};
+#[cfg(feature = "cuda")]
+pub use waves::in_waves;

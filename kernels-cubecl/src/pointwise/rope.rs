@@ -1,4 +1,4 @@
-//! Rotary position embedding ("rotate half") of the first heads of a packed projection.
+//! Rotary position embedding ("rotate half") of the first heads of a packed projection, or of their first features.
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -17,8 +17,10 @@ pub struct RopeShape {
     pub heads: usize,
     /// All heads.
     pub all_heads: usize,
-    /// Length of a head; all of it is rotated.
+    /// Length of a head.
     pub head_dim: usize,
+    /// Its first features, which are rotated: all of them, or the rotated part of latent attention's heads.
+    pub rotated: usize,
 }
 
 impl RopeShape {
@@ -28,7 +30,8 @@ impl RopeShape {
     }
 
     fn check(&self) -> Result<(), PointwiseError> {
-        check("head_dim", self.head_dim, 16, LONGEST)?;
+        check("head_dim", self.head_dim, 8, LONGEST)?;
+        check("rotated features", self.rotated, 16, self.head_dim)?;
         check("all_heads", self.all_heads, 1, u16::MAX as usize)?;
         check("heads", self.heads, 1, self.all_heads)?;
         check("rows × batch", self.rows * self.batch, 1, i32::MAX as usize / (self.all_heads * self.head_dim / 8))
@@ -40,7 +43,8 @@ impl RopeShape {
     }
 }
 
-/// Cube `(token, items)`: an item is a pair of vectors to rotate or a vector to copy. `half` vectors make half a head.
+/// Cube `(token, items)`: an item is a pair of vectors to rotate or a vector to copy. `half` vectors make half of what is rotated
+/// of a head, `head` a whole one.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn rotate<E: Float>(
@@ -53,13 +57,15 @@ pub fn rotate<E: Float>(
     all_heads: u32,
     sign: f32,
     #[comptime] half: u32,
+    #[comptime] head: u32,
 ) {
+    let rest = comptime![head - 2 * half];
     let item = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
-    let token = CUBE_POS_X * all_heads * comptime![2 * half];
+    let token = CUBE_POS_X * all_heads * head;
     let pairs = heads * half;
     if item < pairs {
         let column = item % half;
-        let first = (token + (item / half) * comptime![2 * half] + column) as usize;
+        let first = (token + (item / half) * head + column) as usize;
         let second = first + comptime![half as usize];
         let angle = ((CUBE_POS_X / batch) * half + column) as usize;
         let (a, b, c, s) = (x[first], x[second], cos[angle], sin[angle]);
@@ -74,14 +80,23 @@ pub fn rotate<E: Float>(
         }
         out[first] = low;
         out[second] = high;
-    } else if item < pairs + (all_heads - heads) * comptime![2 * half] {
-        // The copied vectors lie behind the `2 pairs` rotated ones.
-        let at = (token + pairs + item) as usize;
-        out[at] = x[at];
+    } else {
+        let item = item - pairs;
+        let inside = heads * rest;
+        if item < inside + (all_heads - heads) * head {
+            // Behind the heads' rotated parts, then the other heads.
+            let mut at = token + heads * comptime![2 * half] + item;
+            if comptime![rest > 0] {
+                if item < inside {
+                    at = token + (item / rest) * head + comptime![2 * half] + item % rest;
+                }
+            }
+            out[at as usize] = x[at as usize];
+        }
     }
 }
 
-/// `out` from `x` and the angles `cos, sin [rows, head_dim / 2]`, all of type `E` (2 bytes) and without gaps; rotates by the
+/// `out` from `x` and the angles `cos, sin [rows, rotated / 2]`, all of type `E` (2 bytes) and without gaps; rotates by the
 /// negative angles if `back`.
 pub fn apply<E: Float>(
     client: &Client,
@@ -92,13 +107,13 @@ pub fn apply<E: Float>(
     back: bool,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
-    let (vectors, half) = (shape.len() / 8, shape.head_dim / 16);
+    let (vectors, half, head) = (shape.len() / 8, shape.rotated / 16, shape.head_dim / 8);
     let (x, out) = (buffer("x", x, vectors, 8 * size_of::<E>())?, buffer("out", out, vectors, size_of::<Vec8<E>>())?);
     let (cos, sin) = (
         buffer("cos", cos, shape.rows * half, 8 * size_of::<E>())?,
         buffer("sin", sin, shape.rows * half, size_of::<Vec8<E>>())?,
     );
-    let items = shape.heads * half + (shape.all_heads - shape.heads) * 2 * half;
+    let items = shape.heads * (head - half) + (shape.all_heads - shape.heads) * head;
     let cube = CubeShape::of(client);
     // SAFETY: every unit stays in its token and its row of angles, and the buffers hold them all.
     unsafe {
@@ -115,6 +130,7 @@ pub fn apply<E: Float>(
             shape.all_heads as u32,
             if back { -1.0 } else { 1.0 },
             half as u32,
+            head as u32,
         )
     };
     Ok(())

@@ -14,6 +14,19 @@ pub(super) fn sigmoid(x: f32) -> f32 {
     ptx::reciprocal(1.0 + ptx::exp2(-x * LOG2_E))
 }
 
+/// `silu(gate) · up`.
+#[cube]
+pub(super) fn gated(gate: f32, up: f32) -> f32 {
+    gate * sigmoid(gate) * up
+}
+
+/// The gradient of `gate`, given `slope`, that of [`gated`], and the [`sigmoid`] of the gate. That of `up` is
+/// `slope · gate · sigmoid`.
+#[cube]
+pub(super) fn gate_gradient(slope: f32, gate: f32, up: f32, sigmoid: f32) -> f32 {
+    slope * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+}
+
 #[cube(launch_unchecked)]
 pub fn swiglu_forward<E: Float>(x: &[Vec8<E>], out: &mut [Vec8<E>], half: u32) {
     let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
@@ -25,7 +38,7 @@ pub fn swiglu_forward<E: Float>(x: &[Vec8<E>], out: &mut [Vec8<E>], half: u32) {
         #[unroll]
         for i in 0..8usize {
             let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
-            result.insert(i, E::cast_from(g * sigmoid(g) * u));
+            result.insert(i, E::cast_from(gated(g, u)));
         }
         out[(CUBE_POS_X * half + column) as usize] = result;
     }
@@ -39,18 +52,18 @@ pub fn swiglu_backward<E: Float>(x: &[Vec8<E>], out_gradient: &[Vec8<E>], x_grad
         let gate = x[at];
         let up = x[at + half as usize];
         let slope = out_gradient[(CUBE_POS_X * half + column) as usize];
-        let mut gate_gradient = Vec8::<E>::empty();
-        let mut up_gradient = Vec8::<E>::empty();
+        let mut gates = Vec8::<E>::empty();
+        let mut ups = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
             let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
             let slope = f32::cast_from(slope.extract(i));
             let s = sigmoid(g);
-            gate_gradient.insert(i, E::cast_from(slope * u * s * (1.0 + g * (1.0 - s))));
-            up_gradient.insert(i, E::cast_from(slope * g * s));
+            gates.insert(i, E::cast_from(gate_gradient(slope, g, u, s)));
+            ups.insert(i, E::cast_from(slope * g * s));
         }
-        x_gradient[at] = gate_gradient;
-        x_gradient[at + half as usize] = up_gradient;
+        x_gradient[at] = gates;
+        x_gradient[at + half as usize] = ups;
     }
 }
 
@@ -69,8 +82,7 @@ pub fn forward<E: Float>(
     half: usize,
 ) -> Result<(), PointwiseError> {
     check("half", half, 8, LONGEST)?;
-    let cube = CubeShape::of(client);
-    let vectors = rows * half / 8;
+    let (cube, vectors) = (CubeShape::of(client).fitting(half / 8), rows * half / 8);
     let (x, out) =
         (buffer("x", x, 2 * vectors, 8 * size_of::<E>())?, buffer("out", out, vectors, size_of::<Vec8<E>>())?);
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
@@ -90,8 +102,7 @@ pub fn backward<E: Float>(
     half: usize,
 ) -> Result<(), PointwiseError> {
     check("half", half, 8, LONGEST)?;
-    let cube = CubeShape::of(client);
-    let vectors = rows * half / 8;
+    let (cube, vectors) = (CubeShape::of(client).fitting(half / 8), rows * half / 8);
     let (x, out_gradient) = (
         buffer("x", x, 2 * vectors, 8 * size_of::<E>())?,
         buffer("out_gradient", out_gradient, vectors, size_of::<Vec8<E>>())?,

@@ -2,7 +2,7 @@
 use super::{buffer, compile, hopper, settings};
 use cubecl_runtime::kernel::CubeKernel;
 use half::bf16;
-use kernels_cubecl::fp8::{Codec, Format, amax, cast, transpose};
+use kernels_cubecl::fp8::{Codec, Format, amax, cast, groups, transpose};
 use kernels_cubecl::pointwise::CubeShape;
 
 fn check(what: &str, kernel: impl CubeKernel, conversion: Option<&str>) {
@@ -43,6 +43,25 @@ fn fp8_kernels_compile() {
                 );
                 check("cast and transpose", tiles, found);
             }
+            for (with_rows, with_columns) in [(true, false), (false, true), (true, true)] {
+                let (s, d) = device();
+                let tiles = groups::cast_group_tiles::CastGroupTiles::<bf16>::new(
+                    s,
+                    d,
+                    Default::default(),
+                    b(),
+                    b(),
+                    b(),
+                    b(),
+                    b(),
+                    (),
+                    with_rows,
+                    with_columns,
+                    format,
+                    codec,
+                );
+                check("cast and transpose of groups", tiles, found);
+            }
         }
     }
     let (s, d) = device();
@@ -52,13 +71,19 @@ fn fp8_kernels_compile() {
         None,
     );
     let (s, d) = device();
+    let parts = groups::part_maxima::PartMaxima::<bf16>::new(s, d, Default::default(), b(), b(), b(), CubeShape::GPU);
+    check("parts of groups", parts, None);
+    let (s, d) = device();
+    let maxima = groups::group_maxima::GroupMaxima::new(s, d, Default::default(), b(), b(), b(), (), CubeShape::GPU);
+    check("maxima of groups", maxima, None);
+    let (s, d) = device();
     check(
         "greatest part",
         amax::greatest_part::GreatestPart::new(s, d, Default::default(), b(), b(), (), CubeShape::GPU),
         None,
     );
     let (s, d) = device();
-    check("scale", amax::write_scale::WriteScale::new(s, d, Default::default(), b(), b(), b(), (), ()), None);
+    check("scale", amax::write_scale::WriteScale::new(s, d, Default::default(), b(), b(), b(), (), (), ()), None);
     let (s, d) = device();
     check(
         "transpose",

@@ -18,6 +18,7 @@ mod grouped;
 mod pointwise;
 mod portable;
 mod random;
+mod routing;
 
 use cubecl::Compiler;
 use cubecl::benchmark::TimingMethod;
@@ -98,5 +99,13 @@ fn compile(what: &str, kernel: impl CubeKernel) -> String {
     }
     assert!(ptx.contains(".target sm_90a"), "{what} is not compiled for Hopper");
     assert!(module.shared_memory_size <= SHARED_BYTES, "{what} asks for {} shared bytes", module.shared_memory_size);
+    ptx
+}
+
+/// PTX of a kernel that keeps nothing of a unit's outside its registers.
+fn registers_only(what: &str, kernel: impl CubeKernel) -> String {
+    let ptx = compile(what, kernel);
+    let spilled = ptx.lines().find(|line| line.trim_start().starts_with(".local"));
+    assert_eq!(spilled, None, "{what} keeps numbers in memory");
     ptx
 }

@@ -5,7 +5,7 @@
 #[path = "checks/mod.rs"]
 mod checks;
 
-use checks::{activation, experts, norm, optimizer, routing, rows, tokens};
+use checks::{activation, experts, latent, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
@@ -13,6 +13,8 @@ use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::experts::RowSums;
 use kernels_cubecl::pointwise::flat::FloatType;
+use kernels_cubecl::pointwise::head_norms::HeadsShape;
+use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
 
@@ -46,6 +48,8 @@ fn sums_of_rows() {
     both!(experts::sum_rows, RowSums { rows: 9, columns: 40, out: 13, terms: 1 });
     both!(experts::sum_rows, RowSums { rows: 9, columns: 12, out: 5, terms: 3 });
     both!(experts::sum_rows, RowSums { rows: 20, columns: 1, out: 33, terms: 2 });
+    // More terms than are read at a time.
+    both!(experts::sum_rows, RowSums { rows: 20, columns: 8, out: 5, terms: 10 });
 }
 
 #[test]
@@ -74,6 +78,13 @@ fn rms_norm() {
 }
 
 #[test]
+fn norms_of_heads() {
+    both!(norm::of_heads, HeadsShape { tokens: 5, heads: 4, kv_heads: 2, all_heads: 8, head_dim: 16 });
+    both!(norm::of_heads, HeadsShape { tokens: 7, heads: 1, kv_heads: 1, all_heads: 3, head_dim: 8 });
+    both!(norm::of_heads, HeadsShape { tokens: 1, heads: 2, kv_heads: 1, all_heads: 3, head_dim: 64 });
+}
+
+#[test]
 fn layer_norm() {
     both!(norm::layer_norm, 7, 8);
     both!(norm::layer_norm, 33, 72);
@@ -87,8 +98,16 @@ fn norms_in_other_cubes() {
 
 #[test]
 fn rope() {
-    both!(tokens::rope, RopeShape { rows: 7, batch: 3, heads: 5, all_heads: 6, head_dim: 32 });
-    both!(tokens::rope, RopeShape { rows: 5, batch: 1, heads: 3, all_heads: 3, head_dim: 16 });
+    both!(tokens::rope, RopeShape { rows: 7, batch: 3, heads: 5, all_heads: 6, head_dim: 32, rotated: 32 });
+    both!(tokens::rope, RopeShape { rows: 5, batch: 1, heads: 3, all_heads: 3, head_dim: 16, rotated: 16 });
+    both!(tokens::rope, RopeShape { rows: 3, batch: 2, heads: 4, all_heads: 4, head_dim: 40, rotated: 16 });
+    both!(tokens::rope, RopeShape { rows: 3, batch: 1, heads: 2, all_heads: 3, head_dim: 48, rotated: 32 });
+}
+
+#[test]
+fn latent_keys() {
+    both!(latent::latent, LatentShape { tokens: 5, heads: 3, shared: 16, own: 24, value: 8 });
+    both!(latent::latent, LatentShape { tokens: 2, heads: 11, shared: 8, own: 8, value: 16 });
 }
 
 #[test]

@@ -47,8 +47,7 @@ impl CausalLm for DeepSeekV3 {
     type Config = DeepSeekV3Config;
 
     fn build(config: &DeepSeekV3Config, mut params: ParamBuilder) -> Result<Self, BuildError> {
-        config.check()?;
-        config.dims().check_tp(params.place().size)?;
+        config.check_for(&params)?;
         let params = &mut params;
         let (init, part) = (config.init(), params.part_of(config.num_hidden_layers));
         let vocab =
@@ -107,7 +106,7 @@ impl CausalLm for DeepSeekV3 {
         match x.is_autodiff() {
             true => {
                 let modules = stats::counted(|| self.further_losses(x, &labels, batch));
-                with_mtp_losses(losses, modules, self.mtp_weight, batch.context.as_ref())
+                with_mtp_losses(losses, modules, self.mtp_weight, batch)
             }
             false => losses,
         }

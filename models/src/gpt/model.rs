@@ -45,8 +45,7 @@ impl CausalLm for Gpt {
     type Config = GptConfig;
 
     fn build(config: &GptConfig, mut params: ParamBuilder) -> Result<Self, BuildError> {
-        config.check()?;
-        config.dims().check_tp(params.place().size)?;
+        config.check_for(&params)?;
         let params = &mut params;
         let (init, part) = (config.init(), params.part_of(config.num_hidden_layers));
         let (positions, eps) = (config.max_position_embeddings, config.layer_norm_epsilon);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use backend_dist::ops::conjugate::Partial;
-use backend_dist::ops::embedding;
+use backend_dist::ops::{embedding, expand_dim};
 use backend_dist::shard::{Init, Place, Section};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Int, Tensor, TensorData};
@@ -156,7 +156,7 @@ impl LearnedPositions {
         };
         let own: Vec<Tensor<2>> = places.iter().map(of).collect();
         let own = if own.len() == 1 { own.into_iter().next() } else { Some(Tensor::cat(own, 0)) };
-        x + own.expect("a rank has positions").unsqueeze_dim(1)
+        x + expand_dim(own.expect("a rank has positions").unsqueeze_dim(1), 1, samples)
     }
 
     /// The same for positions that follow others; `x` may be longer than `at`, as [`VocabParallelEmbedding::extend`]

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use backend_dist::ops::context::attention_over_context;
-use backend_dist::ops::{AttentionOptions, Prologue, Residual, attention};
+use backend_dist::ops::{AttentionOptions, Prologue, Residual, attention, expand_dim};
 use backend_dist::shard::Init;
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -176,7 +176,7 @@ impl LatentAttention {
         let [seq, batch, _] = q.dims();
         let q = rotate(q.reshape([seq, batch, heads, rotated + unrotated]), heads, angles);
         let kv = kv.reshape([seq, batch, heads, unrotated + value]);
-        let shared = rotate(shared.reshape([seq, batch, 1, rotated]), 1, angles).expand([seq, batch, heads, rotated]);
+        let shared = expand_dim(rotate(shared.reshape([seq, batch, 1, rotated]), 1, angles), 2, heads);
         let k = Tensor::cat(vec![shared, kv.clone().narrow(3, 0, unrotated)], 3);
         [q, k, kv.narrow(3, unrotated, value)]
     }

@@ -46,8 +46,7 @@ impl CausalLm for Llama {
     type Config = LlamaConfig;
 
     fn build(config: &LlamaConfig, params: ParamBuilder) -> Result<Self, BuildError> {
-        config.check()?;
-        config.dims().check_tp(params.place().size)?;
+        config.check_for(&params)?;
         let block = config.block();
         Self::of_blocks(&config.frame(), |_| block, params)
     }

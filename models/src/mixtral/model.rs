@@ -22,10 +22,7 @@ impl CausalLm for Mixtral {
     type Config = MixtralConfig;
 
     fn build(config: &MixtralConfig, params: ParamBuilder) -> Result<Self, BuildError> {
-        config.check()?;
-        config.dims().check_tp(params.place().size)?;
-        let experts = params.experts();
-        config.dims().check_experts(experts.etp.size, experts.ep.size, experts.group.size())?;
+        config.check_for(&params)?;
         Ok(Self { decoder: Llama::of_blocks(&config.frame(), |layer| config.block(layer), params)? })
     }
 

@@ -16,6 +16,9 @@ pub enum BuildError {
     /// The model does not fit the layout.
     #[error(transparent)]
     Layout(#[from] ModelLayoutError),
+    /// Experts in FP8 do not fit the layout.
+    #[error("experts in FP8: {0}, or leave fp8.format out")]
+    Fp8Experts(String),
     /// Two parameters have the same name.
     #[error(transparent)]
     Registry(#[from] RegistryError),

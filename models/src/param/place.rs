@@ -57,13 +57,29 @@ pub struct ExpertParallel {
     pub etp: Place,
     /// Place among the ranks that divide the experts among themselves.
     pub ep: Place,
+    /// The ranks of [`ExpertParallel::etp`].
+    pub parts: Group,
+    /// Where the group has a device link its all-to-alls run beside the experts' products.
+    pub overlap: bool,
+    /// Into how many pieces a rank's experts are cut for that, if it is not left to arithmetic.
+    pub pieces: Option<usize>,
+    /// Routers choose at random.
+    pub forced: bool,
 }
 
 impl ExpertParallel {
     pub(super) fn of(rank: &Rank) -> Self {
         let place = |axis, at| Place { rank: at, size: rank.mesh.axis_size(axis) };
         let (etp, ep) = (place(Axis::Etp, rank.coords.etp), place(Axis::Ep, rank.coords.ep));
-        Self { group: rank.group(Axis::EtpEp), etp, ep }
+        let (group, parts) = (rank.group(Axis::EtpEp), rank.group(Axis::Etp));
+        Self { group, etp, ep, parts, overlap: false, pieces: None, forced: false }
+    }
+
+    /// How many neighbours of [`ExpertParallel::group`] have tokens of one micro-batch, if `tensor_parallel` ranks share one:
+    /// these, or all of the group. `None` if a micro-batch's tokens go to several groups and these have others besides.
+    pub fn sharing_tokens(&self, tensor_parallel: usize) -> Option<usize> {
+        let (all, tp) = (self.group.size(), tensor_parallel);
+        (all.is_multiple_of(tp) || tp.is_multiple_of(all)).then_some(tp.min(all))
     }
 
     /// Which of the layer's experts this rank holds: contiguous blocks, in the order of the ranks, as in Megatron-LM

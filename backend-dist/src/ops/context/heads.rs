@@ -79,7 +79,7 @@ pub(super) fn summed<B: ContextKernels>(x: FloatTensor<B>, times: usize) -> Floa
     }
     let (shape, inner) = (x.shape(), wide(x.dtype()));
     let copies = Shape::from([shape[0], shape[1] * shape[2] / times, times, shape[3]]);
-    let sum = B::float_sum_dim(B::float_reshape(cast::<B>(x, inner), copies), 2);
+    let sum = B::sum_dim(B::float_reshape(cast::<B>(x, inner), copies), 2);
     B::float_reshape(sum, Shape::from([shape[0], shape[1], shape[2] / times, shape[3]]))
 }
 

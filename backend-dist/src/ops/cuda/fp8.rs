@@ -11,7 +11,7 @@ use crate::cuda::lt_fp8::{Onto, Operand, Sums, multiply};
 use crate::exchange::{Exchange, ExchangeOps};
 use crate::ops::fp8::{Fp8Kernels, Matrix, Number, Precision, Quantized, Scales, Sides};
 
-fn format(number: Number) -> Format {
+pub(super) fn format(number: Number) -> Format {
     match number {
         Number::E4m3 => Format::E4m3,
         Number::E5m2 => Format::E5m2,
@@ -22,9 +22,16 @@ fn format(number: Number) -> Format {
 ///
 /// # Panics
 /// If it has another type, or lies elsewhere.
-fn half(x: Float) -> CubeTensor {
+pub(super) fn half(x: Float) -> CubeTensor {
     assert!(are_half([&x]), "FP8 layers on GPUs take bf16 or f16 on CUDA, not {:?} on {:?}", x.dtype(), x.device);
     packed(x)
+}
+
+pub(super) fn sums(precision: Precision) -> Sums {
+    match precision {
+        Precision::Fast => Sums::Fast,
+        Precision::Full => Sums::Exact,
+    }
 }
 
 fn operand(x: &Matrix<Cube>) -> Operand<'_> {
@@ -50,9 +57,10 @@ impl Fp8Kernels for Cube {
     }
 
     fn fp8_scales(amax: Float, number: Number, margin: u32) -> Scales<Self> {
-        let [scale, inverse] = [(); 2].map(|()| empty(&amax, [1], DType::F32));
+        let (count, amax) = (amax.meta.shape().num_elements(), packed(amax));
+        let [scale, inverse] = [(); 2].map(|()| empty(&amax, [count], DType::F32));
         let to = [&scale.handle, &inverse.handle];
-        launched("FP8 scale", amax::scale(&amax.client, &amax.handle, to, format(number), margin as i32));
+        launched("FP8 scale", amax::scale(&amax.client, &amax.handle, to, count, format(number), margin as i32));
         Scales { scale, inverse }
     }
 
@@ -95,11 +103,7 @@ impl Fp8Kernels for Cube {
         precision: Precision,
     ) -> Float {
         let out = empty(&a.data, shape, dtype);
-        let sums = match precision {
-            Precision::Fast => Sums::Fast,
-            Precision::Full => Sums::Exact,
-        };
-        multiply(operand(&a), operand(&b), bias.map(packed).as_ref(), &out, Onto::Replace, sums);
+        multiply(operand(&a), operand(&b), bias.map(packed).as_ref(), &out, Onto::Replace, sums(precision));
         out
     }
 

@@ -9,7 +9,7 @@ use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::pointwise::column_sum;
 
-use super::{Float, are_half, columns, empty, launched, packed, rows};
+use super::{Float, are_half, columns, empty, launched, packed, rows, sums::sum_dim};
 use crate::cuda::lt::{Onto, Operand, multiply, product, product_and_bias};
 use crate::ops::plain;
 
@@ -51,7 +51,8 @@ pub fn bias_grad(grad: Float) -> Float {
     let (rows, columns) = (rows(&grad), columns(&grad));
     if !are_half([&grad]) || !column_sum::has_kernel(rows, columns) {
         let wide = if grad.dtype() == DType::F64 { FloatDType::F64 } else { FloatDType::F32 };
-        return plain::linear::bias_grad::<Cube>(Cube::float_cast(grad, wide));
+        let grad = Cube::float_reshape(Cube::float_cast(grad, wide), Shape::from([rows, columns]));
+        return Cube::float_reshape(sum_dim(grad, 0), Shape::from([columns]));
     }
     let grad = packed(grad);
     let sum = empty(&grad, [columns], DType::F32);

@@ -23,13 +23,17 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod fp8;
+mod fp8_groups;
 pub(super) mod grouped;
+mod head_norms;
 mod linear;
 mod moe;
 mod norm;
 mod product;
 mod rope;
 pub(in crate::ops) mod routing;
+mod sums;
+mod travel;
 mod work;
 
 use burn::backend::ops::IntTensorOps;
@@ -52,6 +56,14 @@ type Int = IntTensor<Cube>;
 const ALIGNMENT: u64 = 32;
 
 impl LocalKernels for Cube {
+    fn sum_dim(x: Float, dim: usize) -> Float {
+        sums::sum_dim(x, dim)
+    }
+
+    fn mean_dim(x: Float, dim: usize) -> Float {
+        sums::mean_dim(x, dim)
+    }
+
     fn matmul(a: Float, b: Float) -> Float {
         linear::matmul(a, b)
     }

@@ -1,13 +1,41 @@
 //! Mixtures of experts: rows by number, the router, and products of groups of rows.
 
+use std::ops::Range;
+
 use burn::backend::{Cube, DType, TensorMetadata};
+use burn::tensor::{Shape, Tensor};
+use burn_cubecl::tensor::CubeTensor;
+use kernels_cubecl::grouped::in_waves;
 use kernels_cubecl::pointwise::experts::{self as kernels, RowSums};
 
 use super::{Float, Int, are_half, columns, empty, grouped, ids, is_here, launched, packed, rows, work};
+use crate::cuda::dense;
 use crate::cuda::lt::{Operand, product};
 use crate::ops::moe::{self, MoeKernels};
 
+/// Times as many cubes as the device holds, for products beside exchanges.
+const WAVES: u32 = 8;
+
 impl MoeKernels for Cube {
+    fn table(table: &Tensor<2, burn::tensor::Int>) -> Int {
+        table.clone().try_into_primitive::<Self>().expect("a table beside the rows that it numbers")
+    }
+
+    /// An exchange takes some multiprocessors while the products run, and a cube that has a fixed share of the tiles would wait
+    /// until one is free: with more cubes than fit, those that are left over go where there is room.
+    fn sharing<T>(is_shared: bool, work: impl FnOnce() -> T) -> T {
+        if is_shared { in_waves(WAVES, work) } else { work() }
+    }
+
+    fn rows_in_place(x: &Float, rows: Range<usize>, columns: usize) -> Float {
+        let x = if x.is_contiguous() { x.clone() } else { dense(x.clone()) };
+        let (row, held) = (columns * x.dtype.size(), x.handle.size_in_used() as usize);
+        assert!(rows.end * row <= held, "rows {rows:?} of {columns} elements in {held} bytes of {:?}", x.dtype);
+        let [before, behind] = [rows.start * row, held - rows.end * row];
+        let handle = x.handle.offset_start(before as u64).offset_end(behind as u64);
+        CubeTensor::new_contiguous(x.client, x.device, Shape::from([rows.len(), columns]), handle, x.dtype)
+    }
+
     fn sum_rows(x: Float, index: Int) -> Float {
         let _noted = work::rows("rows of experts", &x, &index, 2 * x.dtype.size());
         let table = index.meta.shape();

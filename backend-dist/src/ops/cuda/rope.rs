@@ -6,11 +6,11 @@ use kernels_cubecl::pointwise::rope::{self, RopeShape};
 use super::{Float, are_half, columns, empty, launched, packed};
 use crate::ops::{options::Rotation, plain};
 
-/// The kernel rotates whole heads.
 pub fn apply(x: Float, cos: Float, sin: Float, heads: usize, rotation: Rotation) -> Float {
     let dims = x.shape();
-    let shape = RopeShape { rows: dims[0], batch: dims[1], heads, all_heads: dims[2], head_dim: dims[3] };
-    if !are_half([&x, &cos, &sin]) || 2 * columns(&cos) != dims[3] || !shape.has_kernel() {
+    let (head_dim, rotated) = (dims[3], 2 * columns(&cos));
+    let shape = RopeShape { rows: dims[0], batch: dims[1], heads, all_heads: dims[2], head_dim, rotated };
+    if !are_half([&x, &cos, &sin]) || !shape.has_kernel() {
         return plain::rope::apply::<Cube>(x, cos, sin, heads, rotation);
     }
     let (x, cos, sin) = (packed(x), packed(cos), packed(sin));

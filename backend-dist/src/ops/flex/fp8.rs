@@ -20,7 +20,7 @@ use crate::ops::plain;
 const COST: usize = 500;
 
 /// Rounding to the numbers of eight bits.
-trait Grid: Real {
+pub(super) trait Grid: Real {
     /// The nearest number of a format with `(mantissa bits, exponent bias)`, of two the even one; at most `most`. NaN stays.
     fn on_grid(self, fields: (i32, i32), most: Self) -> Self;
     /// Whether it is a number other than zero and infinity.
@@ -57,33 +57,33 @@ grid!(f32, u32, 23, 0xff);
 grid!(f64, u64, 52, 0x7ff);
 
 /// The largest magnitude; NaN is passed over.
-fn amax<E: Grid>(x: &FlexTensor) -> FlexTensor {
-    let magnitudes = E::slice(x).chunks(4096).map(|chunk| {
+pub(super) fn amax<E: Grid>(x: &[E]) -> E {
+    let magnitudes = x.chunks(4096).map(|chunk| {
         let low = chunk.iter().fold(E::ZERO, |low, &x| if x < low { x } else { low });
         let high = lanes::max(chunk);
         if high > -low { high } else { -low }
     });
-    let found = magnitudes.fold(E::ZERO, |top, x| if x > top { x } else { top });
-    E::tensor(vec![found], Shape::new([1]))
+    magnitudes.fold(E::ZERO, |top, x| if x > top { x } else { top })
 }
 
 fn scales<E: Grid>(amax: &FlexTensor, number: Number, margin: u32) -> Scales<Flex> {
-    let amax = E::slice(amax)[0];
-    let scale = match amax.is_size() {
+    let scale = |&amax: &E| match amax.is_size() {
         true => {
             let scale = E::of(number.max()) / amax * E::of(2f64.powi(-(margin as i32)));
             if scale < E::LARGEST { scale } else { E::LARGEST }
         }
         false => E::ONE,
     };
-    let [scale, inverse] = [scale, E::ONE / scale].map(|x| E::tensor(vec![x], Shape::new([1])));
+    let scale: Vec<E> = E::slice(amax).iter().map(scale).collect();
+    let inverse = scale.iter().map(|&scale| E::ONE / scale).collect();
+    let [scale, inverse] = [scale, inverse].map(|x| E::tensor(x, amax.layout().shape().clone()));
     Scales { scale, inverse }
 }
 
-fn on_grid<E: Grid>(x: &FlexTensor, scale: E, number: Number) -> FlexTensor {
-    let shape = x.layout().shape().clone();
-    let (x, fields, most) = (E::slice(x), number.fields(), E::of(number.max()));
-    let data = filled(x.len(), |out| {
+/// The numbers on the grid that are nearest to `scale · x`.
+pub(super) fn on_grid<E: Grid>(x: &[E], scale: E, number: Number) -> Vec<E> {
+    let (fields, most) = (number.fields(), E::of(number.max()));
+    filled(x.len(), |out| {
         for_parts(x.len(), parts(x.len(), COST), |_, span| {
             // SAFETY: each part has its own span.
             let out = unsafe { out.slice(span.clone()) };
@@ -91,12 +91,11 @@ fn on_grid<E: Grid>(x: &FlexTensor, scale: E, number: Number) -> FlexTensor {
                 *out = (x * scale).on_grid(fields, most);
             }
         });
-    });
-    E::tensor(data, shape)
+    })
 }
 
 /// `a · bᵀ`, scaled back.
-fn product<E: Grid>(a: Matrix<Flex>, b: Matrix<Flex>) -> FlexTensor {
+pub(super) fn product<E: Grid>(a: Matrix<Flex>, b: Matrix<Flex>) -> FlexTensor {
     let factor = E::slice(&a.inverse)[0] * E::slice(&b.inverse)[0];
     let y = linear::forward::<E>(a.data, b.data);
     let y: Vec<E> = E::slice(&y).iter().map(|&y| y * factor).collect();
@@ -115,7 +114,7 @@ impl Fp8Kernels for Flex {
     fn fp8_amax(x: FlexTensor) -> FlexTensor {
         let inner = compute_type(x.dtype());
         let x = dense(x, inner);
-        by_real!(inner, E => amax::<E>(&x))
+        by_real!(inner, E => E::tensor(vec![amax::<E>(E::slice(&x))], Shape::new([1])))
     }
 
     fn fp8_scales(found: FlexTensor, number: Number, margin: u32) -> Scales<Self> {
@@ -127,8 +126,10 @@ impl Fp8Kernels for Flex {
         let x = dense(x, inner);
         let columns = *x.layout().shape().to_vec().last().expect("an operand has features");
         let rows = x.layout().num_elements() / columns.max(1);
-        let x = Self::float_reshape(x, Shape::new([rows, columns]));
-        let data = by_real!(inner, E => on_grid::<E>(&x, E::slice(&scales.scale)[0], number));
+        let shape = Shape::new([rows, columns]);
+        let data = by_real!(inner, E => {
+            E::tensor(on_grid::<E>(E::slice(&x), E::slice(&scales.scale)[0], number), shape)
+        });
         let matrix = |data, rows, inner| Matrix { data, rows, inner, inverse: scales.inverse.clone(), number };
         Quantized {
             by_rows: sides.by_rows.then(|| matrix(data.clone(), rows, columns)),

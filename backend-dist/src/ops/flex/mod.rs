@@ -24,6 +24,7 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod fp8;
+mod fp8_groups;
 mod gemm;
 mod heads;
 mod lanes;

@@ -2,11 +2,16 @@
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DType, Flex, Shape};
+use burn::tensor::{Int, Tensor};
 
 use super::{cast, compute_type, dense, embedding::row_numbers, real::Real};
 use crate::ops::moe::MoeKernels;
 
 impl MoeKernels for Flex {
+    fn table(table: &Tensor<2, Int>) -> FlexTensor {
+        table.clone().try_into_primitive::<Self>().expect("a table beside the rows that it numbers")
+    }
+
     fn sum_rows(x: FlexTensor, index: FlexTensor) -> FlexTensor {
         let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
         let x = dense(x, inner);

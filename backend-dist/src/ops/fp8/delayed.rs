@@ -26,7 +26,8 @@ pub(super) enum Operand {
 
 const OPERANDS: usize = 3;
 
-/// What one layer has found in this step, and the scales that it uses; all `[1]`.
+/// What one layer has found in this step, and the scales that it uses: `[1]`, of a layer's experts `[experts]`, where 0 stands
+/// for nothing.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     found: [Option<Tensor<1>>; OPERANDS],
@@ -38,7 +39,21 @@ pub(super) struct Slots {
 struct Layer {
     name: String,
     recipe: Fp8Recipe,
+    /// Of a mixture. All ranks have histories of all of its experts.
+    experts: Option<usize>,
     slots: Arc<Mutex<Slots>>,
+}
+
+impl Layer {
+    /// Elements of a slot.
+    fn width(&self) -> usize {
+        self.experts.unwrap_or(1)
+    }
+
+    /// `[1]` for each element of all slots.
+    fn columns(&self) -> usize {
+        OPERANDS * self.width()
+    }
 }
 
 thread_local! {
@@ -46,11 +61,11 @@ thread_local! {
     static BUILT: RefCell<Vec<Layer>> = const { RefCell::new(Vec::new()) };
 }
 
-/// New slots, if the recipe needs some.
-pub(super) fn slots(name: &str, recipe: Fp8Recipe) -> Option<Arc<Mutex<Slots>>> {
+/// New slots, if the recipe needs some: of one layer, or of all experts of a mixture.
+pub(super) fn slots(name: &str, recipe: Fp8Recipe, experts: Option<usize>) -> Option<Arc<Mutex<Slots>>> {
     (recipe.scaling == Fp8Scaling::Delayed).then(|| {
         let slots = Arc::default();
-        let layer = Layer { name: name.into(), recipe, slots: Arc::clone(&slots) };
+        let layer = Layer { name: name.into(), recipe, experts, slots: Arc::clone(&slots) };
         BUILT.with_borrow_mut(|built| built.push(layer));
         slots
     })
@@ -69,7 +84,7 @@ pub(super) fn note(slots: &Mutex<Slots>, operand: Operand, amax: Tensor<1>) {
     });
 }
 
-/// Scale and reciprocal, once there is a history.
+/// Scale and reciprocal, once there is a history; 0 is the scale of an expert without one.
 pub(super) fn scales(slots: &Mutex<Slots>, operand: Operand) -> Option<[Tensor<1>; 2]> {
     lock(slots).scales[operand as usize].clone()
 }
@@ -103,11 +118,14 @@ impl DelayedScaling {
     /// whose ranks all hold parts or copies of the same layers and all call this. Nothing waits for the device.
     pub fn end_step(&mut self, groups: &[Group]) {
         let mut slots: Vec<MutexGuard<Slots>> = self.layers.iter().map(|layer| lock(&layer.slots)).collect();
-        let found: Vec<Option<Tensor<1>>> =
-            slots.iter_mut().flat_map(|slots| std::mem::take(&mut slots.found)).collect();
-        let Some(like) = found.iter().flatten().next() else { return };
-        let nothing = Tensor::zeros([1], (&like.device(), like.dtype()));
-        let amax = Tensor::cat(found.into_iter().map(|found| found.unwrap_or_else(|| nothing.clone())).collect(), 0);
+        let found: Vec<[Option<Tensor<1>>; OPERANDS]> =
+            slots.iter_mut().map(|slots| std::mem::take(&mut slots.found)).collect();
+        let Some(like) = found.iter().flatten().flatten().next() else { return };
+        let options = (&like.device(), like.dtype());
+        let or_zeros =
+            |(found, width): (Option<Tensor<1>>, usize)| found.unwrap_or_else(|| Tensor::zeros([width], options));
+        let widths = self.layers.iter().flat_map(|layer| [layer.width(); OPERANDS]);
+        let amax = Tensor::cat(found.iter().flatten().cloned().zip(widths).map(or_zeros).collect(), 0);
         let among = groups.iter().filter(|group| group.size() > 1);
         let amax = among.fold(amax, |amax, group| all_reduce(amax, ReduceOp::Max, group));
         let recipe = self.layers[0].recipe;
@@ -123,7 +141,8 @@ impl DelayedScaling {
             AmaxAlgorithm::MostRecent => amax,
             AmaxAlgorithm::Max => histories.clone().max_dim(0).squeeze_dim::<1>(0),
         };
-        let scales = updated(chosen, self.scales.take(), self.largest());
+        let before = self.scales.take().unwrap_or_else(|| self.first(&chosen));
+        let scales = updated(chosen, before, self.largest());
         drop(slots);
         self.hand_out(&scales);
         (self.histories, self.scales) = (Some(histories), Some(scales));
@@ -134,21 +153,47 @@ impl DelayedScaling {
         let of = |layer: &Layer| {
             let Layer { recipe, .. } = layer;
             let numbers = [recipe.forward(), recipe.forward(), recipe.backward()];
-            numbers.map(|number: Number| number.max() * 2f64.powi(-(recipe.margin as i32)))
+            let largest = numbers.map(|number: Number| number.max() * 2f64.powi(-(recipe.margin as i32)));
+            largest.map(|largest| vec![largest; layer.width()]).concat()
         };
         self.layers.iter().flat_map(of).collect()
+    }
+
+    /// Scales before there was any magnitude. An expert without tokens goes on taking its own magnitude.
+    fn first(&self, like: &Tensor<1>) -> Tensor<1> {
+        let of = |layer: &Layer| vec![if layer.experts.is_some() { 0.0 } else { 1.0 }; layer.columns()];
+        let scales: Vec<f64> = self.layers.iter().flat_map(of).collect();
+        let data = TensorData::new(scales, like.dims()).convert_dtype(like.dtype());
+        Tensor::from_data(data, (&like.device(), like.dtype()))
     }
 
     /// Gives every layer its scales.
     fn hand_out(&self, scales: &Tensor<1>) {
         let inverses = scales.clone().recip();
-        for (i, layer) in self.layers.iter().enumerate() {
+        let mut start = 0;
+        for layer in &self.layers {
+            let width = layer.width();
             let of = |operand| {
-                let at = OPERANDS * i + operand;
-                Some([scales.clone().narrow(0, at, 1), inverses.clone().narrow(0, at, 1)])
+                let at = start + operand * width;
+                Some([scales.clone().narrow(0, at, width), inverses.clone().narrow(0, at, width)])
             };
             lock(&layer.slots).scales = std::array::from_fn(of);
+            start += layer.columns();
         }
+    }
+
+    /// Names of layers and single experts, and which columns theirs are.
+    fn names(&self) -> Vec<(String, [usize; OPERANDS])> {
+        let mut start = 0;
+        let mut names = Vec::new();
+        for layer in &self.layers {
+            for at in 0..layer.width() {
+                let name = if layer.experts.is_some() { format!("{}.{at}", layer.name) } else { layer.name.clone() };
+                names.push((name, std::array::from_fn(|operand| start + operand * layer.width() + at)));
+            }
+            start += layer.columns();
+        }
+        names
     }
 
     /// Histories and scales by the layers' names; waits for the device.
@@ -157,46 +202,45 @@ impl DelayedScaling {
         let [steps, tensors] = histories.dims();
         let (amax, scale) = (host(histories.clone()), host(scales.clone()));
         let column = |at: usize| (0..steps).map(|step| amax[step * tensors + at].to_bits()).collect();
-        let of = |(i, layer): (usize, &Layer)| {
-            let history = LayerHistory {
-                amax: std::array::from_fn(|operand| column(OPERANDS * i + operand)),
-                scale: std::array::from_fn(|operand| scale[OPERANDS * i + operand].to_bits()),
-            };
-            (layer.name.clone(), history)
+        let of = |(name, columns): (String, [usize; OPERANDS])| {
+            (name, LayerHistory { amax: columns.map(column), scale: columns.map(|at| scale[at].to_bits()) })
         };
-        self.layers.iter().enumerate().map(of).collect()
+        self.names().into_iter().map(of).collect()
     }
 
     /// Takes up the histories of a run of any layout, in tensors of `dtype` (at least f32) on `device`. Without those of all
     /// layers they start anew.
     pub fn restore(&mut self, state: &BTreeMap<String, LayerHistory>, device: &burn::tensor::Device, dtype: DType) {
-        let found: Option<Vec<&LayerHistory>> = self.layers.iter().map(|layer| state.get(&layer.name)).collect();
+        let names = self.names();
+        let found: Option<Vec<&LayerHistory>> = names.iter().map(|(name, _)| state.get(name)).collect();
         let Some(found) = found.filter(|found| !found.is_empty()) else { return };
         let steps = found.iter().flat_map(|layer| &layer.amax).map(Vec::len).min().unwrap_or(0);
         if steps == 0 {
             return;
         }
-        let columns: Vec<&Vec<u64>> = found.iter().flat_map(|layer| &layer.amax).collect();
-        let row = |step: usize| columns.iter().map(move |column| f64::from_bits(column[step]));
-        let rows: Vec<f64> = (0..steps).flat_map(row).collect();
-        let scales: Vec<f64> = found.iter().flat_map(|layer| layer.scale).map(f64::from_bits).collect();
+        let tensors = OPERANDS * found.len();
+        let (mut rows, mut scales) = (vec![0.0; steps * tensors], vec![0.0; tensors]);
+        for ((_, columns), layer) in names.iter().zip(found) {
+            for ((at, amax), scale) in columns.iter().zip(&layer.amax).zip(layer.scale) {
+                scales[*at] = f64::from_bits(scale);
+                (0..steps).for_each(|step| rows[step * tensors + at] = f64::from_bits(amax[step]));
+            }
+        }
         let dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let shape = [steps, columns.len()];
-        self.histories = Some(Tensor::from_data(TensorData::new(rows, shape).convert_dtype(dtype), (device, dtype)));
-        let count = [scales.len()];
-        let scales = Tensor::from_data(TensorData::new(scales, count).convert_dtype(dtype), (device, dtype));
+        let rows = TensorData::new(rows, [steps, tensors]).convert_dtype(dtype);
+        self.histories = Some(Tensor::from_data(rows, (device, dtype)));
+        let scales = Tensor::from_data(TensorData::new(scales, [tensors]).convert_dtype(dtype), (device, dtype));
         self.hand_out(&scales);
         self.scales = Some(scales);
     }
 }
 
-/// `largest / amax`, the old scale (at first 1) where there is no magnitude or one that is not finite.
-fn updated(amax: Tensor<1>, before: Option<Tensor<1>>, largest: Vec<f64>) -> Tensor<1> {
+/// `largest / amax`, the scale `before` where there is no magnitude or one that is not finite.
+fn updated(amax: Tensor<1>, before: Tensor<1>, largest: Vec<f64>) -> Tensor<1> {
     let (device, dtype, count) = (amax.device(), amax.dtype(), [largest.len()]);
     let most = if dtype == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
     let largest = Tensor::from_data(TensorData::new(largest, count).convert_dtype(dtype), (&device, dtype));
     let usable = amax.clone().greater_elem(0.0).bool_and(amax.clone().lower_equal_elem(most));
-    let before = before.unwrap_or_else(|| Tensor::ones(count, (&device, dtype)));
     before.mask_where(usable, (largest / amax).clamp_max(most))
 }
 

@@ -9,7 +9,7 @@ use crate::comm::Group;
 use crate::exchange::ExchangeOps;
 use crate::ops::kernels::LocalKernels;
 
-/// The scale of a cast and its reciprocal, `[1]` each: f32, on CPU ranks f64 for f64.
+/// The scale of a cast and its reciprocal, `[1]` each, of groups `[groups]`: f32, on CPU ranks f64 for f64.
 #[derive(Clone, Debug)]
 pub struct Scales<B: LocalKernels> {
     /// What is multiplied before the cast.
@@ -73,7 +73,7 @@ pub trait Fp8Kernels: LocalKernels + ExchangeOps {
     /// The largest magnitude, `[1]`; 0 of an empty tensor.
     fn fp8_amax(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `max / amax / 2^margin` and its reciprocal; 1 where `amax [1]` is 0 or not finite.
+    /// `max / amax / 2^margin` and its reciprocal for each number of `amax [n]`; 1 where it is 0 or not finite.
     fn fp8_scales(amax: FloatTensor<Self>, number: Number, margin: u32) -> Scales<Self>;
 
     /// Quantises `x [.., columns]`; the transpose only if rows and columns are multiples of 16, which columns always are.

@@ -7,9 +7,8 @@
 //! Scales are those of the whole tensor: where ranks hold parts of it, its largest magnitude is the largest of theirs. So a
 //! layer computes with the same numbers in every layout. Parts of a sequence are exchanged quantised.
 
-use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use burn::backend::{
     DType, TensorMetadata,
@@ -21,7 +20,7 @@ use burn::tensor::Shape;
 use super::delayed::{self, Operand, Slots};
 use super::kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
 use super::recipe::{Fp8Recipe, Number};
-use super::weights;
+use super::weights::{self, Cached};
 use crate::comm::{Group, ReduceOp};
 use crate::exchange::Exchange;
 use crate::ops::kernels::LocalKernels;
@@ -38,16 +37,10 @@ pub const MULTIPLE: usize = 16;
 pub struct Fp8Linear {
     recipe: Fp8Recipe,
     group: Group,
-    weight: Arc<Mutex<Option<CachedWeight>>>,
+    /// A [`QuantizedWeight`] of the backend.
+    weight: Cached,
     /// Of delayed scaling.
     slots: Option<Arc<Mutex<Slots>>>,
-}
-
-/// A quantised weight, and the version of the weights it was made from.
-struct CachedWeight {
-    version: u64,
-    /// A [`QuantizedWeight`] of the backend.
-    value: Box<dyn Any + Send>,
 }
 
 #[derive(Clone)]
@@ -66,7 +59,7 @@ impl Fp8Linear {
     /// A layer whose weight is cut over the ranks of `group`, or not at all where that is one rank. Its histories of
     /// delayed scaling go by `name`, the same in every layout; [`DelayedScaling`](super::DelayedScaling) moves them on.
     pub fn new(name: &str, recipe: Fp8Recipe, group: Group) -> Self {
-        Self { recipe, group, weight: Arc::default(), slots: delayed::slots(name, recipe) }
+        Self { recipe, group, weight: Cached::default(), slots: delayed::slots(name, recipe, None) }
     }
 
     /// Scales for `x`, of which this rank has a part if `is_part`. With `note` its magnitude goes into the history.
@@ -98,28 +91,20 @@ impl Fp8Linear {
 
     /// The weight with rows at least, with both forms if it is kept.
     fn weight<B: Fp8Kernels>(&self, w: FloatTensor<B>) -> QuantizedWeight<B> {
-        let version = weights::version();
-        if let Some(found) = self.cached::<B>(version) {
+        if let Some(found) = self.weight.get() {
             return found;
         }
         let number = self.recipe.forward();
         let scales = self.scales::<B>(w.clone(), Operand::Weight, true, true);
-        let sides = Sides { by_rows: true, by_columns: version.is_some() };
+        let sides = Sides { by_rows: true, by_columns: weights::are_kept() };
         let found = QuantizedWeight { matrix: B::fp8_cast(w, &scales, number, sides), scales };
-        let kept = version.map(|version| CachedWeight { version, value: Box::new(found.clone()) });
-        *self.weight.lock().unwrap_or_else(PoisonError::into_inner) = kept;
+        self.weight.set(&found);
         found
-    }
-
-    fn cached<B: Fp8Kernels>(&self, version: Option<u64>) -> Option<QuantizedWeight<B>> {
-        let kept = self.weight.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = kept.as_ref().filter(|kept| Some(kept.version) == version)?;
-        kept.value.downcast_ref::<QuantizedWeight<B>>().cloned()
     }
 
     /// The weight's transpose, with the scales of the forward pass.
     fn weight_columns<B: Fp8Kernels>(&self, w: FloatTensor<B>, scales: &Scales<B>) -> Matrix<B> {
-        let cached = self.cached::<B>(weights::version()).and_then(|kept| kept.matrix.by_columns);
+        let cached = self.weight.get::<QuantizedWeight<B>>().and_then(|kept| kept.matrix.by_columns);
         cached.unwrap_or_else(|| cast_columns::<B>(w, scales, self.recipe.forward()))
     }
 }

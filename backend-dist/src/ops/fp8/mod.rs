@@ -6,14 +6,20 @@
 //! multiplied in the working type.
 
 mod delayed;
+mod experts;
+mod groups;
 mod kernels;
 mod linear;
+mod node;
 mod recipe;
 mod weights;
 
 pub use delayed::{DelayedScaling, LayerHistory};
+pub use experts::{ExpertCut, ExpertRanks, Fp8Experts};
+pub use groups::{Fp8GroupKernels, Groups, QuantizedGroups};
 pub use kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
 pub(super) use linear::{Fp8Kept, Fp8Weight, Purpose, backward, forward};
 pub use linear::{Fp8Linear, MULTIPLE};
+pub use node::{grouped_linear, grouped_swiglu_linear};
 pub use recipe::{AmaxAlgorithm, Fp8Format, Fp8Recipe, Fp8Scaling, Number};
 pub use weights::{weights_changed, weights_may_change};

@@ -13,6 +13,7 @@ use burn::backend::{
 use super::{FusedOps, How, Output, forward};
 use crate::ops::{
     context::attend,
+    extras::Extras,
     fp8::{self, Fp8Kept, Fp8Weight, Purpose},
     kernels::LocalKernels,
     main_grads::deliver,
@@ -139,32 +140,12 @@ fn record<B: Products, C: CheckpointStrategy, const N: usize>(
 }
 
 impl<B: Products, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
-    fn op_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
-        record::<B, C, 2>([x, w], how)
-    }
-
-    fn op_linear_one(x: FloatTensor<Self>, a: FloatTensor<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
-        record::<B, C, 3>([x, a, w], how)
-    }
-
-    fn op_linear_two(
-        x: FloatTensor<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        how: How,
-    ) -> FloatTensor<Self> {
-        record::<B, C, 4>([x, a, b, w], how)
-    }
-
-    fn op_linear_three(
-        x: FloatTensor<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        c: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        how: How,
-    ) -> FloatTensor<Self> {
-        record::<B, C, 5>([x, a, b, c, w], how)
+    fn op_linear(x: FloatTensor<Self>, extras: Extras<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
+        match extras {
+            Extras::None => record::<B, C, 2>([x, w], how),
+            Extras::One(a) => record::<B, C, 3>([x, a, w], how),
+            Extras::Two(a, b) => record::<B, C, 4>([x, a, b, w], how),
+            Extras::Three(a, b, c) => record::<B, C, 5>([x, a, b, c, w], how),
+        }
     }
 }

@@ -6,6 +6,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::autodiff::MoeOps;
+use super::journey::Journey;
 use super::rows::RowMap;
 use crate::comm::Group;
 use crate::exchange::{Exchange, ExchangeOps};
@@ -79,6 +80,51 @@ pub fn grouped_swiglu_linear(
     check_groups([rows, double], double / 2, w.dims(), counts);
     let (x, p, w) = (x.into_dispatch(), p.into_dispatch(), w.into_dispatch());
     Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_swiglu_linear(x, p, w, counts.clone(), recompute))
+}
+
+/// For each token `x [tokens, hidden]` the sum of what its experts make of it, wherever they are: [`grouped_linear`] with
+/// `gate_up` and [`grouped_swiglu_linear`] with `down` between two [`all_to_all`]s, which run beside the experts where every
+/// member has a GPU. `p [slots, 1]` are the probabilities. All members must call it.
+///
+/// # Panics
+/// If the shapes or types do not fit.
+pub fn through_experts(
+    x: Tensor<2>,
+    p: Tensor<2>,
+    [gate_up, down]: [Tensor<2>; 2],
+    journey: &Arc<Journey>,
+    recompute: bool,
+) -> Tensor<2> {
+    let ([tokens, hidden], [slots, _], [rows, inner], experts) =
+        (x.dims(), p.dims(), gate_up.dims(), journey.experts());
+    let maps = [journey.copies.inputs(), journey.slots.inputs()];
+    assert_eq!([tokens, slots], maps, "experts: tokens and slots, and those that the maps take");
+    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    assert_eq!(
+        (p.dims()[1], p.dtype()),
+        (1, wide),
+        "experts: a probability in each slot, for tokens of {:?}",
+        x.dtype()
+    );
+    let fits =
+        inner == hidden && rows.is_multiple_of(2 * experts) && down.dims() == [experts * hidden, rows / experts / 2];
+    assert!(fits, "{experts} experts: matrices {:?} and {:?}, {hidden} features", [rows, inner], down.dims());
+    let [gate_up, down] = [gate_up, down].map(Tensor::into_dispatch);
+    let (x, p, journey) = (x.into_dispatch(), p.into_dispatch(), journey.clone());
+    Tensor::from_dispatch(<Dispatch as MoeOps>::op_through_experts(x, p, gate_up, down, journey, recompute))
+}
+
+/// Whether [`through_experts`] is quicker with a rank's experts in two pieces than one after the other, if an exchange brings
+/// `bytes` to a rank and the experts have this many features outside and inside. On CPU ranks nothing runs beside anything.
+#[cfg(feature = "cuda")]
+pub fn is_quicker_in_two(device: &Device, bytes: usize, features: [usize; 2]) -> bool {
+    is_gpu(device) && crate::ops::pieces::is_worth_a_piece(bytes, features)
+}
+
+/// Never: on CPU ranks nothing runs beside anything.
+#[cfg(not(feature = "cuda"))]
+pub fn is_quicker_in_two(_: &Device, _: usize, _: [usize; 2]) -> bool {
+    false
 }
 
 /// `x`, through which `loss [1]` gets the gradient `scale` when `x` gets one: an auxiliary loss that is added to no other

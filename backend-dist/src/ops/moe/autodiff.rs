@@ -14,6 +14,7 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
+use super::journey::{self, Journey, JourneyKept, ThroughExperts};
 use super::kernels::MoeKernels;
 use super::plain::{cast, wide};
 use crate::ops::main_grads::place;
@@ -33,6 +34,14 @@ pub(super) trait MoeOps: Backend {
         p: FloatTensor<Self>,
         w: FloatTensor<Self>,
         counts: Counts,
+        recompute: bool,
+    ) -> FloatTensor<Self>;
+    fn op_through_experts(
+        x: FloatTensor<Self>,
+        p: FloatTensor<Self>,
+        gate_up: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        journey: Arc<Journey>,
         recompute: bool,
     ) -> FloatTensor<Self>;
     fn op_inject(x: FloatTensor<Self>, loss: FloatTensor<Self>, scale: f64) -> FloatTensor<Self>;
@@ -61,6 +70,17 @@ macro_rules! moe_ops {
                 _: bool,
             ) -> FloatTensor<Self> {
                 Self::grouped_forward(Self::weighted_swiglu(x, p), w, &counts)
+            }
+
+            fn op_through_experts(
+                x: FloatTensor<Self>,
+                p: FloatTensor<Self>,
+                gate_up: FloatTensor<Self>,
+                down: FloatTensor<Self>,
+                journey: Arc<Journey>,
+                _: bool,
+            ) -> FloatTensor<Self> {
+                journey::forward::<Self>(x, p, [&gate_up, &down], &journey, true).0
             }
 
             fn op_inject(x: FloatTensor<Self>, _: FloatTensor<Self>, _: f64) -> FloatTensor<Self> {
@@ -249,6 +269,25 @@ impl<B: MoeKernels, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
                 prep.finish(kept, B::grouped_forward(input, w, &counts))
             }
             OpsKind::UnTracked(prep) => prep.finish(B::grouped_forward(B::weighted_swiglu(x, p), w, &counts)),
+        }
+    }
+
+    fn op_through_experts(
+        x: FloatTensor<Self>,
+        p: FloatTensor<Self>,
+        gate_up: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        journey: Arc<Journey>,
+        recompute: bool,
+    ) -> FloatTensor<Self> {
+        let keeps = down.is_tracked() && !recompute;
+        let ((x, x_node), (p, p_node)) = (x.into_parts(), p.into_parts());
+        let ((gate_up, first_node), (down, second_node)) = (gate_up.into_parts(), down.into_parts());
+        let nodes = [x_node, p_node, first_node, second_node];
+        let (y, pieces) = journey::forward::<B>(x, p, [&gate_up, &down], &journey, !keeps);
+        match ThroughExperts.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(JourneyKept { pieces, weights: [gate_up, down], journey }, y),
+            OpsKind::UnTracked(prep) => prep.finish(y),
         }
     }
 

@@ -1,14 +1,33 @@
 //! What mixture-of-experts operations need of a backend.
 
+use std::ops::Range;
+
 use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Shape, TensorMetadata};
+use burn::tensor::{Int, Tensor};
 
 use super::plain;
+use super::travel::{self, Travel};
 use crate::exchange::ExchangeOps;
 use crate::ops::kernels::LocalKernels;
 
 /// Forward and gradients on a backend without autodiff. Shapes are checked by the public functions; the default bodies are
 /// the formulas in Burn's primitives.
-pub(in crate::ops) trait MoeKernels: LocalKernels + ExchangeOps {
+pub(in crate::ops) trait MoeKernels: LocalKernels + ExchangeOps + Travel {
+    /// A table of numbers of rows as this backend has it.
+    fn table(table: &Tensor<2, Int>) -> IntTensor<Self>;
+
+    /// Runs `work`, whose products share the device with exchanges or not.
+    fn sharing<T>(_is_shared: bool, work: impl FnOnce() -> T) -> T {
+        work()
+    }
+
+    /// Rows of `x`, taken as rows of this many columns. Where sums are written in place it is no copy.
+    fn rows_in_place(x: &FloatTensor<Self>, rows: Range<usize>, columns: usize) -> FloatTensor<Self> {
+        let all = x.shape().num_elements() / columns;
+        travel::rows::<Self>(&Self::float_reshape(x.clone(), Shape::from([all, columns])), rows)
+    }
+
     /// Row `i` of the result is `Σ_j x[index[i, j]]`, added in this order, at least in f32; a negative index is no row.
     /// `x [rows, n]`, `index [m, terms]`, result `[m, n]`.
     fn sum_rows(x: FloatTensor<Self>, index: IntTensor<Self>) -> FloatTensor<Self> {

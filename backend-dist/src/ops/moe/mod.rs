@@ -6,13 +6,22 @@
 
 mod api;
 mod autodiff;
+mod journey;
 mod kernels;
 mod plain;
 pub mod routing;
 mod rows;
+mod travel;
 
-pub use api::{all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, router_logits, row_multiple};
+pub use api::{
+    all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, is_quicker_in_two, router_logits,
+    row_multiple, through_experts,
+};
+pub use journey::{Journey, Piece};
 pub(in crate::ops) use kernels::MoeKernels;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) use plain::{groups, sum_rows, weighted_swiglu, weighted_swiglu_grads};
 pub use rows::RowMap;
+pub use travel::Splits;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) use travel::{Travel, append, below_each_other, exchanged};

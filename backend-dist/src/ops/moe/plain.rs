@@ -7,6 +7,7 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
+use super::travel::rows;
 use crate::ops::kernels::LocalKernels;
 
 /// f32 for half precision.
@@ -26,11 +27,6 @@ fn size<T: TensorMetadata>(x: &T) -> [usize; 2] {
 
 fn zeros<B: Backend>(like: &FloatTensor<B>, shape: [usize; 2]) -> FloatTensor<B> {
     B::float_zeros(Shape::from(shape), &like.device(), FloatDType::from(like.dtype()))
-}
-
-fn rows<B: Backend>(x: &FloatTensor<B>, range: Range<usize>) -> FloatTensor<B> {
-    let columns = size(x)[1];
-    B::float_slice(x.clone(), &[Slice::from(range), Slice::from(0..columns)])
 }
 
 pub(in crate::ops) fn sum_rows<B: Backend>(x: FloatTensor<B>, index: IntTensor<B>) -> FloatTensor<B> {
@@ -61,7 +57,7 @@ pub(in crate::ops) fn weighted_swiglu_grads<B: LocalKernels>(
     let ([count, _], dtype) = (size(&x), x.dtype());
     let (x, grad) = (cast::<B>(x, wide(dtype)), cast::<B>(grad, wide(dtype)));
     let products = B::float_mul(B::swiglu_forward(x.clone()), grad.clone());
-    let p_grad = B::float_reshape(B::float_sum_dim(products, 1), Shape::from([count]));
+    let p_grad = B::float_reshape(B::sum_dim(products, 1), Shape::from([count]));
     let grad = B::float_mul(grad, B::float_reshape(p, Shape::from([count, 1])));
     [cast::<B>(B::swiglu_grad(x, grad), dtype), p_grad]
 }

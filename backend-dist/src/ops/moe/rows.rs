@@ -70,8 +70,8 @@ fn transposed(inputs: usize, sources: &[Option<usize>]) -> Vec<i32> {
 }
 
 fn table(rows: Vec<i32>, count: usize, device: &Device) -> Tensor<2, Int> {
-    let terms = rows.len() / count;
-    Tensor::from_data(TensorData::new(rows, [count, terms]), (device, DType::I32))
+    let (terms, device) = (rows.len() / count, device.clone().without_autodiff());
+    Tensor::from_data(TensorData::new(rows, [count, terms]), (&device, DType::I32))
 }
 
 #[cfg(test)]

@@ -126,7 +126,7 @@ pub fn forward_at<B: LocalKernels>(
     let scores = sizes.scores::<B>(sizes.queries::<B>(q), Sizes::keys::<B>(k), options);
     let max = B::float_max_dim(scores.clone(), 3);
     let p = B::float_exp(B::float_sub(scores, max.clone()));
-    let sum = B::float_sum_dim(p.clone(), 3);
+    let sum = B::sum_dim(p.clone(), 3);
     let out = B::float_div(B::matmul(sizes.drop::<B>(p, options), Sizes::keys::<B>(v)), sum.clone());
     let lse = B::float_add(max, B::float_log(sum));
     let lse = reshape::<B>(lse, [sizes.b, sizes.kv * sizes.group, sizes.s]);
@@ -161,7 +161,7 @@ pub fn grads_at<B: LocalKernels>(
     let lse = reshape::<B>(lse, [sizes.b, sizes.kv, sizes.group * sizes.s, 1]);
     let p = B::float_exp(B::float_sub(sizes.scores::<B>(q.clone(), k.clone(), options), lse));
     let dv = B::matmul(B::float_swap_dims(sizes.drop::<B>(p.clone(), options), 2, 3), grad.clone());
-    let delta = B::float_sum_dim(B::float_mul(grad.clone(), out), 3);
+    let delta = B::sum_dim(B::float_mul(grad.clone(), out), 3);
     let dp = sizes.drop::<B>(B::matmul(grad, B::float_swap_dims(v, 2, 3)), options);
     let ds = scale::<B>(B::float_mul(p, B::float_sub(dp, delta)), options.scale);
     let dq = B::matmul(ds.clone(), k);

@@ -6,6 +6,7 @@ use burn::backend::{
 };
 
 use super::{dims, narrow, reshape, rows, to_dtype, widen};
+use crate::ops::kernels::LocalKernels;
 
 /// Maximum of each row, `[s, b]`; far below every logit if this rank holds only padding.
 pub fn maximum<B: Backend>(logits: FloatTensor<B>, valid: usize) -> FloatTensor<B> {
@@ -38,7 +39,7 @@ fn one_hot<B: Backend>(
 }
 
 /// `Σ exp(logit - max)` and the label's `logit - max` (0 if another rank holds it), stacked: `[2, s, b]`.
-pub fn sums<B: Backend>(
+pub fn sums<B: LocalKernels>(
     logits: FloatTensor<B>,
     max: FloatTensor<B>,
     labels: IntTensor<B>,
@@ -55,8 +56,8 @@ pub fn sums<B: Backend>(
     }
     let shifted = B::float_sub(narrow::<B>(rows::<B>(logits), 1, 0, valid), reshape::<B>(max, [n, 1]));
     let chosen = one_hot::<B>(labels, first_row, valid, &shifted);
-    let predicted = B::float_sum_dim(B::float_mul(shifted.clone(), chosen), 1);
-    let total = B::float_sum_dim(B::float_exp(shifted), 1);
+    let predicted = B::sum_dim(B::float_mul(shifted.clone(), chosen), 1);
+    let total = B::sum_dim(B::float_exp(shifted), 1);
     let parts = [total, predicted].map(|x| reshape::<B>(x, [1, n]));
     reshape::<B>(B::float_cat(parts.into(), 0), shape)
 }

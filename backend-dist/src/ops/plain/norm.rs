@@ -4,13 +4,13 @@
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 
 use super::{add, dims, last, reshape, rows, to_dtype, widen};
-use crate::ops::kernels::{NormGrads, NormNeeds};
+use crate::ops::kernels::{LocalKernels, NormGrads, NormNeeds};
 
 /// The normalised rows and `1/σ` of every row, `[rows, n]` and `[rows, 1]`.
-fn normalise<B: Backend>(x: FloatTensor<B>, eps: f64, center: bool) -> [FloatTensor<B>; 2] {
+fn normalise<B: LocalKernels>(x: FloatTensor<B>, eps: f64, center: bool) -> [FloatTensor<B>; 2] {
     let x = rows::<B>(x);
-    let x = if center { B::float_sub(x.clone(), B::float_mean_dim(x, 1)) } else { x };
-    let square = B::float_mean_dim(B::float_mul(x.clone(), x.clone()), 1);
+    let x = if center { B::float_sub(x.clone(), B::mean_dim(x, 1)) } else { x };
+    let square = B::mean_dim(B::float_mul(x.clone(), x.clone()), 1);
     let inverse = B::float_recip(B::float_sqrt(add::<B>(square, eps)));
     [B::float_mul(x, inverse.clone()), inverse]
 }
@@ -21,7 +21,7 @@ fn row<B: Backend>(w: FloatTensor<B>, like: &FloatTensor<B>) -> FloatTensor<B> {
     to_dtype::<B>(reshape::<B>(w, [1, n]), like.dtype())
 }
 
-pub fn rms_norm<B: Backend>(x: FloatTensor<B>, w: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
+pub fn rms_norm<B: LocalKernels>(x: FloatTensor<B>, w: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
     let shape = dims(&x);
     let (x, dtype) = widen::<B>(x);
     let [x, _] = normalise::<B>(x, eps, false);
@@ -29,7 +29,12 @@ pub fn rms_norm<B: Backend>(x: FloatTensor<B>, w: FloatTensor<B>, eps: f64) -> F
     to_dtype::<B>(reshape::<B>(B::float_mul(x, w), shape), dtype)
 }
 
-pub fn layer_norm<B: Backend>(x: FloatTensor<B>, w: FloatTensor<B>, b: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
+pub fn layer_norm<B: LocalKernels>(
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    b: FloatTensor<B>,
+    eps: f64,
+) -> FloatTensor<B> {
     let shape = dims(&x);
     let (x, dtype) = widen::<B>(x);
     let [x, _] = normalise::<B>(x, eps, true);
@@ -37,7 +42,7 @@ pub fn layer_norm<B: Backend>(x: FloatTensor<B>, w: FloatTensor<B>, b: FloatTens
     to_dtype::<B>(reshape::<B>(B::float_add(B::float_mul(x, w), b), shape), dtype)
 }
 
-pub fn rms_norm_grads<B: Backend>(
+pub fn rms_norm_grads<B: LocalKernels>(
     x: FloatTensor<B>,
     w: FloatTensor<B>,
     grad: FloatTensor<B>,
@@ -47,7 +52,7 @@ pub fn rms_norm_grads<B: Backend>(
     grads::<B>(x, w, grad, eps, NormNeeds { b: false, ..needs }, false)
 }
 
-pub fn layer_norm_grads<B: Backend>(
+pub fn layer_norm_grads<B: LocalKernels>(
     x: FloatTensor<B>,
     w: FloatTensor<B>,
     grad: FloatTensor<B>,
@@ -57,7 +62,7 @@ pub fn layer_norm_grads<B: Backend>(
     grads::<B>(x, w, grad, eps, needs, true)
 }
 
-fn grads<B: Backend>(
+fn grads<B: LocalKernels>(
     x: FloatTensor<B>,
     w: FloatTensor<B>,
     grad: FloatTensor<B>,
@@ -70,15 +75,15 @@ fn grads<B: Backend>(
     let (x, dtype) = widen::<B>(x);
     let grad = rows::<B>(widen::<B>(grad).0);
     let [x, inverse] = normalise::<B>(x, eps, center);
-    let over_rows = |t: FloatTensor<B>| to_dtype::<B>(reshape::<B>(B::float_sum_dim(t, 0), [n]), dtype);
+    let over_rows = |t: FloatTensor<B>| to_dtype::<B>(reshape::<B>(B::sum_dim(t, 0), [n]), dtype);
     NormGrads {
         w: needs.w.then(|| over_rows(B::float_mul(grad.clone(), x.clone()))),
         b: needs.b.then(|| over_rows(grad.clone())),
         x: needs.x.then(|| {
             let w = row::<B>(w, &x);
             let g = B::float_mul(grad, w);
-            let along = B::float_mul(x.clone(), B::float_mean_dim(B::float_mul(g.clone(), x), 1));
-            let mean = center.then(|| B::float_mean_dim(g.clone(), 1));
+            let along = B::float_mul(x.clone(), B::mean_dim(B::float_mul(g.clone(), x), 1));
+            let mean = center.then(|| B::mean_dim(g.clone(), 1));
             let g = B::float_sub(g, along);
             let g = match mean {
                 Some(mean) => B::float_sub(g, mean),

@@ -15,6 +15,7 @@ pub(super) use joint::Joint;
 pub(super) use kernels::ResidualKernels;
 
 use super::{
+    extras::Extras,
     fused::{LinearOptions, linear_of},
     prologue::{Prologue, Step},
 };
@@ -67,12 +68,7 @@ impl Residual {
         let joint = Joint::default();
         let sum = Sum { of: self.joint, step, to: joint.clone() };
         let (x, other) = (self.x.into_dispatch(), other.into_dispatch());
-        let mut params = params.into_iter().map(Tensor::into_dispatch);
-        let x = match (params.next(), params.next()) {
-            (None, _) => Dispatch::op_sum(x, other, sum),
-            (Some(w), None) => Dispatch::op_sum_one(x, other, w, sum),
-            (Some(w), Some(b)) => Dispatch::op_sum_two(x, other, w, b, sum),
-        };
+        let x = <Dispatch as ResidualOps>::op_sum(x, other, Extras::of(params), sum);
         Self { x: Tensor::from_dispatch(x), joint }
     }
 
@@ -92,13 +88,9 @@ impl Residual {
     /// If `norm` does not fit or is no norm.
     pub fn norm(self, norm: Prologue) -> Tensor<3> {
         let (step, params) = norm.apart("residual", &self.x.dims());
-        let x = self.x.into_dispatch();
-        let mut params = params.into_iter().map(Tensor::into_dispatch);
-        Tensor::from_dispatch(match (params.next(), params.next()) {
-            (None, _) => panic!("residual: {step:?} is no norm"),
-            (Some(w), None) => Dispatch::op_norm_one(x, w, step, self.joint),
-            (Some(w), Some(b)) => Dispatch::op_norm_two(x, w, b, step, self.joint),
-        })
+        assert!(step.is_norm(), "residual: {step:?} is no norm");
+        let (x, params) = (self.x.into_dispatch(), Extras::of(params));
+        Tensor::from_dispatch(<Dispatch as ResidualOps>::op_norm(x, params, step, self.joint))
     }
 
     /// [`linear_with`](super::linear_with) of the stream.

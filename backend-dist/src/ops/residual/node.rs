@@ -15,36 +15,25 @@ use super::{
     joint::{Joint, Sum},
     kernels::ResidualKernels,
 };
-use crate::ops::{main_grads::deliver, prologue::Step};
+use crate::ops::{extras::Extras, main_grads::deliver, prologue::Step};
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 pub(super) trait ResidualOps: Backend {
     /// `x`, as a node within the graph.
     fn op_enter(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `x + other`.
-    fn op_sum(x: FloatTensor<Self>, other: FloatTensor<Self>, sum: Sum) -> FloatTensor<Self>;
-
-    /// The same in front of a norm with one parameter, to which no gradient flows from here.
-    fn op_sum_one(x: FloatTensor<Self>, other: FloatTensor<Self>, w: FloatTensor<Self>, sum: Sum) -> FloatTensor<Self>;
-
-    /// The same with two parameters.
-    fn op_sum_two(
+    /// `x + other`, in front of a norm with `params`, to which no gradient flows from here.
+    fn op_sum(
         x: FloatTensor<Self>,
         other: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        b: FloatTensor<Self>,
+        #[extension_type] params: Extras<Self>,
         sum: Sum,
     ) -> FloatTensor<Self>;
 
-    /// A norm with one parameter.
-    fn op_norm_one(x: FloatTensor<Self>, w: FloatTensor<Self>, norm: Step, joint: Joint) -> FloatTensor<Self>;
-
-    /// A norm with two parameters.
-    fn op_norm_two(
+    /// A norm with one or two parameters.
+    fn op_norm(
         x: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        b: FloatTensor<Self>,
+        #[extension_type] params: Extras<Self>,
         norm: Step,
         joint: Joint,
     ) -> FloatTensor<Self>;
@@ -75,41 +64,17 @@ macro_rules! residual_ops {
                 x
             }
 
-            fn op_sum(x: FloatTensor<Self>, other: FloatTensor<Self>, how: Sum) -> FloatTensor<Self> {
-                sum::<Self>(x, other, &[], &how)
-            }
-
-            fn op_sum_one(
+            fn op_sum(
                 x: FloatTensor<Self>,
                 other: FloatTensor<Self>,
-                w: FloatTensor<Self>,
+                params: Extras<Self>,
                 how: Sum,
             ) -> FloatTensor<Self> {
-                sum::<Self>(x, other, &[w], &how)
+                sum::<Self>(x, other, &Vec::from(params), &how)
             }
 
-            fn op_sum_two(
-                x: FloatTensor<Self>,
-                other: FloatTensor<Self>,
-                w: FloatTensor<Self>,
-                b: FloatTensor<Self>,
-                how: Sum,
-            ) -> FloatTensor<Self> {
-                sum::<Self>(x, other, &[w, b], &how)
-            }
-
-            fn op_norm_one(x: FloatTensor<Self>, w: FloatTensor<Self>, step: Step, joint: Joint) -> FloatTensor<Self> {
-                norm::<Self>(x, &[w], step, &joint)
-            }
-
-            fn op_norm_two(
-                x: FloatTensor<Self>,
-                w: FloatTensor<Self>,
-                b: FloatTensor<Self>,
-                step: Step,
-                joint: Joint,
-            ) -> FloatTensor<Self> {
-                norm::<Self>(x, &[w, b], step, &joint)
+            fn op_norm(x: FloatTensor<Self>, params: Extras<Self>, step: Step, joint: Joint) -> FloatTensor<Self> {
+                norm::<Self>(x, &Vec::from(params), step, &joint)
             }
         }
     };
@@ -223,35 +188,16 @@ impl<B: ResidualKernels, C: CheckpointStrategy> ResidualOps for Autodiff<B, C> {
         }
     }
 
-    fn op_sum(x: FloatTensor<Self>, other: FloatTensor<Self>, how: Sum) -> FloatTensor<Self> {
-        record_sum::<B, C>([x, other], &[], how)
+    fn op_sum(x: FloatTensor<Self>, other: FloatTensor<Self>, params: Extras<Self>, how: Sum) -> FloatTensor<Self> {
+        let params: Vec<_> = Vec::from(params).into_iter().map(|param| param.into_primitive()).collect();
+        record_sum::<B, C>([x, other], &params, how)
     }
 
-    fn op_sum_one(x: FloatTensor<Self>, other: FloatTensor<Self>, w: FloatTensor<Self>, how: Sum) -> FloatTensor<Self> {
-        record_sum::<B, C>([x, other], &[w.into_primitive()], how)
-    }
-
-    fn op_sum_two(
-        x: FloatTensor<Self>,
-        other: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        how: Sum,
-    ) -> FloatTensor<Self> {
-        record_sum::<B, C>([x, other], &[w.into_primitive(), b.into_primitive()], how)
-    }
-
-    fn op_norm_one(x: FloatTensor<Self>, w: FloatTensor<Self>, step: Step, joint: Joint) -> FloatTensor<Self> {
-        record_norm::<B, C, 2>([x, w], step, joint)
-    }
-
-    fn op_norm_two(
-        x: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        step: Step,
-        joint: Joint,
-    ) -> FloatTensor<Self> {
-        record_norm::<B, C, 3>([x, w, b], step, joint)
+    fn op_norm(x: FloatTensor<Self>, params: Extras<Self>, step: Step, joint: Joint) -> FloatTensor<Self> {
+        match params {
+            Extras::One(w) => record_norm::<B, C, 2>([x, w], step, joint),
+            Extras::Two(w, b) => record_norm::<B, C, 3>([x, w, b], step, joint),
+            Extras::None | Extras::Three(..) => unreachable!("{step:?} has one or two parameters"),
+        }
     }
 }

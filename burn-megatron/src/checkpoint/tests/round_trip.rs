@@ -13,6 +13,7 @@ pub(super) fn state(step: u64) -> RunState {
         step,
         consumed_samples: 8 * step,
         updates: step,
+        skipped_samples: Some(0),
         layout: "TP2".parse().unwrap(),
         world_size: 2,
         model: json!({"family": "llama"}),

@@ -90,6 +90,8 @@ fn contradictions_are_found_together() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(contradiction("").contains("data.prefixes or data.text is needed"));
+    let timed = contradiction("[performance]\ndeterministic = true\ntune-products = true\n");
+    assert!(timed.contains("performance.deterministic always the same: only one can be true"), "{timed}");
     assert!(contradiction("[parallel]\nep = 2\ndp = 2\n").contains("expert-parallel 2: the model has no experts"));
     let ends = contradiction("[data]\nprefixes = [\"a\"]\nreset-attention-mask = true\nreset-position-ids = true\n");
     assert!(

@@ -78,6 +78,8 @@ fn store(folder: &Path, path: &Path, key: &Key, words: &[u32], plan: &EpochPlan)
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(&header(key, plan))?;
     file.write_all(bytemuck::cast_slice(words))?;
+    // A name must not outlive a power failure that its contents do not: nothing but the length would tell.
+    file.as_file().sync_all()?;
     file.persist(path)?;
     Ok(())
 }

@@ -95,7 +95,8 @@ impl IndexedWriter {
         if self.boundaries.last() != Some(&(self.lengths.len() as i64)) {
             self.end_document();
         }
-        self.file.flush().map_err(|cause| self.io(&self.bin, cause))?;
+        // After a power failure a file that has its name has its contents too.
+        self.file.flush().and_then(|()| self.file.get_ref().sync_all()).map_err(|cause| self.io(&self.bin, cause))?;
         let index = partial(&self.idx);
         self.write_index(&index).map_err(|cause| self.io(&index, cause))?;
         for path in [&self.bin, &self.idx] {
@@ -127,7 +128,8 @@ impl IndexedWriter {
         for boundary in &self.boundaries {
             file.write_all(&boundary.to_le_bytes())?;
         }
-        file.flush()
+        file.flush()?;
+        file.get_ref().sync_all()
     }
 
     fn io(&self, path: &Path, cause: std::io::Error) -> IndexedError {

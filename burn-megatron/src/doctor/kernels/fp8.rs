@@ -14,9 +14,9 @@ use super::{KernelCheck, Side, bound, error, numbers, values};
 const NAMES: [&str; 4] = ["output", "gradient of x", "gradient of w", "gradient of bias"];
 
 /// Fast sums keep some 14 bits: an eighth of a percent of the largest summand is lost in each addition at worst.
-const FAST: f64 = 1e-2;
+pub(super) const FAST: f64 = 1e-2;
 /// Sums of gradients go to f32 every few products.
-const FULL: f64 = 2e-3;
+pub(super) const FULL: f64 = 2e-3;
 
 /// The checks of types and sizes that FP8 layers have.
 pub fn check(device: &Device, scale: &Scale, dtype: DType) -> Vec<KernelCheck> {

@@ -67,6 +67,9 @@ fn fp8_layers_on_the_cpu_are_within_their_bounds() {
     for dtype in [DType::BF16, DType::F16] {
         let found = fp8::check(&Device::flex(), &sizes, dtype);
         assert_eq!(found.len(), 8);
+        let experts = fp8_experts::check(&Device::flex(), &sizes, dtype);
+        assert_eq!(experts.len(), 6);
+        let found: Vec<KernelCheck> = found.into_iter().chain(experts).collect();
         let bad: Vec<&KernelCheck> = found.iter().filter(|check| !check.ok()).collect();
         assert!(bad.is_empty(), "{bad:#?}");
     }

@@ -124,6 +124,7 @@ impl<M: CausalLm> RankEngine<M> {
             warm: false,
             step: 0,
             consumed: 0,
+            skipped: 0,
             grad_scale: 1.0,
         };
         engine.weights_changed();

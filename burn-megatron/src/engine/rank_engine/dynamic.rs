@@ -54,7 +54,7 @@ impl DynamicGroups {
 
 /// Tokens of a row of packed documents with `tokens` tokens that `cp` ranks share: what these can cut evenly. With `fills_up`
 /// each has a multiple of 512 of it: for every other number of rows a GPU needs a plan of cuBLASLt's of its own, and memory
-/// of another size. In a mixture the tokens that fill a row up would be balanced with the others.
+/// of another size.
 pub fn packed_length(layout: &ParallelLayout, cp: usize, tokens: usize, fills_up: bool) -> usize {
     let unit = sequence_unit(&ParallelLayout { cp, ..layout.clone() });
     tokens.next_multiple_of(if fills_up { (512 * cp).next_multiple_of(unit) } else { unit })
@@ -77,18 +77,18 @@ impl<M: CausalLm> RankEngine<M> {
         let lengths: Vec<usize> = places.iter().map(Range::len).collect();
         let deal = if groups.packs { DynamicContext::new } else { DynamicContext::apart };
         let plan = deal(&lengths, ranks, groups.most, groups.effort)?;
-        let fills_up = self.runs_ahead && groups.packs;
         let comm = self.config.context.of_layer(0);
         let share = |packed: &Packed| {
             let cp = packed.ranks.len();
             let group = groups.blocks.get(&cp).cloned();
             let context = group.map(|group| ContextParallel { group, comm });
-            let seq = packed_length(self.rank.mesh.layout(), cp, packed.tokens, fills_up);
+            let seq = packed_length(self.rank.mesh.layout(), cp, packed.tokens, self.runs_ahead);
             let documents: Vec<_> = packed.sequences.iter().map(|sequence| places[*sequence].clone()).collect();
             let row = batch.packed(&documents, seq);
             let mut share = Share::new(&row, context, self.config.documents);
             let first_sample = packed.sequences[0];
             share.of.dropout = Some(DropoutKey { seed: self.dropout_seed(), first_sample });
+            share.of.filled_from = Some(packed.tokens);
             share.of.auxiliary = self.auxiliary_grad(&row, &share);
             share
         };
@@ -106,7 +106,7 @@ impl<M: CausalLm> RankEngine<M> {
         let (tokens, labels, mask) = (vec![0; seq], vec![0; seq], Some(vec![false; seq]));
         let row = TokenBatch { rows: 1, seq, tokens, labels, mask, documents: None };
         let mut share = Share::new(&row, None, self.config.documents);
-        share.of.is_filling = true;
+        share.of.filled_from = Some(0);
         share.of.auxiliary = self.auxiliary_grad(&row, &share);
         share
     }

@@ -45,12 +45,12 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// The gradient of an auxiliary loss, a mean over the tokens of a micro-batch, in what is minimized, before the division
-    /// by the tokens of the global batch. Megatron multiplies it with all tokens, counted or not
-    /// (megatron/core/transformer/moe/router.py, `attach_and_log_load_balancing_loss`), so that a loss of each sequence by
-    /// itself does not depend on how the batch is cut.
+    /// by the tokens of the global batch. Megatron multiplies it with all tokens, counted or not, but for those that fill
+    /// sequences up (megatron/core/transformer/moe/router.py, `attach_and_log_load_balancing_loss`), so that a loss of each
+    /// sequence by itself does not depend on how the batch is cut.
     pub(super) fn auxiliary_grad(&self, batch: &TokenBatch, share: &Share) -> f64 {
         let tokens = match self.config.loss {
-            LossMean::PerToken => batch.tokens.len(),
+            LossMean::PerToken => batch.rows * share.of.filled_from.unwrap_or(batch.seq).clamp(1, batch.seq),
             LossMean::PerMicroBatch => share.counted.max(1),
         };
         self.loss_grad(share) * tokens as f64

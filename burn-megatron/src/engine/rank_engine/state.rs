@@ -20,12 +20,15 @@ pub struct Position {
     pub consumed: u64,
     /// Updates of the optimizer, which its bias correction counts.
     pub updates: u64,
+    /// Rows of the steps that were skipped, which the learning rate does not count.
+    pub skipped: u64,
 }
 
 impl<M: CausalLm> RankEngine<M> {
     /// How far the run has come.
     pub fn position(&self) -> Position {
-        Position { step: self.step, consumed: self.consumed, updates: self.optimizer.updates() }
+        let updates = self.optimizer.updates();
+        Position { step: self.step, consumed: self.consumed, updates, skipped: self.skipped }
     }
 
     /// The loss scale of an `f16` run.
@@ -92,6 +95,8 @@ impl<M: CausalLm> RankEngine<M> {
         self.restore_fp8(&state.fp8);
         self.optimizer.set_updates(state.updates);
         (self.step, self.consumed) = (state.step, state.consumed_samples);
+        let rows = state.consumed_samples.checked_div(state.step).unwrap_or(0);
+        self.skipped = state.skipped_samples.unwrap_or((state.step - state.updates) * rows);
         // Weights from a run of another type have no scale.
         if let (Some(scaler), Ok(scale)) = (&mut self.scaler, serde_json::from_value(state.loss_scale.clone())) {
             *scaler = LossScaler::new(self.config.loss_scale).with_state(scale);

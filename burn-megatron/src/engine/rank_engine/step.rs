@@ -73,10 +73,12 @@ impl<M: CausalLm> RankEngine<M> {
         }
         let clip_factor = clip_factor(self.config.clip, grad_norm);
         // Steps that were skipped do not count (megatron/training/training.py, `train_step`).
-        let left_out = (self.step - self.optimizer.updates()) * self.plan.global() as u64;
-        let lr = self.lr.at(self.consumed - left_out);
+        let lr = self.lr.at(self.consumed - self.skipped);
         match skipped {
-            true => self.optimizer.skip(),
+            true => {
+                self.optimizer.skip();
+                self.skipped += self.plan.global() as u64;
+            }
             false => self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor }),
         }
         let loss = self.over_all(losses, shares).mean();

@@ -113,6 +113,11 @@ impl BatchStream {
         }
     }
 
+    /// Where a run is in front of a batch that was not stopped before.
+    fn first(&self, batch: usize) -> Cursor {
+        Cursor { batch, sample: batch * self.rows }
+    }
+
     /// The same `total` batches of `rows` samples in every pass.
     pub fn repeating(data: Arc<dyn TokenDataset>, rows: usize, total: usize) -> Self {
         Self { data, rows, batches: 0..total, per_pass: total, cursor: None }
@@ -155,9 +160,8 @@ impl DataLoaderIterator<GlobalBatch> for Pass<'_> {
 
 impl DataLoader<GlobalBatch> for BatchStream {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<GlobalBatch> + 'a> {
-        let at = self.cursor.as_ref().map(|cursor| *lock(cursor)).unwrap_or_default();
-        let next = Cursor { batch: self.batches.start + at.batch, sample: self.batches.start * self.rows + at.sample };
-        let done = at.batch % self.per_pass.max(1);
+        let next = self.cursor.as_ref().map_or_else(|| self.first(self.batches.start), |cursor| *lock(cursor));
+        let done = (next.batch - self.batches.start) % self.per_pass.max(1);
         let end = (next.batch + self.per_pass - done).min(self.batches.end);
         Box::new(Pass { stream: self, next, end, done, total: done + end.saturating_sub(next.batch) })
     }
@@ -176,7 +180,7 @@ impl DataLoader<GlobalBatch> for BatchStream {
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<GlobalBatch>> {
         let batches = self.batches.start + start..(self.batches.start + end).min(self.batches.end);
-        let cursor = self.cursor.as_ref().map(|_| Arc::default());
+        let cursor = self.cursor.as_ref().map(|_| Arc::new(Mutex::new(self.first(batches.start))));
         Arc::new(Self { per_pass: batches.len(), batches, cursor, ..self.clone() })
     }
 }
@@ -223,6 +227,17 @@ mod tests {
         let stream = BatchStream::repeating(data(), 2, 2);
         assert_eq!(firsts(&stream), [0, 8]);
         assert_eq!(firsts(&stream), [0, 8]);
+    }
+
+    #[test]
+    fn a_slice_has_its_own_batches_once_or_in_every_pass() {
+        let firsts = |stream: &BatchStream| {
+            let slice = stream.slice(1, 3);
+            let pass = || slice.iter().map(|batch| batch.unwrap().read(0..1).tokens[0]).collect::<Vec<i64>>();
+            [pass(), pass()]
+        };
+        assert_eq!(firsts(&BatchStream::advancing(data(), 1, 5, 5)), [vec![4, 8], vec![]]);
+        assert_eq!(firsts(&BatchStream::repeating(data(), 1, 5)), [[4, 8], [4, 8]]);
     }
 
     #[test]

@@ -137,6 +137,7 @@ impl Saves {
             step: position.step,
             consumed_samples: position.consumed,
             updates: position.updates,
+            skipped_samples: Some(position.skipped),
             layout: rank.mesh.layout().clone(),
             world_size: rank.mesh.world_size(),
             model: self.description.model.clone(),

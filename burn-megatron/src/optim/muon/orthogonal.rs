@@ -2,6 +2,7 @@
 
 use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
+use backend_dist::ops::{matmul, sum};
 use backend_dist::shard::Section;
 use burn::tensor::Tensor;
 
@@ -25,12 +26,12 @@ pub fn newton_schulz(matrix: Tensor<2>, steps: usize) -> Tensor<2> {
     let [rows, columns] = matrix.dims();
     let tall = rows > columns;
     let x = if tall { matrix.transpose() } else { matrix };
-    let norm = (x.clone() * x.clone()).sum().sqrt().clamp_min(EPS);
+    let norm = sum(x.clone() * x.clone()).sqrt().clamp_min(EPS);
     let mut x = x / norm.unsqueeze();
     for (a, b, c) in QUINTIC.into_iter().cycle().take(steps) {
-        let square = x.clone().matmul(x.clone().transpose());
-        let mixed = square.clone().mul_scalar(b) + square.clone().matmul(square).mul_scalar(c);
-        x = x.clone().mul_scalar(a) + mixed.matmul(x);
+        let square = matmul(x.clone(), x.clone().transpose());
+        let mixed = square.clone().mul_scalar(b) + matmul(square.clone(), square).mul_scalar(c);
+        x = x.clone().mul_scalar(a) + matmul(mixed, x);
     }
     if tall { x.transpose() } else { x }
 }

@@ -139,16 +139,7 @@ impl<'a> Chain<'a> {
     pub fn linear_of(&mut self, tokens: u64, [outputs, inputs]: [u64; 2], bias: bool, input: Activation) {
         let element = self.maker.element;
         let product = 2.0 * tokens as f64 * outputs as f64 * inputs as f64;
-        let [activation, weight] = self.maker.quantised;
-        let fp8 = self.fp8.then(|| Fp8Bytes {
-            weight: outputs * inputs * weight,
-            deferred: (input.bytes / element + tokens * outputs) * activation,
-        });
-        let keeps = match self.fp8 {
-            false => vec![input],
-            true if input.module == Some(Module::CoreAttention) => vec![],
-            true => vec![self.tensor(input.bytes / element * activation, input.module)],
-        };
+        let (keeps, fp8) = self.kept_by_product(input, outputs * inputs, tokens * outputs);
         self.op(tokens * outputs * element, |op| {
             op.keeps = keeps;
             op.weight = outputs * inputs + if bias { outputs } else { 0 };
@@ -157,6 +148,25 @@ impl<'a> Chain<'a> {
             op.fp8 = fp8;
             op.flops = [product; 3];
         });
+    }
+
+    /// What a product with matrices of `weight` elements keeps of its input, and its bytes in FP8, for `outputs` elements of its
+    /// result.
+    pub fn kept_by_product(
+        &mut self,
+        input: Activation,
+        weight: u64,
+        outputs: u64,
+    ) -> (Vec<Activation>, Option<Fp8Bytes>) {
+        if !self.fp8 {
+            return (vec![input], None);
+        }
+        let ([byte, of_weight], numbers) = (self.maker.quantised, input.bytes / self.maker.element);
+        let keeps = match input.module {
+            Some(Module::CoreAttention) => vec![],
+            module => vec![self.tensor(numbers * byte, module)],
+        };
+        (keeps, Some(Fp8Bytes { weight: weight * of_weight, deferred: (numbers + outputs) * byte }))
     }
 
     pub fn leave(&mut self) {

@@ -73,9 +73,12 @@ impl Maker<'_> {
     fn grouped(&self, chain: &mut Chain, outputs: u64, inputs: u64, input: Activation) {
         let share = self.share.experts;
         let product = 2.0 * share.rows as f64 * outputs as f64 * inputs as f64;
+        let weight = share.count * outputs * inputs;
+        let (keeps, fp8) = chain.kept_by_product(input, weight, share.rows * outputs);
         chain.op(share.rows * outputs * self.element, |op| {
-            op.keeps = vec![input];
-            op.weight = share.count * outputs * inputs;
+            op.keeps = keeps;
+            op.fp8 = fp8;
+            op.weight = weight;
             op.matrix = op.weight;
             op.expert = true;
             op.linear = true;

@@ -236,6 +236,12 @@ fn fp8_keeps_inputs_in_bytes_and_two_more_copies_of_weights() {
     let matrices = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336;
     assert_eq!(memory_of(&some)[0].states.quantised, 30 * 2 * matrices);
     assert_eq!(memory_of(&plain)[0].states.quantised, 0);
+    // Of a mixture's attention one norm, and the rows of two experts for each token.
+    let mixture = |fp8| Job { fp8, ..single(mixtral()) }.on_gpus();
+    let saved = kept(&mixture(0..0), 1) - kept(&mixture(1..31), 1);
+    assert_eq!(saved, tokens * 4096 + 2 * tokens * (4096 + 14_336));
+    let matrices = matrices + 7 * 3 * 4096 * 14_336;
+    assert_eq!(memory_of(&mixture(1..31))[0].states.quantised, 30 * 2 * matrices);
     let sharded = Job { fp8: 0..32, ..super::job(llama3_8b(), "DP4 ZeRO3", ScheduleKind::NoPipeline, 1) }.on_gpus();
     assert_eq!(memory_of(&sharded)[0].states.quantised, 0, "quantised whenever they are gathered");
 }

@@ -97,3 +97,28 @@ fn arithmetic_is_megatrons_count() {
         assert!((counted / per_token - 1.0).abs() < 1e-9, "{counted} {per_token}");
     }
 }
+
+/// Multiplications of a token in the matrices of a layer, added up by hand.
+#[test]
+fn flops_of_small_experts_and_latents() {
+    let flops = |config: FamilyConfig, seq| Decoder::from(&config).flop_shape(seq).per_token(AttentionCount::Causal);
+    let qwen = MixtralConfig { num_hidden_layers: 16, ..MixtralConfig::qwen3_30b_a3b() };
+    let attention = 2048 * (4096 + 2 * 512) + 4096 * 2048;
+    let layers = 16 * (attention + 8 * 3 * 2048 * 768);
+    let scores = 16 * 32 * (128 + 128) * 4096 / 2;
+    let expected = 6 * (layers + 2048 * 151_936 + scores);
+    assert_eq!((flops(FamilyConfig::Mixtral(qwen), 4096), expected), (expected as f64, 8_913_420_288u64));
+    // One layer without experts, three with them and that of the module, which also joins two vectors and has logits.
+    let deepseek = DeepSeekV3Config {
+        num_hidden_layers: 4,
+        first_k_dense_replace: 1,
+        n_routed_experts: 32,
+        ..DeepSeekV3Config::deepseek_v3()
+    };
+    let queries = 7168 * 1536 + 1536 * 128 * 192;
+    let attention = queries + 7168 * (512 + 64) + 512 * 128 * (128 + 128) + 128 * 128 * 7168;
+    let layers = 5 * attention + 3 * 7168 * 18_432 + 4 * (8 + 1) * 3 * 7168 * 2048;
+    let scores = 5 * 128 * (192 + 128) * 4096 / 2;
+    let expected = 6 * (layers + 2 * 7168 * 7168 + 2 * 7168 * 129_280 + scores);
+    assert_eq!((flops(FamilyConfig::DeepSeekV3(deepseek), 4096), expected), (expected as f64, 31_757_303_808u64));
+}

@@ -3,7 +3,7 @@ use super::{Element, download, poisoned, random, report, upload};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
-use kernels_cubecl::pointwise::embedding::{self, TableShape};
+use kernels_cubecl::pointwise::embedding::{self, Plan, TableShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
 
 pub fn upload_i32(client: &Client, values: &[i32]) -> Handle {
@@ -11,8 +11,8 @@ pub fn upload_i32(client: &Client, values: &[i32]) -> Handle {
 }
 
 pub fn rope<E: Element>(client: &Client, shape: RopeShape) -> usize {
-    let RopeShape { rows, batch, heads, all_heads, head_dim } = shape;
-    let half = head_dim / 2;
+    let RopeShape { rows, batch, heads, all_heads, head_dim, rotated } = shape;
+    let half = rotated / 2;
     let (x, cos, sin) =
         (random(rows * batch * all_heads * head_dim, 1), random(rows * half, 2), random(rows * half, 3));
     let [x_on, cos_on, sin_on] = [&x, &cos, &sin].map(|values| upload::<E>(client, values));
@@ -29,7 +29,7 @@ pub fn rope<E: Element>(client: &Client, shape: RopeShape) -> usize {
         }
         let out = poisoned::<E>(client, x.len());
         rope::apply::<E>(client, &x_on, (&cos_on, &sin_on), &out, shape, back).expect("legal");
-        let name = format!("rope {}, {heads} of {all_heads} × {head_dim}, back {back}", E::NAME);
+        let name = format!("rope {}, {heads} of {all_heads} × {rotated} of {head_dim}, back {back}", E::NAME);
         failures += report(&name, &download::<E>(client, &out), &expected, E::LIMIT);
     }
     failures
@@ -103,13 +103,28 @@ pub fn embedding<E: Element>(client: &Client, shape: TableShape) -> usize {
     }
     let sum: Vec<f64> = gradient.iter().zip(&before).map(|(a, b)| a + b).collect();
     let (table, slope, ids) = (upload::<E>(client, &table), upload::<E>(client, &slope), upload_i32(client, &ids));
-    let (found, written) = (poisoned::<E>(client, tokens * hidden), upload::<E>(client, &vec![0.0; rows * hidden]));
-    let added = upload::<f32>(client, &before);
+    let found = poisoned::<E>(client, tokens * hidden);
     embedding::forward(client, &table, &ids, &found, shape, size_of::<E>()).expect("legal");
-    embedding::backward::<E, E>(client, &slope, &ids, &written, shape, false).expect("legal");
-    embedding::backward::<E, f32>(client, &slope, &ids, &added, shape, true).expect("legal");
     let name = format!("embedding {}, {tokens} of {rows} × {hidden}", E::NAME);
-    report(&name, &download::<E>(client, &found), &out, 0.0)
-        + report("embedding gradient", &download::<E>(client, &written), &gradient, E::LIMIT)
-        + report("the same, added in fp32", &download::<f32>(client, &added), &sum, 1e-6)
+    let mut failures = report(&name, &download::<E>(client, &found), &out, 0.0);
+    let plan = embedding::Plan::of(client, shape);
+    for plan in [
+        plan,
+        Plan { side: plan.units, ahead: 3, ..plan },
+        // All tokens in a list.
+        Plan { buckets: 1, side: plan.units / 2, ahead: 2, ..plan },
+        Plan { buckets: 2 * plan.buckets, ahead: 8, ..plan },
+        // Several launches.
+        Plan { room: plan.units.max(64), ..plan },
+    ] {
+        let (written, added) = (upload::<E>(client, &vec![0.0; rows * hidden]), upload::<f32>(client, &before));
+        embedding::backward_planned::<E, E>(client, &slope, &ids, &written, shape, false, plan).expect("legal");
+        embedding::backward_planned::<E, f32>(client, &slope, &ids, &added, shape, true, plan).expect("legal");
+        let name = format!("gradient by {plan:?}");
+        if tokens <= plan.room as usize {
+            failures += report(&name, &download::<E>(client, &written), &gradient, E::LIMIT);
+        }
+        failures += report(&name, &download::<f32>(client, &added), &sum, 1e-6);
+    }
+    failures
 }

@@ -8,12 +8,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use backend_dist::comm::Group;
+use backend_dist::ops::{log_sum_exp, sum, sum_dim};
 use burn::tensor::{Tensor, TensorData};
 
 use super::config::BalanceOver;
 use super::decide::Tokens;
 use super::stats;
-use crate::micro_batch::{MicroBatch, part_of};
+use crate::micro_batch::MicroBatch;
 use crate::param::ParamBuilder;
 
 /// The ranks whose tokens are counted together.
@@ -44,15 +45,6 @@ impl Shares {
         self.over_micro_batch(vec![own as f64], batch)[0]
     }
 
-    /// Places in the sequence of the rows that count of this rank, which has `own` tokens.
-    pub fn places(&self, own: usize, tokens: Tokens, batch: &MicroBatch) -> Vec<usize> {
-        let of_context = batch.context.as_ref().map_or(1, |context| context.group.size());
-        let region = self.tokens(tokens.valid, batch) as usize / of_context / tokens.samples;
-        let first = self.tp.rank() * own / tokens.samples;
-        let rows = first..first + tokens.valid / tokens.samples;
-        part_of(&batch.places(region), rows).into_iter().flatten().collect()
-    }
-
     /// What the sums of scores are multiplied with, `experts` numbers or, over sequences, as many for each sample. `counted`
     /// are this rank's tokens of each expert, as many numbers; `total` is [`Shares::tokens`]; `again` says that this pass will
     /// be done again.
@@ -61,7 +53,7 @@ impl Shares {
         over: BalanceOver,
         counted: Vec<f64>,
         [experts, top_k]: [usize; 2],
-        (Tokens { samples, valid }, total): (Tokens, f64),
+        (Tokens { samples, valid, .. }, total): (Tokens, f64),
         batch: &MicroBatch,
         again: bool,
     ) -> Vec<f64> {
@@ -101,8 +93,11 @@ impl Shares {
         let mut sums = summed([own, vec![tokens]].concat(), &self.stage);
         let tokens = sums.pop().expect("the tokens come last");
         running.sum.resize(sums.len(), 0.0);
-        running.sum.iter_mut().zip(sums).for_each(|(sum, count)| *sum += count / tokens);
-        running.passes += 1.0;
+        // No rank has any where all fill a round up.
+        if tokens > 0.0 {
+            running.sum.iter_mut().zip(sums).for_each(|(sum, count)| *sum += count / tokens);
+            running.passes += 1.0;
+        }
         let mean: Vec<f64> = running.sum.iter().map(|sum| sum / running.passes).collect();
         if again {
             running.again.push_back(mean.clone());
@@ -126,15 +121,13 @@ pub(super) fn loss(scores: Tensor<2>, weights: Vec<f64>) -> Tensor<1> {
     let ([tokens, experts], columns) = (scores.dims(), weights.len());
     let weights = TensorData::new(weights, [1, columns]);
     let weights = Tensor::from_data(weights, (&scores.device(), scores.dtype()));
-    (scores.reshape([tokens * experts / columns, columns]).sum_dim(0) * weights).sum()
+    sum(sum_dim(scores.reshape([tokens * experts / columns, columns]), 0) * weights)
 }
 
 /// `Σ_t logsumexp(logits[t])² / total` for the logits `[tokens, experts]` of a rank, without the coefficient.
 pub(super) fn z_loss(logits: Tensor<2>, total: f64) -> Tensor<1> {
-    let largest = logits.clone().max_dim(1).detach();
-    let logs = (logits - largest.clone()).exp().sum_dim(1).log() + largest;
     // Burn's gradient of a division by a number rounds it to f32.
-    logs.powi_scalar(2).sum() * (1.0 / total)
+    sum(log_sum_exp(logits).powi_scalar(2)) * (1.0 / total)
 }
 
 #[cfg(test)]

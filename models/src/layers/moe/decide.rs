@@ -1,6 +1,8 @@
 //! Which experts a rank's tokens use: decided on the host, or on the device, where the choice then stays. The host knows how
 //! many tokens each expert has; the sizes of everything behind depend on that.
 
+use std::ops::Range;
+
 use backend_dist::ops::moe::RowMap;
 use backend_dist::ops::moe::routing::{self, Chosen, Counted, Selection, Starts};
 use burn::tensor::{Bool, Tensor, TensorData};
@@ -8,6 +10,7 @@ use burn::tensor::{Bool, Tensor, TensorData};
 use super::config::{BalanceOver, RouterConfig};
 use super::routing_replay::Purpose;
 use super::select::{Choice, choose, choose_freely};
+use crate::micro_batch::{MicroBatch, part_of};
 
 /// A rank's own tokens, position by position and in a position sample by sample.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +19,26 @@ pub(super) struct Tokens {
     pub valid: usize,
     /// Samples of the micro-batch.
     pub samples: usize,
+    /// The first of their positions among those of the tensor parallel group, and how many these are.
+    own: [usize; 2],
+}
+
+impl Tokens {
+    /// The tokens of `samples` samples at `rows` of the `all` positions of a tensor parallel group.
+    pub fn of(rows: Range<usize>, all: usize, samples: usize, batch: &MicroBatch) -> Self {
+        let own = [rows.start, all];
+        let end = batch.filled_from.unwrap_or(usize::MAX);
+        let counts = |place: Range<usize>| place.end.min(end).saturating_sub(place.start);
+        let valid: usize = part_of(&batch.places(all), rows).into_iter().map(counts).sum();
+        Self { valid: valid * samples, samples, own }
+    }
+
+    /// Places in the sequence of the positions that count.
+    pub fn places(self, batch: &MicroBatch) -> impl Iterator<Item = usize> {
+        let [first, all] = self.own;
+        let rows = first..first + self.valid / self.samples;
+        part_of(&batch.places(all), rows).into_iter().flatten()
+    }
 }
 
 /// The experts of a rank's tokens.
@@ -148,4 +171,24 @@ pub(super) fn others(choice: &Choice, like: &Tensor<2>) -> Tensor<2, Bool> {
 
 pub(super) fn host<const D: usize>(x: &Tensor<D>) -> Vec<f64> {
     x.clone().into_data().convert::<f64>().try_to_vec().expect("converted to f64")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fills_a_sequence_up_does_not_count() {
+        let batch = |filled_from| MicroBatch { filled_from, ..MicroBatch::default() };
+        let of = |rows, filled_from| {
+            let (batch, samples) = (batch(filled_from), 2);
+            let tokens = Tokens::of(rows, 8, samples, &batch);
+            (tokens.valid, tokens.places(&batch).collect::<Vec<_>>())
+        };
+        assert_eq!(of(0..4, None), (8, vec![0, 1, 2, 3]));
+        assert_eq!(of(4..8, Some(5)), (2, vec![4]));
+        assert_eq!(of(4..8, Some(3)), (0, vec![]));
+        // Rows behind the last position.
+        assert_eq!(of(6..9, None), (4, vec![6, 7]));
+    }
 }

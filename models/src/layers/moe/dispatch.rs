@@ -7,12 +7,13 @@ use std::sync::Arc;
 use backend_dist::comm::Group;
 use backend_dist::ops::conjugate::{Partial, gather_from_sequence_parallel, reduce_scatter_to_sequence_parallel};
 use backend_dist::ops::moe::routing::Chosen;
-use backend_dist::ops::moe::{RowMap, all_to_all, gather_rows};
+use backend_dist::ops::moe::{Journey, Piece, RowMap, Splits, all_to_all, gather_rows, is_quicker_in_two};
 use burn::tensor::{Device, FloatDType, IntDType, Tensor};
 
 use super::config::Dispatcher;
 use super::decide::{Choices, DeviceChoice};
-use super::plan::{Copy, Grouped, Members, counts, pick, picked_starts, sent, sent_starts, sort, splits};
+use super::experts::Experts;
+use super::plan::{Copy, Grouped, Members, counts, in_turn, pick, picked_starts, sent, sent_starts, sort, splits};
 use super::router::Routing;
 use super::select::Choice;
 use crate::layers::linear::pad_sequence;
@@ -26,17 +27,17 @@ pub(super) struct Dispatch {
     pub how: Dispatcher,
     /// What an expert's number of rows is a multiple of.
     pub multiple: usize,
+    /// All-to-alls run beside the experts' products.
+    pub overlap: bool,
+    /// Into how many pieces a rank's experts are cut for that. `None` leaves it to arithmetic, by which CPU ranks do one after
+    /// the other.
+    pub pieces: Option<usize>,
 }
 
 impl Dispatch {
-    /// For each of this rank's tokens `x [tokens, hidden]` the sum of what its experts make of it. `experts` gets rows of this
-    /// rank's experts, a probability for each, and how many rows each expert has.
-    pub fn through(
-        &self,
-        x: Tensor<2>,
-        routing: Routing,
-        experts: impl FnOnce(Tensor<2>, Tensor<1>, &Arc<[usize]>) -> Tensor<2>,
-    ) -> Tensor<2> {
+    /// For each of this rank's tokens `x [tokens, hidden]` the sum of what its experts make of it, of which this rank has
+    /// `experts`.
+    pub fn through(&self, x: Tensor<2>, routing: Routing, experts: &Experts) -> Tensor<2> {
         match self.how {
             _ if self.members.count() == 1 => self.alone(x, routing, experts),
             Dispatcher::AllToAll => self.by_all_to_all(x, routing, experts),
@@ -44,12 +45,7 @@ impl Dispatch {
         }
     }
 
-    fn alone(
-        &self,
-        x: Tensor<2>,
-        Routing { choice, probs, pad_to }: Routing,
-        experts: impl FnOnce(Tensor<2>, Tensor<1>, &Arc<[usize]>) -> Tensor<2>,
-    ) -> Tensor<2> {
+    fn alone(&self, x: Tensor<2>, Routing { choice, probs, pad_to }: Routing, experts: &Experts) -> Tensor<2> {
         let tokens = x.dims()[0];
         let ((copies, p), counts) = match choice {
             Choices::Host(choice) => {
@@ -61,42 +57,62 @@ impl Dispatch {
                 (choice.place(rows), counts)
             }
         };
-        let y = experts(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into());
+        let y = experts.forward(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into());
         gather_rows(y, &copies.reversed())
     }
 
-    fn by_all_to_all(
-        &self,
-        x: Tensor<2>,
-        Routing { choice, probs, pad_to }: Routing,
-        experts: impl FnOnce(Tensor<2>, Tensor<1>, &Arc<[usize]>) -> Tensor<2>,
-    ) -> Tensor<2> {
+    fn by_all_to_all(&self, x: Tensor<2>, routing: Routing, experts: &Experts) -> Tensor<2> {
+        let Routing { choice, probs, pad_to } = routing;
         let (tokens, device) = (x.dims()[0], x.device());
         let own = match &choice {
             Choices::Host(choice) => counts(choice, self.members.experts, pad_to),
             Choices::Device(choice) => choice.counts(pad_to),
         };
         let counts = self.group.all_gather_host(own);
-        let (own, splits) = (&counts[self.members.rank], splits(&self.members, &counts));
-        let (copies, p) = match choice {
-            Choices::Host(choice) => self.maps(tokens, &sent(&self.members, &choice, own, &splits), &device),
-            Choices::Device(choice) => choice.place(sent_starts(&self.members, own, &splits)),
+        let beside = self.pieces(&counts, &x, experts);
+        let pieces: Vec<(Members, Splits)> =
+            self.members.pieces(beside.unwrap_or(1)).map(|members| (members, splits(&members, &counts))).collect();
+        let own = &counts[self.members.rank];
+        let (copies, slot_map) = match choice {
+            Choices::Host(choice) => {
+                let sent = |(members, splits): &(Members, Splits)| sent(members, &choice, own, splits);
+                self.maps(tokens, &pieces.iter().flat_map(sent).collect::<Vec<_>>(), &device)
+            }
+            Choices::Device(choice) => {
+                choice.place(in_turn(pieces.iter().map(|(members, splits)| sent_starts(members, own, splits))))
+            }
         };
-        let there = |x: Tensor<2>| all_to_all(x, &splits.send, &splits.receive, &self.group);
-        let (x, p) = (there(gather_rows(x, &copies)), there(gather_rows(slots(probs), &p)));
-        let sorted = sort(&self.members, &counts, &splits, self.multiple);
-        let by_expert = RowMap::of_runs(x.dims()[0], sorted.counts.iter().sum(), &sorted.rows, &device);
-        let y = experts(gather_rows(x, &by_expert), flat(gather_rows(p, &by_expert)), &sorted.counts.into());
-        let y = all_to_all(gather_rows(y, &by_expert.reversed()), &splits.receive, &splits.send, &self.group);
-        gather_rows(y, &copies.reversed())
+        let piece = |(members, splits): (Members, Splits)| {
+            let sorted = sort(&members, &counts, &splits, self.multiple);
+            let rows = [splits.received(), sorted.counts.iter().sum()];
+            let by_expert = RowMap::of_runs(rows[0], rows[1], &sorted.rows, &device);
+            Piece { splits, by_expert, counts: sorted.counts.into() }
+        };
+        let (group, probs) = (self.group.clone(), slots(probs));
+        let mut pieces: Vec<Piece> = pieces.into_iter().map(piece).collect();
+        if beside.is_some() {
+            return experts.through(x, probs, &Arc::new(Journey { group, copies, slots: slot_map, pieces }));
+        }
+        let Piece { splits, by_expert, counts } = pieces.remove(0);
+        let there = |x: Tensor<2>| gather_rows(all_to_all(x, &splits.send, &splits.receive, &group), &by_expert);
+        let (x, p) = (there(gather_rows(x, &copies)), there(gather_rows(probs, &slot_map)));
+        let y = gather_rows(experts.forward(x, flat(p), &counts), &by_expert.reversed());
+        gather_rows(all_to_all(y, &splits.receive, &splits.send, &group), &copies.reversed())
     }
 
-    fn by_all_gather(
-        &self,
-        x: Tensor<2>,
-        Routing { choice, probs, pad_to }: Routing,
-        experts: impl FnOnce(Tensor<2>, Tensor<1>, &Arc<[usize]>) -> Tensor<2>,
-    ) -> Tensor<2> {
+    /// Into how many pieces every member's experts are cut, so that exchanges run beside them; `None` if they do not. All
+    /// members know the same.
+    fn pieces(&self, counts: &[Vec<usize>], x: &Tensor<2>, experts: &Experts) -> Option<usize> {
+        let (members, [hidden, _], most) = (self.members.count(), experts.features(), self.members.own().len());
+        if !self.overlap || self.pieces.is_some() {
+            return self.pieces.filter(|_| self.overlap).map(|pieces| pieces.min(most));
+        }
+        let sent = counts.iter().flatten().sum::<usize>() * self.members.etp / members;
+        let bytes = sent * hidden * x.dtype().size() / members * (members - 1);
+        (most > 1 && is_quicker_in_two(&x.device(), bytes, experts.features())).then_some(2)
+    }
+
+    fn by_all_gather(&self, x: Tensor<2>, Routing { choice, probs, pad_to }: Routing, experts: &Experts) -> Tensor<2> {
         let [tokens, hidden] = x.dims();
         let Gathered { each, copies, p, counts } = match choice {
             Choices::Host(choice) => self.gather_on_host(choice, pad_to, &x.device()),
@@ -104,7 +120,7 @@ impl Dispatch {
         };
         let gathered = |x: Tensor<2>| gather_from_sequence_parallel(pad_sequence(x, each), &self.group);
         let (x, probs) = (gathered(x), gathered(probs));
-        let y = experts(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into());
+        let y = experts.forward(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into());
         let y = Partial::new(gather_rows(y, &copies.reversed()));
         reduce_scatter_to_sequence_parallel(y, &self.group).slice([0..tokens, 0..hidden])
     }

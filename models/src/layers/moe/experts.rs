@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use backend_dist::ops::moe::{grouped_linear, grouped_swiglu_linear};
+use backend_dist::ops::fp8::{self, ExpertCut, Fp8Experts};
+use backend_dist::ops::moe::{Journey, grouped_linear, grouped_swiglu_linear, through_experts};
 use backend_dist::shard::Section;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -20,6 +21,9 @@ pub(super) struct Experts {
     down: Param<Tensor<2>>,
     #[module(skip)]
     recompute_activation: bool,
+    /// Of both layers.
+    #[module(skip)]
+    fp8: Option<[Fp8Experts; 2]>,
 }
 
 impl Experts {
@@ -38,19 +42,46 @@ impl Experts {
             let name = format!("{name}.{expert}.down_proj.weight");
             (Section::split(name, &[hidden, intermediate], 1, etp.size, etp), output)
         };
+        let fp8 = [hidden, intermediate / etp.size].iter().all(|size| size.is_multiple_of(fp8::MULTIPLE)).then(|| {
+            let of = |layer: &str, cut| params.fp8_experts(&format!("{name}.{layer}"), experts, cut);
+            Some([of("gate_up", ExpertCut::Outputs)?, of("down", ExpertCut::Inputs)?])
+        });
         let gate_up = own.clone().flat_map(|expert| [first(expert, "gate"), first(expert, "up")]).collect();
         Ok(Self {
             gate_up: params.expert_sections(gate_up)?,
             down: params.expert_sections(own.map(second).collect())?,
             recompute_activation: params.recompute().selects(recompute::Module::MlpActivation),
+            fp8: fp8.flatten(),
         })
     }
 
-    /// What the experts make of `x [rows, hidden]`, `counts[e]` rows for expert `e`, times the probabilities `p [rows]`. The
+    /// Whether they multiply in FP8: then rows of an expert that are tokens of different micro-batches are groups of their own.
+    pub fn are_fp8(&self) -> bool {
+        self.fp8.is_some()
+    }
+
+    /// What the experts make of `x [rows, hidden]`, `counts[e]` rows for expert `e`, in FP8 as many groups for each of them
+    /// that `counts` has, times the probabilities `p [rows]`. The
     /// probabilities are multiplied with the activation, in front of the second layer, as in Megatron-LM
     /// (`megatron/core/transformer/moe/experts.py`).
     pub fn forward(&self, x: Tensor<2>, p: Tensor<1>, counts: &Arc<[usize]>) -> Tensor<2> {
+        if let Some([first, second]) = &self.fp8 {
+            let x = fp8::grouped_linear(x, self.gate_up.val(), counts, first);
+            let (down, again) = (self.down.val(), self.recompute_activation);
+            return fp8::grouped_swiglu_linear(x, p, down, counts, again, second);
+        }
         let x = grouped_linear(x, self.gate_up.val(), counts);
         grouped_swiglu_linear(x, p, self.down.val(), counts, self.recompute_activation)
+    }
+
+    /// For each token `x [tokens, hidden]` the sum of what its experts make of it on whichever rank, with probabilities
+    /// `p [slots, 1]`. Exchanges run beside these products.
+    pub fn through(&self, x: Tensor<2>, p: Tensor<2>, journey: &Arc<Journey>) -> Tensor<2> {
+        through_experts(x, p, [self.gate_up.val(), self.down.val()], journey, self.recompute_activation)
+    }
+
+    /// Features outside and inside.
+    pub fn features(&self) -> [usize; 2] {
+        [self.gate_up.dims()[1], self.down.dims()[1]]
     }
 }

@@ -1,12 +1,14 @@
 //! The mixture-of-experts layer.
 
+use backend_dist::mesh::Nearest;
 use backend_dist::ops::Residual;
 use backend_dist::ops::conjugate::{gather_from_sequence_parallel_replicated, scatter_to_sequence_parallel};
+use backend_dist::ops::fp8::MULTIPLE;
 use backend_dist::ops::moe::row_multiple;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::config::MoeConfig;
+use super::config::{Dispatcher, MoeConfig};
 use super::decide::Tokens;
 use super::dispatch::Dispatch;
 use super::experts::Experts;
@@ -16,7 +18,7 @@ use super::shared::Shared;
 use crate::layers::linear::pad_sequence;
 use crate::layers::norm::Norm;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{BuildError, ExpertParallel, ParamBuilder, TensorParallel};
 
 /// `Σ_e p_e expert_e(norm(x)) + shared(norm(x))` over the experts that the router chooses for a token.
 ///
@@ -44,21 +46,24 @@ impl MoeLayer {
     /// If the ranks do not divide experts or their features; models check that before.
     pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
         config.check()?;
-        let place = params.experts().clone();
-        let members =
-            Members { etp: place.etp.size, ep: place.ep.size, experts: config.experts, rank: place.group.rank() };
-        let multiple = row_multiple(params.device());
         let shared = match config.shared {
             Some(shared) => Some(Shared::new(params, &format!("{name}.shared_experts"), config, shared)?),
             None => None,
         };
-        Ok(Self {
-            router: Router::new(params, &format!("{name}.router"), config)?,
-            experts: Experts::new(params, &format!("{name}.experts"), config)?,
-            shared,
-            dispatch: Dispatch { group: place.group, members, how: config.dispatcher, multiple },
-            parallel: params.parallel().clone(),
-        })
+        let router = Router::new(params, &format!("{name}.router"), config)?;
+        let experts = Experts::new(params, &format!("{name}.experts"), config)?;
+        let place = params.experts().clone();
+        let (mut together, mut multiple) = (place.group.size(), row_multiple(params.device()));
+        if experts.are_fp8() {
+            let on_device = router.is_on_device().then_some(config.dispatcher);
+            (together, multiple) = (fp8_together(&place, params.parallel().size(), on_device)?, multiple.max(MULTIPLE));
+        }
+        let ExpertParallel { group, etp, ep, overlap, pieces, .. } = place;
+        let rank = group.rank();
+        let members = Members { etp: etp.size, ep: ep.size, experts: config.experts, rank, together, piece: [0, 1] };
+        let overlap = overlap && !experts.are_fp8();
+        let dispatch = Dispatch { group, members, how: config.dispatcher, multiple, overlap, pieces };
+        Ok(Self { router, experts, shared, dispatch, parallel: params.parallel().clone() })
     }
 
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
@@ -78,25 +83,48 @@ impl MoeLayer {
     fn routed<T>(&self, x: Tensor<3>, batch: &MicroBatch, meanwhile: impl FnOnce() -> T) -> (Tensor<3>, T) {
         let ([rows, samples, hidden], parallel) = (x.dims(), &self.parallel);
         if parallel.sequence || parallel.size() == 1 {
-            return self.own(x, rows, batch, meanwhile);
+            return self.own(x, rows * parallel.size(), batch, meanwhile);
         }
         let all = rows.next_multiple_of(parallel.size());
-        let part = all / parallel.size();
-        let valid = rows.saturating_sub(parallel.group.rank() * part).min(part);
         let own = scatter_to_sequence_parallel(pad_sequence(x, all), &parallel.group);
-        let (out, made) = self.own(own, valid, batch, meanwhile);
+        let (out, made) = self.own(own, rows, batch, meanwhile);
         let out = gather_from_sequence_parallel_replicated(out, &parallel.group);
         (if all == rows { out } else { out.slice([0..rows, 0..samples, 0..hidden]) }, made)
     }
 
-    /// The routed experts for this rank's own rows, of which the first `valid` count.
-    fn own<T>(&self, x: Tensor<3>, valid: usize, batch: &MicroBatch, meanwhile: impl FnOnce() -> T) -> (Tensor<3>, T) {
+    /// The routed experts for this rank's own rows; the ranks have `all` positions together.
+    fn own<T>(&self, x: Tensor<3>, all: usize, batch: &MicroBatch, meanwhile: impl FnOnce() -> T) -> (Tensor<3>, T) {
         let [rows, samples, hidden] = x.dims();
-        let valid = if batch.is_filling { 0 } else { valid };
+        let first = self.parallel.group.rank() * rows;
         let x = x.reshape([rows * samples, hidden]);
-        let tokens = Tokens { valid: valid * samples, samples };
+        let tokens = Tokens::of(first..first + rows, all, samples, batch);
         let (routing, made) = self.router.forward(x.clone(), tokens, batch, meanwhile);
-        let out = self.dispatch.through(x, routing, |x, p, counts| self.experts.forward(x, p, counts));
+        let out = self.dispatch.through(x, routing, &self.experts);
         (out.reshape([rows, samples, hidden]), made)
     }
+}
+
+/// How many neighbours among the experts' ranks have tokens of one micro-batch, which alone share a scale; `on_device` is the
+/// dispatcher if experts are chosen on the device.
+///
+/// # Errors
+/// If rows cannot be told apart by micro-batch.
+fn fp8_together(place: &ExpertParallel, tp: usize, on_device: Option<Dispatcher>) -> Result<usize, BuildError> {
+    let members = place.group.size();
+    let refused = |reason: String| Err(BuildError::Fp8Experts(reason));
+    let Some(together) = place.sharing_tokens(tp) else {
+        return refused(format!(
+            "the {members} ranks that hold a layer's experts (expert-parallel · expert-tensor-parallel) and tensor-parallel \
+             {tp} must divide one the other; nearest legal tensor-parallel: {}",
+            Nearest::where_legal(tp, members, |tp| members.is_multiple_of(tp))
+        ));
+    };
+    if on_device == Some(Dispatcher::AllGather) && together < members {
+        return refused(format!(
+            "the all-gather dispatcher on GPUs cannot tell the tokens of the {} micro-batches apart that come to the same \
+             experts; take the all-to-all dispatcher",
+            members / together
+        ));
+    }
+    Ok(together)
 }

@@ -6,6 +6,7 @@ mod config;
 mod decide;
 mod dispatch;
 mod experts;
+mod forced;
 mod layer;
 mod plan;
 mod router;

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use backend_dist::ops::moe::Splits;
 use backend_dist::ops::moe::routing::{Run, Starts};
 
 use super::select::Choice;
@@ -20,6 +21,10 @@ pub(super) struct Members {
     pub experts: usize,
     /// This member.
     pub rank: usize,
+    /// Neighbouring members whose tokens make one group of rows of an expert; an expert has a group for each such block.
+    pub together: usize,
+    /// Which piece of every member's experts, and how many there are.
+    pub piece: [usize; 2],
 }
 
 impl Members {
@@ -28,35 +33,41 @@ impl Members {
         self.etp * self.ep
     }
 
-    /// The experts of a member.
-    fn experts_of(&self, member: usize) -> Range<usize> {
-        let each = self.experts / self.ep;
-        let first = member / self.etp * each;
-        first..first + each
+    /// The members with a piece of their experts, for each of `count` pieces.
+    pub fn pieces(self, count: usize) -> impl Iterator<Item = Self> {
+        (0..count).map(move |index| Self { piece: [index, count], ..self })
     }
 
-    /// The experts of this member.
+    /// The experts of a member, or the piece of them.
+    fn experts_of(&self, member: usize) -> Range<usize> {
+        let each = self.experts / self.ep;
+        let [piece, pieces] = self.piece;
+        let bound = |piece| member / self.etp * each + each * piece / pieces;
+        bound(piece)..bound(piece + 1)
+    }
+
+    /// The experts of this member, or the piece of them.
     pub fn own(&self) -> Range<usize> {
         self.experts_of(self.rank)
+    }
+
+    /// The groups of rows of this member: its experts, each with every block of members.
+    fn groups(&self) -> Vec<(usize, Range<usize>)> {
+        let blocks =
+            |expert| (0..self.count()).step_by(self.together).map(move |first| (expert, first..first + self.together));
+        self.own().flat_map(blocks).collect()
     }
 }
 
 /// A row to be made: the token that it is a copy of and its expert; `None` is a row of zeros.
 pub(super) type Copy = Option<(usize, usize)>;
 
-/// Rows for each member, and from each.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Splits {
-    pub send: Vec<usize>,
-    pub receive: Vec<usize>,
-}
-
-/// Rows that the experts of a rank compute, by expert.
+/// Rows that the experts of a rank compute, by expert, and of one expert by block of members.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Grouped<R> {
     /// Where each comes from.
     pub rows: R,
-    /// Rows of each expert.
+    /// Rows of each group.
     pub counts: Vec<usize>,
 }
 
@@ -132,6 +143,17 @@ pub(super) fn sent_starts(members: &Members, counts: &[usize], splits: &Splits) 
     Starts { rows, parts, each: experts / members.ep, room: None, count: splits.send.iter().sum() }
 }
 
+/// The rows of all pieces, one piece after the other.
+pub(super) fn in_turn(pieces: impl Iterator<Item = Starts>) -> Starts {
+    let add = |mut all: Starts, piece: Starts| {
+        let moved = piece.rows.into_iter().map(|row| row.map(|row| all.count + row)).collect::<Vec<_>>();
+        all.rows.iter_mut().zip(moved).for_each(|(all, row)| *all = all.or(row));
+        all.count += piece.count;
+        all
+    };
+    pieces.reduce(add).expect("experts have a piece")
+}
+
 /// The received rows by expert, and inside an expert by sender.
 pub(super) fn sort(
     members: &Members,
@@ -140,11 +162,12 @@ pub(super) fn sort(
     multiple: usize,
 ) -> Grouped<Vec<Run>> {
     let (own, begins) = (members.own(), starts(receive));
-    let of_expert = |expert: usize| counts.iter().map(move |from| from[expert]);
-    let filled = filled(own.clone().map(|expert| of_expert(expert).sum()), multiple);
+    let groups = members.groups();
+    let rows = |(expert, block): &(usize, Range<usize>)| counts[block.clone()].iter().map(|from| from[*expert]).sum();
+    let filled = filled(groups.iter().map(rows), multiple);
     let mut runs = Vec::new();
-    for (expert, mut to) in own.clone().zip(starts(&filled)) {
-        for (from, begin) in counts.iter().zip(&begins) {
+    for ((expert, block), mut to) in groups.into_iter().zip(starts(&filled)) {
+        for (from, begin) in counts[block.clone()].iter().zip(&begins[block]) {
             let from_row = begin + from[own.start..expert].iter().sum::<usize>();
             runs.push(Run { to, from: from_row, len: from[expert] });
             to += from[expert];
@@ -163,13 +186,15 @@ pub(super) fn pick(
 ) -> Grouped<Vec<Copy>> {
     let rows = |(choice, pad_to): &(Choice, Option<usize>)| padded(choice, &counts(choice, members.experts, *pad_to));
     let by_member: Vec<Vec<Vec<Copy>>> = choices.iter().map(rows).collect();
-    let group = |expert: usize| -> Vec<Copy> {
-        let rows = by_member.iter().enumerate().flat_map(|(member, by_expert)| {
-            by_expert[expert].iter().map(move |row| row.map(|(token, expert)| (member * tokens + token, expert)))
+    let group = |(expert, block): (usize, Range<usize>)| -> Vec<Copy> {
+        let rows = block.flat_map(|member| {
+            by_member[member][expert]
+                .iter()
+                .map(move |row| row.map(|(token, expert)| (member * tokens + token, expert)))
         });
         rows.collect()
     };
-    let groups: Vec<Vec<Copy>> = members.own().map(group).collect();
+    let groups: Vec<Vec<Copy>> = members.groups().into_iter().map(group).collect();
     let counts = filled(groups.iter().map(Vec::len), multiple);
     let fill = |(mut group, count): (Vec<Copy>, &usize)| {
         group.resize(*count, None);
@@ -179,9 +204,10 @@ pub(super) fn pick(
 }
 
 /// [`pick`] without the choices: where the rows of each of this rank's experts begin, if member `m` has `counts[m][e]` rows for
-/// expert `e`, all of them tokens but for the last member's.
+/// expert `e`, all of them tokens but for the last member's. All members are one block.
 pub(super) fn picked_starts(members: &Members, counts: &[Vec<usize>], multiple: usize) -> Grouped<Starts> {
     let own = members.own();
+    debug_assert_eq!(members.together, members.count(), "a place is counted over all members");
     let of_expert = |expert: usize| counts.iter().map(|from| from[expert]).sum();
     let filled = filled(own.clone().map(of_expert), multiple);
     let mut rows = vec![None; members.experts];
@@ -193,6 +219,8 @@ pub(super) fn picked_starts(members: &Members, counts: &[Vec<usize>], multiple: 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const WHOLE: [usize; 2] = [0, 1];
 
     fn choice(experts: &[&[usize]]) -> Choice {
         let mut choice = Choice::none(experts.len(), 2);
@@ -209,7 +237,7 @@ mod tests {
             choice(&[&[1, 2], &[0, 3]]),
         ];
         let counts = choices.iter().map(|choice| counts(choice, 4, None)).collect();
-        (choices, counts, |rank| Members { etp: 2, ep: 2, experts: 4, rank })
+        (choices, counts, |rank| Members { etp: 2, ep: 2, experts: 4, rank, together: 4, piece: WHOLE })
     }
 
     /// What a member sends.
@@ -236,8 +264,8 @@ mod tests {
     #[test]
     fn both_dispatchers_give_an_expert_the_same_rows_in_the_same_order() {
         let (choices, counts, members) = four();
-        for rank in 0..4 {
-            let members = members(rank);
+        for (rank, together) in (0..4).flat_map(|rank| [4, 2, 1].map(|together| (rank, together))) {
+            let members = Members { together, ..members(rank) };
             let sent: Vec<_> =
                 (0..4).map(|from| sending(&Members { rank: from, ..members }, &choices[from], &counts)).collect();
             let received: Vec<Copy> = (0..4)
@@ -255,7 +283,19 @@ mod tests {
             let all: Vec<_> = choices.iter().map(|choice| (choice.clone(), None)).collect();
             let picked = pick(&members, &all, 2, 4);
             assert_eq!((rows, &sorted.counts), (picked.rows, &picked.counts), "rank {rank}");
+            assert_eq!(sorted.counts.len(), 2 * 4 / together);
         }
+    }
+
+    #[test]
+    fn rows_of_a_block_are_filled_up_by_themselves() {
+        let (_, counts, members) = four();
+        let members = Members { together: 2, ..members(2) };
+        let sorted = sort(&members, &counts, &splits(&members, &counts), 4);
+        // Expert 2 has two tokens of the first two members and one of the others, expert 3 one of each.
+        assert_eq!(sorted.counts, [4, 4, 4, 4]);
+        let ends: Vec<usize> = sorted.rows.iter().filter(|run| run.len > 0).map(|run| run.to).collect();
+        assert_eq!(ends, [0, 1, 4, 8, 12]);
     }
 
     /// The rows of a choice that begin where `starts` says.
@@ -285,8 +325,30 @@ mod tests {
     }
 
     #[test]
+    fn pieces_have_each_row_once_and_their_starts_say_where() {
+        let (choices, counts, members) = four();
+        for rank in 0..4 {
+            let (choice, own) = (&choices[rank], &counts[rank]);
+            let pieces: Vec<Members> = members(rank).pieces(2).collect();
+            let sent = |members: &Members| sending(members, choice, &counts);
+            let rows: Vec<Copy> = pieces.iter().flat_map(|members| sent(members).0).collect();
+            let starts = in_turn(pieces.iter().map(|members| sent_starts(members, own, &sent(members).1)));
+            assert_eq!(placed(choice, &starts), rows, "{rank}");
+            let sorted = |rows: Vec<Copy>| {
+                let mut rows: Vec<(usize, usize)> = rows.into_iter().flatten().collect();
+                rows.sort_unstable();
+                rows
+            };
+            assert_eq!(sorted(rows), sorted(sent(&members(rank)).0), "{rank}");
+            let of_pieces: Vec<Range<usize>> = pieces.iter().map(Members::own).collect();
+            let whole = members(rank).own();
+            assert_eq!(of_pieces, [whole.start..whole.start + 1, whole.start + 1..whole.end], "{rank}");
+        }
+    }
+
+    #[test]
     fn experts_are_filled_up_to_their_room() {
-        let members = Members { etp: 1, ep: 1, experts: 2, rank: 0 };
+        let members = Members { etp: 1, ep: 1, experts: 2, rank: 0, together: 1, piece: WHOLE };
         let choice = choice(&[&[1]]);
         assert_eq!(counts(&choice, 2, Some(2)), [2, 2]);
         let picked = pick(&members, &[(choice, Some(2))], 1, 1);
@@ -295,7 +357,7 @@ mod tests {
 
     #[test]
     fn there_is_always_a_row() {
-        let members = Members { etp: 1, ep: 1, experts: 2, rank: 0 };
+        let members = Members { etp: 1, ep: 1, experts: 2, rank: 0, together: 1, piece: WHOLE };
         let picked = pick(&members, &[(choice(&[&[]]), None)], 1, 3);
         assert_eq!(picked, Grouped { rows: vec![None; 3], counts: vec![3, 0] });
     }

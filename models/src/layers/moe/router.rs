@@ -1,15 +1,17 @@
 //! The router: logits, the choice of experts, their probabilities, auxiliary losses, counts.
 
 use backend_dist::ops::moe::{inject, router_logits, row_multiple};
+use backend_dist::ops::{log_sum_exp, shares, softmax, sum};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
-use burn::tensor::activation::{log_softmax, sigmoid, softmax};
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{Bool, DType, FloatDType, Tensor, TensorData};
 
 use super::balance::{self, Shares};
 use super::capacity::{drop_tokens, room};
 use super::config::{Capacity, Dispatcher, DropPolicy, MoeConfig, RouterConfig, RouterPlace, Scores};
 use super::decide::{self, Choices, Counts, Tokens, host};
+use super::forced::Forced;
 use super::routing_replay::{self, Purpose, Routed};
 use super::select::Choice;
 use super::stats;
@@ -28,6 +30,8 @@ pub(super) struct Router {
     capacity: Option<Capacity>,
     #[module(skip)]
     shares: Shares,
+    #[module(skip)]
+    forced: Option<Forced>,
     #[module(skip)]
     layer: usize,
     #[module(skip)]
@@ -62,6 +66,7 @@ impl Router {
         };
         let layer = params.unit().layer().expect("a router is in a layer");
         let shares = Shares::new(params);
+        let forced = params.experts().forced.then(|| Forced::new(name, params.experts().group.rank()));
         let (fp32, is_f64) = (params.has_fp32_norms(), params.dtype() == FloatDType::F64);
         let on_device = match router.place {
             RouterPlace::Host => false,
@@ -69,7 +74,7 @@ impl Router {
             RouterPlace::Device => !(fp32 && is_f64),
         };
         let on_device = on_device && is_counted(config, params.experts().group.size());
-        Ok(Self { weight, expert_bias, config: router, capacity, shares, layer, fp32, on_device })
+        Ok(Self { weight, expert_bias, config: router, capacity, shares, forced, layer, fp32, on_device })
     }
 
     /// Whether experts are chosen on the device.
@@ -87,6 +92,10 @@ impl Router {
         meanwhile: impl FnOnce() -> T,
     ) -> (Routing, T) {
         let logits = router_logits(x, self.weight.val());
+        let logits = match &self.forced {
+            Some(forced) => forced.replace(logits),
+            None => logits,
+        };
         let scores = self.compared(&logits);
         let auxiliary = batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0);
         let balance = self.config.balance.map(|balance| balance.over).filter(|_| auxiliary);
@@ -130,9 +139,8 @@ impl Router {
     fn replayed(&self, purpose: Purpose, choice: Choice, tokens: Tokens, batch: &MicroBatch) -> Choice {
         let Some(replay) = routing_replay::current() else { return choice };
         let key = batch.dropout.unwrap_or(DropoutKey { seed: 0, first_sample: 0 });
-        let places = self.shares.places(choice.tokens(), tokens, batch);
         let (layer, step) = (self.layer, key.seed);
-        let row = |place| {
+        let row = move |place| {
             (0..tokens.samples).map(move |sample| Routed {
                 layer,
                 purpose,
@@ -141,7 +149,7 @@ impl Router {
                 place,
             })
         };
-        replay.of(choice, places.into_iter().flat_map(row))
+        replay.of(choice, tokens.places(batch).flat_map(row))
     }
 
     /// What experts are compared by, without a graph: a softmax changes no order but that of sums over groups.
@@ -149,7 +157,7 @@ impl Router {
         let logits = logits.clone().without_autodiff();
         match self.config.scores {
             Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits),
-            Scores::SoftmaxBeforeTopK | Scores::NormalisedSoftmax if self.config.groups.is_some() => softmax(logits, 1),
+            Scores::SoftmaxBeforeTopK | Scores::NormalisedSoftmax if self.config.groups.is_some() => softmax(logits),
             _ => logits,
         }
     }
@@ -165,14 +173,9 @@ impl Router {
         let (config, [tokens, experts], device) = (self.config, logits.dims(), logits.device());
         let probs = match config.scores {
             // The share of the chosen experts brought to one is a softmax over them.
-            Scores::SoftmaxAfterTopK | Scores::NormalisedSoftmax => {
-                softmax(logits.clone().mask_fill(others(), LEAST), 1)
-            }
-            Scores::SoftmaxBeforeTopK => softmax(logits.clone(), 1),
-            Scores::Sigmoid if config.top_k > 1 => {
-                let scores = sigmoid(logits.clone()).mask_fill(others(), 0.0);
-                scores.clone() / (scores.sum_dim(1) + TINY)
-            }
+            Scores::SoftmaxAfterTopK | Scores::NormalisedSoftmax => softmax(logits.clone().mask_fill(others(), LEAST)),
+            Scores::SoftmaxBeforeTopK => softmax(logits.clone()),
+            Scores::Sigmoid if config.top_k > 1 => shares(sigmoid(logits.clone()).mask_fill(others(), 0.0), TINY),
             Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits.clone()),
         };
         let is_softmax = !matches!(config.scores, Scores::Sigmoid | Scores::PlainSigmoid);
@@ -203,11 +206,8 @@ impl Router {
         let logits = logits.clone().slice([0..tokens.valid, 0..experts]);
         let balance = weights.zip(self.config.balance).map(|(weights, kind)| {
             let scores = match self.config.scores {
-                Scores::Sigmoid | Scores::PlainSigmoid => {
-                    let scores = sigmoid(logits.clone());
-                    scores.clone() / (scores.sum_dim(1) + TINY)
-                }
-                _ => softmax(logits.clone(), 1),
+                Scores::Sigmoid | Scores::PlainSigmoid => shares(sigmoid(logits.clone()), TINY),
+                _ => softmax(logits.clone()),
             };
             let loss = balance::loss(scores, weights);
             self.record(stats::Auxiliary::LoadBalancing, &loss);
@@ -228,8 +228,8 @@ impl Router {
     fn count(&self, logits: &Tensor<2>, routed: &[usize], rows: usize, dropped: usize) {
         let entropy = (rows > 0).then(|| {
             let logits = logits.clone().without_autodiff().slice([0..rows, 0..routed.len()]);
-            let logs = log_softmax(logits, 1);
-            -(logs.clone().exp() * logs).sum()
+            let logs = logits.clone() - log_sum_exp(logits);
+            -sum(logs.clone().exp() * logs)
         });
         stats::record(self.layer, |layer| {
             layer.routed(routed, rows);

@@ -1,6 +1,6 @@
 //! An MLP beside the experts that all tokens use, cut over the tensor parallel ranks as any MLP.
 
-use backend_dist::ops::linear;
+use backend_dist::ops::{expand_dim, linear};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn::tensor::activation::sigmoid;
@@ -48,7 +48,10 @@ impl Shared {
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let y = self.mlp.of_normed(x.clone());
         match &self.gate {
-            Some(gate) => y * sigmoid(linear(x, gate.val())),
+            Some(gate) => {
+                let hidden = y.dims()[2];
+                y * expand_dim(sigmoid(linear(x, gate.val())), 2, hidden)
+            }
             None => y,
         }
     }

@@ -2,7 +2,8 @@
 
 mod plain;
 
-use backend_dist::launch::Rank;
+use backend_dist::launch::{Rank, launch};
+use backend_dist::mesh::Mesh;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor, TensorData};
 use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, MicroBatch, ParamBuilder};
@@ -58,6 +59,18 @@ fn latent_attention_with_a_cache() {
 fn initial_weights_do_not_depend_on_the_layout() {
     let expected = initial_weights::<DeepSeekV3>(&dense(), "TP1", 7);
     assert!(initial_weights::<DeepSeekV3>(&dense(), "TP4 SP", 7) == expected);
+}
+
+/// Whoever builds a model without asking the layout first is told as well.
+#[test]
+fn experts_that_the_ranks_cannot_divide_are_refused() {
+    let mesh = Mesh::new("DP3 EP3".parse().unwrap()).unwrap();
+    let built = launch(&mesh, &[Device::flex()], |rank| {
+        let params = ParamBuilder::new(&rank, FloatDType::F64, 0);
+        Ok(DeepSeekV3::build(&DeepSeekV3Config::tiny(), params).err().map(|error| error.to_string()))
+    });
+    let refused = "expert-parallel 3 does not divide the model's experts (8); nearest legal: 1";
+    assert_eq!(built.unwrap(), vec![Some(refused.to_string()); 3]);
 }
 
 /// The modules' losses have the weight 0.3 / 2 each.

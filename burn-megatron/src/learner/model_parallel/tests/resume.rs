@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::*;
 use crate::checkpoint::{Checkpoint, SaverOptions};
 use crate::data::Sample;
+use crate::optim::LossScalerConfig;
 
 type Weights = BTreeMap<String, HostTensor>;
 
@@ -220,4 +221,39 @@ fn other_data_another_model_and_a_missing_checkpoint_are_refused() {
     let run = run_of("TP1", FloatDType::F32, other.path(), None);
     let error = refuse(run.resume(Resume::From(other.path().join("nothing"))));
     assert!(error.contains("nothing"), "{error}");
+}
+
+/// THUDM/slime issue 1761: a run that went on had another learning rate than the one that was stopped. Steps that an overflow
+/// has skipped do not count, each with the rows that it had, however many a step has now.
+#[test]
+fn slime_1761_the_learning_rate_goes_on_with_batches_of_another_size() {
+    let lr = LrConfig { warmup: Span::Samples(8), decay: Span::Samples(400), ..engine().lr };
+    let run = |folder: &Path, global_batch: usize, steps: usize| {
+        let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
+        let loss_scale = LossScalerConfig { initial_scale: 65536.0, ..LossScalerConfig::default() };
+        let engine = EngineConfig { lr: lr.clone(), loss_scale, global_batch, ..engine() };
+        let (mesh, data) = (Mesh::new("DP2".parse().unwrap()).unwrap(), (data(900, 1), super::data(200, 2)));
+        let build = move |rank: &Rank, part| {
+            Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F16, 7).with_part(part))?)
+        };
+        let (root, saver) = (folder.join("checkpoints"), SaverOptions::default());
+        Pretraining::new(mesh, engine, steps, data, LlamaConfig::tiny().dims(), build)
+            .evaluate(20, 1)
+            .directory(folder.join("run"))
+            .checkpoints(CheckpointOptions { root, every: None, saver })
+    };
+    let folder = tempfile::tempdir().unwrap();
+    finish(run(folder.path(), 8, 8), folder.path());
+    let from = folder.path().join("checkpoints");
+    let state = Checkpoint::open(&from).unwrap().state().clone();
+    let skipped = state.step - state.updates;
+    assert!(skipped > 1 && state.updates > 0, "{} steps, {} updates", state.step, state.updates);
+    for global_batch in [4, 8, 64] {
+        let folder = tempfile::tempdir().unwrap();
+        let resumed = run(folder.path(), global_batch, 9).resume(Resume::From(from.clone()));
+        let (_, log) = finish(resumed, folder.path());
+        let first = log.iter().find(|line| line["kind"] == "train").unwrap()["lr"].as_f64();
+        let expected = lr.schedule(global_batch).unwrap().at(state.consumed_samples - 8 * skipped);
+        assert!((first.unwrap() - expected).abs() < 1e-12, "{global_batch} rows: {first:?} instead of {expected}");
+    }
 }

@@ -1,0 +1,260 @@
+//! The FP8 side of one of the layers of a mixture's experts, and its products.
+//!
+//! An operand's scale is that of one expert, as in Transformer Engine's `GroupedLinear`, and of the tokens of one micro-batch
+//! of one replica: where tokens of several replicas meet at an expert, each replica's are a group of rows with a scale of its
+//! own. So a number does not depend on what else a call computes, and every layout casts what one device would. What is
+//! exchanged are the magnitudes of parts: ranks that share an expert's features, and, where a tensor parallel group's tokens
+//! go to several ranks that hold the same experts, all ranks of that group.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use burn::backend::{
+    DType, TensorMetadata,
+    autodiff::{NodeId, grads::Gradients},
+    tensor::FloatTensor,
+};
+use burn::tensor::{Shape, Tensor};
+
+use super::delayed::{self, Operand, Slots};
+use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups};
+use super::kernels::{Precision, Scales, Sides};
+use super::linear::Purpose;
+use super::recipe::{Fp8Recipe, Number};
+use super::weights::{self, Cached};
+use crate::comm::{Group, ReduceOp};
+use crate::exchange::Exchange;
+use crate::ops::kernels::LocalKernels;
+use crate::ops::main_grads::place;
+use crate::ops::weight_grads::run_or_defer;
+
+/// How the features of an expert's layer are cut over the ranks that share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertCut {
+    /// The outputs: of the first layer.
+    Outputs,
+    /// The inputs: of the second layer.
+    Inputs,
+}
+
+/// The ranks of a layer of experts.
+#[derive(Clone, Debug)]
+pub struct ExpertRanks {
+    /// Experts of the layer.
+    pub experts: usize,
+    /// Those that this rank holds, or parts of them.
+    pub own: Range<usize>,
+    /// The ranks that share each of them.
+    pub parts: Group,
+    /// The ranks that have the tokens of a micro-batch between them, if these go to several ranks that hold the same parts.
+    pub tokens: Option<Group>,
+}
+
+/// The FP8 side of a layer of a rank's experts. Clones are the same layer.
+#[derive(Clone)]
+pub struct Fp8Experts {
+    recipe: Fp8Recipe,
+    cut: ExpertCut,
+    ranks: ExpertRanks,
+    /// A [`QuantizedExperts`] of the backend.
+    weight: Cached,
+    /// Of delayed scaling.
+    slots: Option<Arc<Mutex<Slots>>>,
+}
+
+#[derive(Clone)]
+struct QuantizedExperts<B: LocalKernels> {
+    scales: Scales<B>,
+    matrices: QuantizedGroups<B>,
+}
+
+impl fmt::Debug for Fp8Experts {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let mut shown = f.debug_struct("Fp8Experts");
+        shown.field("recipe", &self.recipe).field("cut", &self.cut).field("ranks", &self.ranks).finish_non_exhaustive()
+    }
+}
+
+impl Fp8Experts {
+    /// A layer whose histories of delayed scaling go by `name` and the number of the expert;
+    /// [`DelayedScaling`](super::DelayedScaling) moves them on.
+    pub fn new(name: &str, recipe: Fp8Recipe, cut: ExpertCut, ranks: ExpertRanks) -> Self {
+        let slots = delayed::slots(name, recipe, Some(ranks.experts));
+        Self { recipe, cut, ranks, weight: Cached::default(), slots }
+    }
+
+    /// Number of experts that this rank holds.
+    pub fn count(&self) -> usize {
+        self.ranks.own.len()
+    }
+
+    /// Scales for the groups of `x`, as many for each expert. With `note` their magnitudes go into the histories.
+    fn scales<B: Fp8GroupKernels>(
+        &self,
+        x: FloatTensor<B>,
+        counts: &[usize],
+        operand: Operand,
+        note: bool,
+    ) -> Scales<B> {
+        let number = match operand {
+            Operand::Input | Operand::Weight => self.recipe.forward(),
+            Operand::Gradient => self.recipe.backward(),
+        };
+        let amax = self.over_ranks::<B>(B::fp8_groups_amax(x, counts), operand);
+        let Some(slots) = &self.slots else { return B::fp8_scales(amax, number, self.recipe.margin) };
+        let each = counts.len() / self.count();
+        if note {
+            let of_experts = B::fp8_tensor(amax.clone()).reshape([self.count(), each]).max_dim(1);
+            delayed::note(slots, operand, self.among_all(of_experts.reshape([self.count()])));
+        }
+        let own = B::fp8_scales(amax, number, self.recipe.margin);
+        let Some([scale, inverse]) = delayed::scales(slots, operand) else { return own };
+        let of_groups = |known: Tensor<1>| {
+            let known = known.narrow(0, self.ranks.own.start, self.count());
+            known.reshape([self.count(), 1]).repeat_dim(1, each).reshape([counts.len()])
+        };
+        let (scale, inverse) = (of_groups(scale), of_groups(inverse));
+        let is_known = scale.clone().greater_elem(0.0);
+        let choose = |own, known| B::fp8_primitive(B::fp8_tensor(own).mask_where(is_known.clone(), known));
+        Scales { scale: choose(own.scale, scale), inverse: choose(own.inverse, inverse) }
+    }
+
+    /// The largest magnitudes of groups of which several ranks have parts.
+    fn over_ranks<B: Fp8GroupKernels>(&self, amax: FloatTensor<B>, operand: Operand) -> FloatTensor<B> {
+        let max = |amax, group: &Group| B::exchange(amax, Exchange::AllReduce(ReduceOp::Max), None, group.clone());
+        if let Some(tokens) = &self.ranks.tokens {
+            let all = max(B::fp8_primitive(self.among_all(B::fp8_tensor(amax))), tokens);
+            return B::fp8_primitive(B::fp8_tensor(all).narrow(0, self.ranks.own.start, self.count()));
+        }
+        let is_whole = match self.cut {
+            ExpertCut::Outputs => operand == Operand::Input,
+            ExpertCut::Inputs => operand == Operand::Gradient,
+        };
+        if is_whole || self.ranks.parts.size() == 1 { amax } else { max(amax, &self.ranks.parts) }
+    }
+
+    /// Numbers of this rank's experts among those of all, `[experts]`, zero elsewhere.
+    fn among_all(&self, own: Tensor<1>) -> Tensor<1> {
+        let ExpertRanks { experts, own: range, .. } = &self.ranks;
+        let options = (&own.device(), own.dtype());
+        let zeros = |count: usize| (count > 0).then(|| Tensor::zeros([count], options));
+        let parts = [zeros(range.start), Some(own), zeros(experts - range.end)];
+        Tensor::cat(parts.into_iter().flatten().collect(), 0)
+    }
+
+    /// The experts' matrices `w [experts · out, in]` with rows at least, with both forms if they are kept.
+    fn weight<B: Fp8GroupKernels>(&self, w: FloatTensor<B>) -> QuantizedExperts<B> {
+        if let Some(found) = self.weight.get() {
+            return found;
+        }
+        let counts = self.rows(&w.shape());
+        let scales = self.scales::<B>(w.clone(), &counts, Operand::Weight, true);
+        let sides = Sides { by_rows: true, by_columns: weights::are_kept() };
+        let matrices = B::fp8_groups_cast(w, &scales, self.recipe.forward(), &counts, sides);
+        let found = QuantizedExperts { scales, matrices };
+        self.weight.set(&found);
+        found
+    }
+
+    /// The transposes of the experts' matrices, with the scales of the forward pass.
+    fn weight_columns<B: Fp8GroupKernels>(&self, w: FloatTensor<B>, scales: &Scales<B>) -> Groups<B> {
+        let cached = self.weight.get::<QuantizedExperts<B>>().and_then(|kept| kept.matrices.by_columns);
+        let counts = self.rows(&w.shape());
+        cached.unwrap_or_else(|| cast_columns::<B>(w, scales, self.recipe.forward(), &counts))
+    }
+
+    /// Rows of each expert's matrix.
+    fn rows(&self, w: &Shape) -> Arc<[usize]> {
+        vec![w[0] / self.count(); self.count()].into()
+    }
+}
+
+fn cast_columns<B: Fp8GroupKernels>(
+    x: FloatTensor<B>,
+    scales: &Scales<B>,
+    number: Number,
+    counts: &Arc<[usize]>,
+) -> Groups<B> {
+    let sides = Sides { by_rows: false, by_columns: true };
+    B::fp8_groups_cast(x, scales, number, counts, sides).by_columns.expect("columns were asked for")
+}
+
+/// What the products of experts keep for their backward pass.
+#[derive(Clone, Debug)]
+pub(super) struct Kept<B: LocalKernels> {
+    /// The quantised input's transposes, unless it is made again or the weight wants no gradient.
+    input: Option<Groups<B>>,
+    input_scales: Scales<B>,
+    weight_scales: Scales<B>,
+}
+
+/// `x_g · w_eᵀ` for the groups `counts` of the rows of `x [rows, in]`, as many for each expert.
+pub(super) fn forward<B: Fp8GroupKernels>(
+    layer: &Fp8Experts,
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    counts: &Arc<[usize]>,
+    purpose: Purpose,
+) -> (FloatTensor<B>, Kept<B>) {
+    let (training, keep) = (purpose != Purpose::Evaluate, purpose == Purpose::Train { keep: true });
+    let dtype = x.dtype();
+    let weight = layer.weight::<B>(w);
+    let input_scales = layer.scales::<B>(x.clone(), counts, Operand::Input, training);
+    let sides = Sides { by_rows: true, by_columns: keep };
+    let QuantizedGroups { by_rows, by_columns } =
+        B::fp8_groups_cast(x, &input_scales, layer.recipe.forward(), counts, sides);
+    let (x, w) = (by_rows.expect("rows were asked for"), weight.matrices.by_rows.expect("a weight is kept in rows"));
+    let y = B::fp8_groups_product(&x, &w, dtype, Precision::Fast);
+    (y, Kept { input: by_columns, input_scales, weight_scales: weight.scales })
+}
+
+/// Experts' matrices that want a gradient.
+pub(super) struct Weight<B: LocalKernels> {
+    pub id: NodeId,
+    /// Nothing waits for the gradient: a zero-bubble schedule may put it off.
+    pub is_leaf: bool,
+    /// The layer's input, where the forward pass did not keep it quantised.
+    pub input: Option<FloatTensor<B>>,
+}
+
+/// Brings the gradient of `weight` to its place, now or later, and gives the gradient of the input if the matrices `w` are
+/// given.
+pub(super) fn backward<B: Fp8GroupKernels>(
+    layer: &Fp8Experts,
+    kept: Kept<B>,
+    grad: FloatTensor<B>,
+    w: Option<FloatTensor<B>>,
+    weight: Option<Weight<B>>,
+    counts: &Arc<[usize]>,
+    grads: &mut Gradients,
+) -> Option<FloatTensor<B>> {
+    let (dtype, number, experts) = (grad.dtype(), layer.recipe.backward(), layer.count());
+    let scales = layer.scales::<B>(grad.clone(), counts, Operand::Gradient, true);
+    let sides = Sides { by_rows: w.is_some(), by_columns: weight.is_some() };
+    let QuantizedGroups { by_rows, by_columns } = B::fp8_groups_cast(grad, &scales, number, counts, sides);
+    if let Some(Weight { id, is_leaf, input }) = weight {
+        let grad = by_columns.expect("columns were asked for");
+        let again = |x| cast_columns::<B>(x, &kept.input_scales, layer.recipe.forward(), counts);
+        let x = kept.input.or_else(|| input.map(again)).expect("the input is kept or made again");
+        let job = move |grads: &mut Gradients| deliver::<B>(grads, id, &grad, &x, experts, dtype);
+        if is_leaf { run_or_defer(grads, job) } else { job(grads) }
+    }
+    let w = layer.weight_columns::<B>(w?, &kept.weight_scales);
+    Some(B::fp8_groups_product(&by_rows.expect("rows were asked for"), &w, dtype, Precision::Full))
+}
+
+/// Brings the gradients of all experts' matrices to the place of the leaf or inner node `id`.
+fn deliver<B: Fp8GroupKernels>(
+    grads: &mut Gradients,
+    id: NodeId,
+    grad: &Groups<B>,
+    x: &Groups<B>,
+    experts: usize,
+    dtype: DType,
+) {
+    match place::<B>(id) {
+        Some((sum, add)) => B::fp8_groups_accumulate(grad, x, experts, &sum, add),
+        None => grads.register::<B>(id, B::fp8_groups_weight_grad(grad, x, experts, dtype)),
+    }
+}

@@ -1,0 +1,154 @@
+//! Hugging Face's `config.json`: what it says, what is written, what is refused.
+
+use models::layers::RopeScaling;
+use models::{FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig};
+use serde_json::{Value, json};
+
+use crate::{GPT2, LLAMA2, LLAMA3, MISTRAL, MIXTRAL, QWEN3, QWEN3_MOE, parse};
+
+fn llama(text: &str) -> LlamaConfig {
+    match FamilyConfig::from_hf(&parse(text)).unwrap() {
+        FamilyConfig::Llama(config) => config,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_config_json_says() {
+    let llama3 = llama(LLAMA3);
+    assert_eq!((llama3.num_key_value_heads, llama3.head_dim, llama3.rope_theta), (4, 4, 500_000.0));
+    let Some(RopeScaling::Llama3(scaling)) = llama3.rope_scaling else { panic!("{:?}", llama3.rope_scaling) };
+    assert_eq!(scaling.original_max_position_embeddings, 64);
+    assert_eq!(llama3.max_position_embeddings, 128);
+    let mistral = llama(MISTRAL);
+    assert_eq!((mistral.variant, mistral.sliding_window), (LlamaVariant::Mistral, Some(16)));
+    let qwen3 = llama(QWEN3);
+    assert_eq!((qwen3.variant, qwen3.head_dim, qwen3.sliding_window), (LlamaVariant::Qwen3, 8, None));
+    let mixtral = MixtralConfig::from_hf(&parse(MIXTRAL), MixtralVariant::Mixtral).unwrap();
+    assert_eq!((mixtral.num_experts, mixtral.num_experts_per_tok, mixtral.expert_size()), (8, 2, 48));
+    assert_eq!((mixtral.head_dim, mixtral.rope_theta), (4, 1_000_000.0));
+    let qwen3_moe = MixtralConfig::from_hf(&parse(QWEN3_MOE), MixtralVariant::Qwen3Moe).unwrap();
+    assert_eq!((qwen3_moe.num_experts, qwen3_moe.expert_size(), qwen3_moe.head_dim), (8, 24, 8));
+    assert!(qwen3_moe.norm_topk_prob && qwen3_moe.dense_layers().is_empty());
+    let gpt = GptConfig::from_hf(&parse(GPT2)).unwrap();
+    assert_eq!((gpt.intermediate_size, gpt.max_position_embeddings, gpt.tie_word_embeddings), (128, 128, true));
+}
+
+/// A configuration that was read is written again as it was, key by key; one that was made here says the same when it
+/// is read.
+#[test]
+fn config_json_round_trip() {
+    for text in [LLAMA2, LLAMA3, MISTRAL, QWEN3, MIXTRAL, QWEN3_MOE, GPT2] {
+        let original = parse(text);
+        let config = FamilyConfig::from_hf(&original).unwrap();
+        assert_eq!(config.to_hf_like(&original).unwrap(), original);
+        assert_eq!(FamilyConfig::from_hf(&config.to_hf().unwrap()).unwrap(), config);
+        assert_eq!(serde_json::from_value::<FamilyConfig>(serde_json::to_value(&config).unwrap()).unwrap(), config);
+    }
+    let tied = LlamaConfig { tie_word_embeddings: true, rope_scaling: None, attention_bias: true, ..llama(LLAMA3) };
+    let written = FamilyConfig::Llama(tied.clone()).to_hf_like(&parse(LLAMA3)).unwrap();
+    assert_eq!(FamilyConfig::from_hf(&written).unwrap(), FamilyConfig::Llama(tied));
+    assert_eq!((&written["bos_token_id"], &written["attention_bias"]), (&json!(1), &json!(true)));
+}
+
+/// transformers 4 wrote `rope_theta` and `rope_scaling` at the top level.
+#[test]
+fn older_rope_keys() {
+    let mut config = parse(LLAMA3);
+    let object = config.as_object_mut().unwrap();
+    let mut rope = object.remove("rope_parameters").unwrap();
+    object.insert("rope_theta".into(), rope.as_object_mut().unwrap().remove("rope_theta").unwrap());
+    object.insert("rope_scaling".into(), rope);
+    assert_eq!(FamilyConfig::from_hf(&config).unwrap(), FamilyConfig::Llama(llama(LLAMA3)));
+}
+
+/// YaRN in any family that rotates, with transformers' defaults and without them.
+#[test]
+fn yarn_is_read_and_written() {
+    let keys = [
+        json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
+        json!({"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64,
+            "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.5, "truncate": false}),
+    ];
+    for (base, rope) in [LLAMA2, QWEN3, MIXTRAL].into_iter().flat_map(|base| keys.iter().map(move |rope| (base, rope)))
+    {
+        let mut original = parse(base);
+        original["rope_parameters"] = rope.clone();
+        let config = FamilyConfig::from_hf(&original).unwrap();
+        let written = config.to_hf().unwrap();
+        assert_eq!(
+            (&written["rope_parameters"]["rope_type"], &written["rope_parameters"]["factor"]),
+            (&json!("yarn"), &json!(4.0))
+        );
+        assert_eq!(FamilyConfig::from_hf(&written).unwrap(), config);
+        assert_eq!(serde_json::from_value::<FamilyConfig>(serde_json::to_value(&config).unwrap()).unwrap(), config);
+    }
+}
+
+/// The message for a file in which one key was changed.
+fn refuse(base: &str, key: &str, value: Value) -> String {
+    let mut config = parse(base);
+    config[key] = value;
+    FamilyConfig::from_hf(&config).unwrap_err().to_string()
+}
+
+#[test]
+fn what_the_models_lack_is_refused() {
+    assert_eq!(
+        refuse(GPT2, "scale_attn_weights", json!(false)),
+        "config.json: `scale_attn_weights` is false, which this model does not have; nearest legal: true"
+    );
+    assert!(refuse(LLAMA3, "hidden_act", json!("gelu")).contains("nearest legal: silu"));
+    assert!(refuse(LLAMA3, "rope_parameters", json!({"rope_type": "linear"})).contains("`rope_type` is linear"));
+    let yarn = json!({"rope_type": "yarn", "original_max_position_embeddings": 64});
+    assert_eq!(refuse(LLAMA3, "rope_parameters", yarn), "config.json: `factor` is missing");
+    assert!(refuse(LLAMA3, "rope_scaling", json!({"rope_type": "default"})).contains("`rope_scaling` is given twice"));
+    assert!(refuse(QWEN3, "use_sliding_window", json!(true)).contains("`use_sliding_window` is true"));
+    assert!(refuse(QWEN3, "layer_types", json!(["sliding_attention"])).contains("nearest legal: 4 x full_attention"));
+    assert!(refuse(MIXTRAL, "sliding_window", json!(4096)).contains("`sliding_window` is 4096, which"));
+    assert!(refuse(MIXTRAL, "router_jitter_noise", json!(0.1)).contains("nearest legal: 0"));
+    assert!(refuse(QWEN3_MOE, "num_experts", json!(4)).contains("`num_experts` is given twice"));
+    assert!(refuse(QWEN3_MOE, "mlp_only_layers", json!([-1])).contains("`mlp_only_layers` is [-1], not a list"));
+    assert!(refuse(LLAMA2, "pretraining_tp", json!(2)).contains("`pretraining_tp` is 2"));
+    assert_eq!(refuse(LLAMA3, "vocab_size", json!(-1)), "config.json: `vocab_size` is -1, not a positive integer");
+    assert_eq!(refuse(LLAMA3, "hidden_size", Value::Null), "config.json: `hidden_size` is missing");
+}
+
+#[test]
+fn a_key_that_nobody_knows_is_refused() {
+    let message = refuse(LLAMA3, "logit_softcap", json!(30.0));
+    assert!(message.starts_with("config.json: `logit_softcap` is not a key that this model knows"), "{message}");
+    assert!(message.contains("rms_norm_eps") && message.contains("use_cache"), "{message}");
+    assert!(refuse(LLAMA3, "sliding_window", json!(16)).contains("`sliding_window` is not a key"));
+    assert!(refuse(MIXTRAL, "norm_topk_prob", json!(true)).contains("`norm_topk_prob` is not a key"));
+    let rope = json!({"rope_type": "default", "rope_theta": 1e4, "beta_fast": 32});
+    assert!(refuse(QWEN3, "rope_parameters", rope).contains("`beta_fast` is not a key"));
+    // transformers gives a Mistral without this key a window of 4096.
+    let mut config = parse(MISTRAL);
+    config.as_object_mut().unwrap().remove("sliding_window");
+    assert_eq!(FamilyConfig::from_hf(&config).unwrap_err().to_string(), "config.json: `sliding_window` is missing");
+}
+
+#[test]
+fn an_architecture_that_is_not_here_is_refused() {
+    let message = refuse(LLAMA3, "model_type", json!("mamba"));
+    assert_eq!(
+        message,
+        "config.json: there is no model for `model_type` mamba; supported: llama (LlamaForCausalLM), \
+         mistral (MistralForCausalLM), qwen3 (Qwen3ForCausalLM), mixtral (MixtralForCausalLM), \
+         qwen3_moe (Qwen3MoeForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM)"
+    );
+    let message = refuse(LLAMA3, "architectures", json!(["LlamaForSequenceClassification"]));
+    assert!(message.contains("`architectures` LlamaForSequenceClassification; supported: llama"), "{message}");
+}
+
+#[test]
+fn attention_dropout_is_read_and_written() {
+    for (base, key) in [(GPT2, "attn_pdrop"), (LLAMA3, "attention_dropout"), (MISTRAL, "attention_dropout")] {
+        let mut original = parse(base);
+        original[key] = json!(0.1);
+        let config = FamilyConfig::from_hf(&original).unwrap();
+        assert_eq!(config.to_hf().unwrap()[key], json!(0.1));
+        assert_eq!(config.check(), Ok(()));
+    }
+}
