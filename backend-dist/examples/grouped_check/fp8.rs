@@ -38,9 +38,9 @@ pub fn check(device: &Device) -> usize {
                     found.iter().zip(&expected).map(|(found, expected)| error(found, expected)).collect();
                 let good = errors.iter().all(|error| *error <= LIMIT);
                 let verdict = if good { "ok" } else { "BAD" };
-                println!(
-                    "FP8 {dtype:?} {format:?} sums {sums} {counts:?} · {features} · {inner}: {errors:.1e?} {verdict}"
-                );
+                let errors: Vec<String> = errors.iter().map(|error| format!("{error:.1e}")).collect();
+                let errors = errors.join(" ");
+                println!("FP8 {dtype:?} {format:?} sums {sums} {counts:?} · {features} · {inner}: {errors} {verdict}");
                 bad += usize::from(!good);
             }
         }

@@ -250,6 +250,12 @@ pub fn find(path: &str) -> Option<&'static Key> {
     KEYS.iter().find(named)
 }
 
+/// The key that is called so in any section; its own name before other spellings.
+pub fn find_anywhere(name: &str) -> Option<&'static Key> {
+    let own = KEYS.iter().find(|key| key.name() == name);
+    own.or_else(|| KEYS.iter().find(|key| key.aliases.contains(&name)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, column_sum, cross_entropy, dropout, experts, flat, gelu, latent, momentum, muon, norm, rope,
-    swiglu,
+    CubeShape, adamw, column_sum, cross_entropy, dropout, experts, flat, gelu, head_norms, latent, momentum, muon,
+    norm, rope, swiglu,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -126,6 +126,21 @@ fn norms_compile() {
         }
         check(&format!("norm {kind}"), norm!(NormForward<f16>, small));
         check(&format!("norm gradient {kind}"), norm!(NormBackward<bf16>, plan));
+    }
+}
+
+#[test]
+fn norms_of_heads_compile() {
+    use head_norms::{Line, norm_heads::NormHeads, norm_heads_gradients::NormHeadsGradients};
+    for head_dim in [64, 128] {
+        let line = Line::of(GPU, head_dim);
+        check(
+            "norms of heads",
+            kernel!(NormHeads<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), (), (), line)),
+        );
+        let kernel =
+            kernel!(NormHeadsGradients<bf16>, settings(), (b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), line));
+        check("gradients of norms of heads", kernel);
     }
 }
 

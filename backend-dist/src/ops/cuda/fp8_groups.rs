@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Cube, DType, FloatDType, Shape, TensorMetadata};
+use burn::backend::{Cube, DType, FloatDType, TensorMetadata};
+use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::fp8::{Codec, groups};
 
@@ -16,16 +17,8 @@ use crate::cuda::lt_fp8::{Onto, Operand, Sums, multiply_one};
 use crate::ops::fp8::{Fp8GroupKernels, Groups, Number, Precision, QuantizedGroups, Scales, Sides};
 use crate::profile::{self, Kind, Operation, operation};
 
-/// Elements from a group's scale to the next one's: cuBLASLt (13.1) refuses scales that do not start at a multiple of 16 bytes,
-/// when it launches.
-const APART: usize = 64;
-
-/// `x [groups]`, each `APART` times.
-fn apart(x: CubeTensor) -> CubeTensor {
-    let groups = x.meta.shape().num_elements();
-    let column = Cube::float_reshape(x, Shape::from([groups, 1]));
-    super::packed(Cube::float_repeat_dim(column, 1, APART))
-}
+/// Numbers between the scales of two groups: cuBLASLt takes every pointer of an FP8 product at multiples of 16 bytes only.
+const APART: usize = 4;
 
 /// A matrix where it lies, and its scale.
 struct Part {
@@ -92,7 +85,9 @@ impl Fp8GroupKernels for Cube {
         let _noted = work::memory("cast of groups to FP8", &x, |bytes| bytes + bytes / x.dtype.size() * written);
         let x = half(x);
         let (columns, elements) = (columns(&x), x.meta.shape().num_elements());
-        let (scale, inverse) = (super::packed(scales.scale.clone()), apart(scales.inverse.clone()));
+        let scale = super::packed(scales.scale.clone());
+        let column = Self::float_reshape(scales.inverse.clone(), Shape::from([counts.len(), 1]));
+        let inverse = super::packed(Self::float_expand(column, Shape::from([counts.len(), APART])));
         let bytes = |wanted: bool| wanted.then(|| empty(&x, [elements], DType::U8));
         let (by_rows, by_columns) = (bytes(sides.by_rows), bytes(sides.by_columns));
         let conversion = groups::GroupConversion { format: format(number), codec: Codec::Instruction, counts, columns };

@@ -2,20 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use backend_dist::collective::all_reduce;
-use backend_dist::comm::ReduceOp;
 use backend_dist::launch::{Rank, launch};
-use backend_dist::mesh::{Axis, GridKind, Mesh};
+use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::ops::context::{ContextParallel, CpCommType};
 use backend_dist::ops::pull_back;
-use backend_dist::shard::{Registry, Unit};
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor, TensorData};
+use backend_dist::shard::Unit;
+use burn::module::Module;
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use models::layers::{FeedForward, Ffn, Norm, NormKind};
 use models::{MicroBatch, ParamBuilder, Recompute, recompute};
 
 use super::{Case, EPS, Found, HIDDEN, SAMPLES, Weights, element};
-use crate::harness::{Local, assemble, host};
+use crate::harness::{Collect, Local, assemble, host};
 
 /// What the layer finds, and the number of micro-batches that the samples were: one for each data parallel rank.
 pub fn run(case: &Case, layout: &str) -> (Found, usize) {
@@ -59,7 +57,13 @@ fn run_with(case: &Case, layout: &str, recompute: &Recompute, beside: Option<usi
         let grads = pull_back(y, Tensor::<3>::from_data(values("w"), (&rank.device, DType::F64)));
         let x_grad = host(x.grad(&grads).expect("the input has a gradient"));
         let registry = params.take_registry();
-        let mut collect = Collect { rank: &rank, registry: &registry, grads: &grads, locals: Vec::new() };
+        let mut collect = Collect {
+            rank: &rank,
+            registry: &registry,
+            gradients: &grads,
+            replicas: Some(Axis::DpCp),
+            locals: Vec::new(),
+        };
         norm.visit(&mut collect);
         layer.visit(&mut collect);
         let part = |values| -> Part { (samples.clone(), positions.clone(), values) };
@@ -101,38 +105,4 @@ fn whole<'a>(seq: usize, parts: impl Iterator<Item = &'a Part>) -> Vec<f64> {
     }
     assert_eq!(found.len(), SAMPLES * seq);
     found.into_values().flatten().collect()
-}
-
-/// Gradients summed over all ranks that have a summand.
-struct Collect<'a> {
-    rank: &'a Rank,
-    registry: &'a Registry,
-    grads: &'a Gradients,
-    locals: Vec<Local>,
-}
-
-impl ModuleVisitor for Collect<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let spec = self.registry.get(param.id.val()).expect("every parameter is registered");
-        if !spec.trained {
-            return;
-        }
-        let grad = param.val().grad(self.grads).unwrap_or_else(|| panic!("{} has no gradient", spec.name()));
-        let replicas = if spec.unit.grid() == GridKind::Dense { Axis::DpCp } else { Axis::Edp };
-        let grad = all_reduce(grad, ReduceOp::Sum, &self.rank.group(replicas)).reshape([spec.local_len()]);
-        let mut local = host(grad.clone());
-        for sum in spec.gradient_sums() {
-            let group = self.rank.subgroup(Axis::Tp, sum.ranks);
-            let part = grad.clone().narrow(0, sum.elements.start, sum.elements.len());
-            local[sum.elements].copy_from_slice(&host(all_reduce(part, ReduceOp::Sum, &group)));
-        }
-        let first = if spec.unit.grid() == GridKind::Dense {
-            self.rank.coords.dp + self.rank.coords.cp == 0
-        } else {
-            self.rank.coords.edp == 0
-        };
-        if first {
-            self.locals.push((spec.clone(), local));
-        }
-    }
 }
