@@ -39,7 +39,7 @@ pub fn weight_grad(grad: Float, tokens: Int, first_row: usize, rows: usize) -> F
     Cube::float_reshape(table, Shape::new([rows, shape.hidden]))
 }
 
-/// Every sum is taken in the order of the tokens.
+/// Every sum is taken in one order, that of its tokens within runs of them.
 pub fn accumulate_weight_grad(grad: Float, tokens: Int, [first_row, rows]: [usize; 2], sum: &Float, add: bool) {
     let shape = shape_of(&grad, rows, &tokens, first_row).filter(|_| has_gradient(&grad));
     let ready = sum.dtype() == DType::F32 && sum.is_contiguous() && is_aligned(sum);
