@@ -48,7 +48,7 @@ fn one_wrong_program_is_in_the_table_and_the_exit_code() {
         |name: &str| table.lines().rfind(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {table}"));
     assert!(line("fp8").contains("WRONG (1)") && line("fp8").contains("it is BAD"), "{table}");
     assert!(line("doctor").contains("ok") && line("doctor").ends_with(" on 0"), "one GPU: {table}");
-    assert!(line("verify-llama-f64").ends_with("equal, on "), "all GPUs: {table}");
+    assert!(line("verify-llama-f64").ends_with("equal, on"), "all GPUs: {table}");
     assert!(table.contains("1 of 5 went wrong"), "{table}");
 
     let output = gpu(folder.path(), "echo fine", "verify-llama fp8 doctor");
