@@ -125,6 +125,12 @@ fn documents_that_are_dealt_out_by_length_teach_the_same() {
     dealt_equals_unpacked::<Llama>(&llama(), &layouts);
 }
 
+/// A row that is the last one of a rank, which sums gradients within it, and not of another that shares it.
+#[test]
+fn a_rank_that_has_done_its_rows_stops_nobody() {
+    packed_equals_unpacked::<Llama>(&llama(), &["DP4 dynamic:4", "DP2 CP2 ZeRO1 dynamic:4"]);
+}
+
 /// Where others wait for a rank in every pass, all make equally many: the last ones of some have no tokens.
 #[test]
 fn documents_that_are_dealt_out_in_rounds_teach_the_same() {

@@ -163,3 +163,41 @@ impl<B: HeadNormKernels, C: CheckpointStrategy> HeadNormOps for Autodiff<B, C> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, Distribution};
+
+    use super::*;
+    use crate::ops::rms_norm;
+
+    /// Value and gradients are those of the parts, bit for bit.
+    #[test]
+    fn heads_are_normalised_as_their_parts_are() {
+        let device = Device::flex().autodiff();
+        for dtype in [DType::F64, DType::F32, DType::BF16] {
+            let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Default, (&device, dtype));
+            let (qkv, slope) = (random([3, 2, 8, 6]).require_grad(), random([3, 2, 8, 6]));
+            let weights = [(); 2].map(|()| random([1, 1, 1, 6]).reshape([6]).require_grad());
+            let heads = PackedHeads { heads: 4, kv_heads: 2 };
+            let part = |first, count| qkv.clone().narrow(2, first, count);
+            let apart = Tensor::cat(
+                vec![
+                    rms_norm(part(0, 4), weights[0].clone(), 1e-5),
+                    rms_norm(part(4, 2), weights[1].clone(), 1e-5),
+                    part(6, 2),
+                ],
+                2,
+            );
+            let whole = norm_heads(qkv.clone(), weights.clone(), 1e-5, heads);
+            whole.to_data().assert_eq(&apart.to_data(), true);
+            let [found, expected] = [whole, apart].map(|y| (y * slope.clone()).sum().backward());
+            let gradient = |of: &Tensor<1>, from| of.grad(from).expect("it takes part").into_data();
+            for weight in &weights {
+                gradient(weight, &found).assert_eq(&gradient(weight, &expected), true);
+            }
+            let gradient = |from| qkv.grad(from).expect("it takes part").into_data();
+            gradient(&found).assert_eq(&gradient(&expected), true);
+        }
+    }
+}

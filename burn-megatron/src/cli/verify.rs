@@ -127,6 +127,15 @@ impl Args {
             (Precision::Bf16, ..) => 1,
             (_, steps, None) => steps.unwrap_or(3),
         };
+        // With one token to choose from every loss is 0.
+        let vocab = self.sizes().vocab;
+        for (flag, value, least) in
+            [("seq-length", seq, 1), ("global-batch", self.global_batch, 1), ("vocab", vocab, 2)]
+        {
+            if value < least {
+                bail!("nothing to verify: --{flag} {value}; nearest legal: {least}");
+            }
+        }
         Ok(Settings {
             steps,
             global_batch: self.global_batch,

@@ -144,6 +144,14 @@ impl RunConfig {
         } else if let Some(made @ ("char" | "byte" | "bpe")) = data.tokenizer.as_deref() {
             note(Err(format!("data.tokenizer = {made} is made from data.text, which is not given")));
         }
+        let vocabulary = self.model.config.vocab_size();
+        let outside = data.eod_id.filter(|id| *id >= vocabulary as i64);
+        note(outside.map_or(Ok(()), |id| {
+            Err(format!(
+                "data.eod-id = {id} is no token of model.vocab-size = {vocabulary}; nearest legal: {}",
+                vocabulary - 1
+            ))
+        }));
         let knows_end = data.eod_id.is_some() || data.tokenizer.is_some();
         for key in data.needs_end_of_document().into_iter().filter(|_| !knows_end) {
             note(Err(format!("{key} needs data.eod-id, or a data.tokenizer that has such a token")));

@@ -10,6 +10,7 @@ use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
 use kernels_cubecl::pointwise::dropout::{self, Drop};
 use kernels_cubecl::pointwise::embedding::{self, TableShape};
 use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
+use kernels_cubecl::pointwise::head_norms::{self, HeadsShape};
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
 use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
@@ -110,7 +111,8 @@ pub fn activations(clock: &mut Clock) {
 }
 
 pub fn norms(clock: &mut Clock) {
-    let names = ["rms norm gradient with sum", "layer norm gradient with sum", "column sum", "rope gradient"];
+    let names =
+        ["rms norm gradient with sum", "layer norm gradient with sum", "norms of heads", "column sum", "rope gradient"];
     if !clock.wants(&names) {
         return;
     }
@@ -142,17 +144,17 @@ pub fn norms(clock: &mut Clock) {
             column_sum::<bf16>(client, x.at(i), &sums, tokens, HIDDEN).expect("legal")
         });
     }
-    let (rows, columns) = (TOKENS * 40, 128);
-    let short = NormShape { rows, columns };
+    let packed = HeadsShape { tokens: TOKENS, heads: 32, kv_heads: 4, all_heads: 40, head_dim: 128 };
+    let len = TOKENS * 40 * 128;
     let half = |len| clock.tensor(FloatType::Bf16, len);
-    let (x, y, slope, w) = (half(rows * columns), half(rows * columns), half(rows * columns), half(columns));
-    let (affine, sums) = (Affine::Rms(w.at(0)), client.empty(8 * columns));
-    clock.time("rms norm of heads of 128", 4 * rows * columns, |i| {
-        norm::forward::<bf16>(client, x.at(i), None, affine, y.at(i), 1e-5, short).expect("legal")
+    let (x, y, slope, w, sums) = (half(len), half(len), half(len), half(128), client.empty(8 * 128));
+    let weights = [w.at(0), w.at(1)];
+    clock.time("norms of heads of 128", 4 * len, |i| {
+        head_norms::forward::<bf16>(client, x.at(i), weights, y.at(i), 1e-5, packed).expect("legal")
     });
-    clock.time("rms norm gradient of heads of 128", 6 * rows * columns, |i| {
-        let targets = Gradients { x: y.at(i), affine: &sums };
-        norm::backward::<bf16>(client, x.at(i), affine, slope.at(i), None, targets, 1e-5, short).expect("legal")
+    clock.time("norms of heads of 128, gradients", 6 * len, |i| {
+        let targets = [y.at(i), &sums];
+        head_norms::backward::<bf16>(client, x.at(i), weights, slope.at(i), targets, 1e-5, packed).expect("legal")
     });
     let shape = RopeShape { rows: TOKENS, batch: 1, heads: 40, all_heads: 48, head_dim: 128, rotated: 128 };
     let latent = RopeShape { heads: 128, all_heads: 128, head_dim: 192, rotated: 64, ..shape };

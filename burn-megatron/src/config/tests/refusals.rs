@@ -98,6 +98,8 @@ fn contradictions_are_found_together() {
         ends.contains("data.reset-attention-mask needs") && ends.contains("data.reset-position-ids needs"),
         "{ends}"
     );
+    let foreign = "[data]\nprefixes = [\"a\"]\neod-id = 50256\n";
+    assert!(contradiction(foreign).contains("data.eod-id = 50256 is no token of model.vocab-size = 256"));
     let gpt = "[model]\npreset = \"gpt-tiny\"\nattention-dropout = 1.5\n";
     assert!(contradiction(gpt).contains("attention_dropout = 1.5 is not at least 0 and below 1"));
     assert!(contradiction("[model]\nnum-key-value-heads = 3\n").contains("num_key_value_heads = 3 does not divide"));
