@@ -11,7 +11,6 @@ pub mod embedding;
 pub mod experts;
 pub mod flat;
 pub mod gelu;
-pub mod latent;
 pub mod momentum;
 pub mod muon;
 pub mod norm;
