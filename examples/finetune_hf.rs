@@ -25,8 +25,6 @@ use examples::repository_text;
 /// Takes a model from a Hugging Face folder, trains it on a text, and writes a Hugging Face folder.
 #[derive(Parser)]
 struct Args {
-    #[command(flatten)]
-    layout: LayoutArgs,
     /// Folder with config.json, safetensors files and tokenizer.json [default: a tiny model made on the spot]
     #[arg(long, value_name = "DIR")]
     hf: Option<PathBuf>,
@@ -45,6 +43,8 @@ struct Args {
     /// Where everything is written
     #[arg(long, default_value = "runs/finetune_hf")]
     out: PathBuf,
+    #[command(flatten)]
+    layout: LayoutArgs,
 }
 
 fn main() -> ExitCode {

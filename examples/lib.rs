@@ -20,7 +20,7 @@ pub fn report(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", burn_megatron::cli::describe(&error));
             ExitCode::FAILURE
         }
     }

@@ -32,8 +32,6 @@ use examples::{Text, repository_text};
 /// Pretrains Llama 3 8B, or what of it this machine can hold, on the repository's own text, or on yours.
 #[derive(Parser)]
 struct Args {
-    #[command(flatten)]
-    layout: LayoutArgs,
     /// Text to learn, .txt or .jsonl; the default is the repository's own sources and documents
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
@@ -70,6 +68,8 @@ struct Args {
     /// Where everything is written
     #[arg(long, default_value = "runs/llama3_8b")]
     out: PathBuf,
+    #[command(flatten)]
+    layout: LayoutArgs,
 }
 
 /// What is trained, and where.

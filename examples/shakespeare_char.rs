@@ -25,8 +25,6 @@ use clap::Parser;
 /// Trains a character-level GPT with nanoGPT's recipe.
 #[derive(Parser)]
 struct Args {
-    #[command(flatten)]
-    layout: LayoutArgs,
     /// Text to learn
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
@@ -39,6 +37,8 @@ struct Args {
     /// Where logs are written
     #[arg(long, default_value = "runs/shakespeare_char")]
     out: PathBuf,
+    #[command(flatten)]
+    layout: LayoutArgs,
 }
 
 const CONTEXT: usize = 64;

@@ -2,30 +2,11 @@
 
 use burn::tensor::Device;
 use burn_megatron::verify::{Candidate, Row, verify};
-use models::layers::BalanceOver;
-use models::mixtral::MixtralVariant;
 use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, Mixtral, MixtralConfig};
-use tests::SETTINGS;
+use tests::{SETTINGS, mixture};
 
-/// Three layers with experts and one without; losses that balance them, of each sequence by itself, so that it does not matter
-/// how the batch is cut into micro-batches.
 fn mixtral() -> MixtralConfig {
-    MixtralConfig {
-        variant: MixtralVariant::Qwen3Moe,
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 64,
-        moe_intermediate_size: Some(16),
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        num_experts: 4,
-        mlp_only_layers: vec![1],
-        router_balance: BalanceOver::Sequence,
-        router_aux_loss_coef: 0.5,
-        router_z_loss_coef: 0.1,
-        ..MixtralConfig::tiny()
-    }
+    MixtralConfig { num_experts: 4, router_aux_loss_coef: 0.5, router_z_loss_coef: 0.1, ..mixture() }
 }
 
 fn equal_one_device<M: CausalLm>(config: &M::Config, layouts: &[&str]) {

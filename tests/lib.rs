@@ -8,7 +8,8 @@ use burn_megatron::optim::OptimizerConfig;
 use burn_megatron::verify::{
     Bounds, Candidate, Job, LocalTensor, RankTrace, Reference, Settings, assemble, compare, first_copies, trace,
 };
-use models::{CausalLm, GptConfig, LlamaConfig, ModelConfig, ParamBuilder};
+use models::layers::BalanceOver;
+use models::{CausalLm, GptConfig, LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig, ParamBuilder};
 use std::collections::BTreeMap;
 
 pub const SETTINGS: Settings =
@@ -24,6 +25,24 @@ pub fn llama() -> LlamaConfig {
         num_attention_heads: 4,
         num_key_value_heads: 2,
         ..LlamaConfig::tiny()
+    }
+}
+
+/// Three layers with experts and one without, and a loss that balances the tokens of each sequence by itself, so that it does
+/// not matter how the batch is cut into micro-batches.
+pub fn mixture() -> MixtralConfig {
+    MixtralConfig {
+        variant: MixtralVariant::Qwen3Moe,
+        vocab_size: 101,
+        hidden_size: 32,
+        intermediate_size: 64,
+        moe_intermediate_size: Some(16),
+        num_hidden_layers: 4,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        mlp_only_layers: vec![1],
+        router_balance: BalanceOver::Sequence,
+        ..MixtralConfig::tiny()
     }
 }
 

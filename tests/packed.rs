@@ -95,6 +95,23 @@ fn a_packed_gpt_learns_what_its_documents_teach() {
     packed_equals_unpacked::<Gpt>(&config, &["TP1", "DP4 ZeRO3", "TP2 SP", "CP2", "TP2 SP CP2", "CP4 all_gather"]);
 }
 
+/// NVIDIA/Megatron-LM pull requests 6205 and 4495: modules that predict further tokens looked across the borders of documents. Nothing
+/// balances experts here, since padding is routed too.
+#[test]
+fn megatron_lm_6205_4495_further_tokens_are_those_of_the_same_document() {
+    let config = DeepSeekV3Config {
+        vocab_size: 101,
+        hidden_size: 32,
+        num_nextn_predict_layers: 2,
+        mtp_loss_scaling_factor: 0.5,
+        moe_router_bias_update_rate: 0.0,
+        router_aux_loss_coef: 0.0,
+        initializer_range: 0.1,
+        ..DeepSeekV3Config::tiny()
+    };
+    packed_equals_unpacked::<DeepSeekV3>(&config, &["TP1", "TP1 x4 uniform1", "TP2 SP DP2", "CP2", "CP4 all_gather"]);
+}
+
 /// Each document is shared by as many ranks as its length asks for; ranks take different numbers of them.
 #[test]
 fn documents_that_are_dealt_out_by_length_teach_the_same() {
@@ -106,6 +123,12 @@ fn documents_that_are_dealt_out_by_length_teach_the_same() {
         "DP6 dynamic:3 uniform1",
     ];
     dealt_equals_unpacked::<Llama>(&llama(), &layouts);
+}
+
+/// A row that is the last one of a rank, which sums gradients within it, and not of another that shares it.
+#[test]
+fn a_rank_that_has_done_its_rows_stops_nobody() {
+    packed_equals_unpacked::<Llama>(&llama(), &["DP4 dynamic:4", "DP2 CP2 ZeRO1 dynamic:4"]);
 }
 
 /// Where others wait for a rank in every pass, all make equally many: the last ones of some have no tokens.

@@ -1,32 +1,17 @@
 //! Bugs of others that users have reported and that we claim not to have, each named after its report.
 
+use backend_dist::launch::Rank;
 use backend_dist::shard::HostTensor;
+use burn::tensor::{Device, FloatDType};
 use burn_megatron::engine::LossMean;
 use burn_megatron::optim::{MuonConfig, OptimizerConfig};
-use burn_megatron::verify::RankTrace;
+use burn_megatron::verify::{Candidate, RankTrace, trace};
 use models::layers::BalanceOver;
 use models::{
-    DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig,
-    MixtralVariant, ModelConfig,
+    CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig,
+    ModelConfig, ParamBuilder,
 };
-use tests::{SETTINGS, assert_equals_one_device, gpt, gradients, llama, train, train_on, weights};
-
-/// Three layers with experts and one without, and a loss that balances them.
-fn mixture() -> MixtralConfig {
-    MixtralConfig {
-        variant: MixtralVariant::Qwen3Moe,
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 64,
-        moe_intermediate_size: Some(16),
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        mlp_only_layers: vec![1],
-        router_balance: BalanceOver::Sequence,
-        ..MixtralConfig::tiny()
-    }
-}
+use tests::{SETTINGS, assert_equals_one_device, gpt, gradients, llama, mixture, train, train_on, weights};
 
 /// Latent attention with heads for eight ranks, experts, and a module that predicts further tokens.
 fn deepseek() -> DeepSeekV3Config {
@@ -84,6 +69,18 @@ fn megatron_lm_4641_muon_treats_both_copies_of_a_tied_weight_alike() {
     }
 }
 
+/// NVIDIA/Megatron-LM pull requests 7117 and 6326: Muon orthogonalised query, key and value together or apart, as the rows that
+/// a rank had of them happened to divide, which was so under sharded weights and with fewer key-value heads than ranks.
+#[test]
+fn megatron_lm_7117_6326_muon_orthogonalises_the_same_matrices_in_every_layout() {
+    let muon = OptimizerConfig::Muon(MuonConfig::default());
+    let config = LlamaConfig { num_key_value_heads: 1, ..llama() };
+    let one = train::<Llama>(&config, "TP1", Some(&muon));
+    for layout in ["TP4 SP", "TP4 DP2 ZeRO1", "DP4 ZeRO2", "TP2 PP2 DP2 ZeRO3 x2"] {
+        assert_equals_one_device(&one, layout, &train::<Llama>(&config, layout, Some(&muon)));
+    }
+}
+
 /// bigcode-project/Megatron-LM issue 11: gradients of key and value heads that several tensor parallel ranks share were
 /// not summed under the distributed optimizer, nor in interleaved stages.
 #[test]
@@ -115,6 +112,47 @@ fn megatron_lm_5916_6470_the_gradient_norm_counts_every_expert_once() {
         ["TP2 EP2 ETP1", "TP4 SP EP4 ETP1", "TP2 SP DP2 EP2 ZeRO1", "TP2 DP2 EP4 ETP1 ZeRO2", "DP4 EP2 ETP2 x2"]
     {
         assert_norm_counts_everything_once(layout, &train::<Mixtral>(&mixture(), layout, None));
+    }
+}
+
+/// pytorch/torchtitan pull request 4135: norms were rounded to bf16 for each group of parameters, so that they depended on how
+/// these were divided over stages.
+#[test]
+fn torchtitan_4135_the_norm_of_a_model_in_bf16_does_not_depend_on_how_it_is_divided() {
+    let job = SETTINGS.job(llama().vocab_size());
+    let train = |layout: &str| {
+        let candidate: Candidate = layout.parse().unwrap();
+        let build = |rank: &Rank, part| {
+            let params = ParamBuilder::new(rank, FloatDType::BF16, SETTINGS.seed).with_part(part);
+            Ok(Llama::build(&llama(), params)?)
+        };
+        trace(&candidate, &job, &[Device::flex()], &llama().dims(), build).unwrap()
+    };
+    let one = train("x4");
+    assert_norm_counts_everything_once("x4", &one);
+    for layout in ["PP2 x4", "PP4 x4 zb-h1", "PP2 VPP2 x4"] {
+        let ranks = train(layout);
+        assert_norm_counts_everything_once(layout, &ranks);
+        assert!(ranks.iter().all(|rank| rank.grad_norms == one[0].grad_norms), "{layout}");
+    }
+    for layout in ["TP2 SP x4", "DP2 ZeRO2 x2"] {
+        assert_norm_counts_everything_once(layout, &train(layout));
+    }
+}
+
+/// pytorch/torchtitan pull requests 1593 and 4772: layers that are computed again counted their tokens twice, and moved the shares
+/// that a loss over all micro-batches of a step balances.
+#[test]
+fn torchtitan_1593_4772_what_is_computed_again_is_not_counted_again() {
+    let mixture = MixtralConfig { router_balance: BalanceOver::Global, router_aux_loss_coef: 0.5, ..mixture() };
+    let one = train::<Mixtral>(&mixture, "x4", None);
+    for layout in ["x4 uniform1", "x4 block2", "TP2 SP x4 uniform2", "PP2 x4 gpipe uniform1", "PP2 VPP2 x4 block1"] {
+        assert_equals_one_device(&one, layout, &train::<Mixtral>(&mixture, layout, None));
+    }
+    // The bias of this one moves by the sign of what is counted.
+    let one = train::<DeepSeekV3>(&deepseek(), "x4", None);
+    for layout in ["x4 uniform1", "DP2 EP2 x2 block1", "DP2 ZeRO3 x2"] {
+        assert_equals_one_device(&one, layout, &train::<DeepSeekV3>(&deepseek(), layout, None));
     }
 }
 

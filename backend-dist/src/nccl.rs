@@ -11,6 +11,7 @@ mod join;
 mod library;
 mod links;
 pub(crate) mod pairs;
+pub(crate) mod rows;
 mod work;
 
 pub(crate) use communicator::Communicator;
@@ -22,6 +23,7 @@ pub(crate) use work::exchanged;
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda::{dense, empty};
 use crate::exchange::Exchange;
+use crate::ops::moe::Splits;
 use crate::profile;
 use burn::backend::Cube;
 use burn::backend::ops::FloatTensorOps;
@@ -125,40 +127,7 @@ pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: &
                 }),
             )
         }
-        Exchange::AllToAll { send, receive } => {
-            let rows = x.meta.shape()[0];
-            assert!(
-                [send.len(), receive.len()] == [group.size(); 2] && send.iter().sum::<usize>() == rows,
-                "all-to-all on {group:?}: send splits {send:?} and receive splits {receive:?} do not divide {rows} rows \
-                 among {} members",
-                group.size()
-            );
-            // Not by division: a member may have no rows and receive some.
-            let row: usize = x.meta.shape()[1..].iter().product();
-            let (width, data_type) = (dtype.size(), data_type(dtype));
-            let shape = scaled(&x, |_| receive.iter().sum());
-            let kind = DeviceOpKind::AllToAll { send: send.clone(), receive: receive.clone() };
-            run(
-                x,
-                kind,
-                shape,
-                Box::new(move |from, to, comm, stream| {
-                    let (mut sent, mut received) = (0, 0);
-                    nccl::group_start()?;
-                    for (peer, (send, receive)) in send.iter().zip(&receive).enumerate() {
-                        let (peer, send, receive) = (peer as i32, send * row, receive * row);
-                        // SAFETY: the splits add up to the rows of either buffer.
-                        unsafe {
-                            nccl::send(from.byte_add(sent * width), send, data_type, peer, comm, stream)?;
-                            nccl::recv(to.byte_add(received * width), receive, data_type, peer, comm, stream)?;
-                        }
-                        sent += send;
-                        received += receive;
-                    }
-                    nccl::group_end()
-                }),
-            )
-        }
+        Exchange::AllToAll { send, receive } => rows::exchange(x, &Splits { send, receive }, group, link),
     }
 }
 

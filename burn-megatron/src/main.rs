@@ -4,17 +4,16 @@ use std::process::ExitCode;
 
 use backend_dist::memory::RankAllocator;
 use burn_megatron::cli;
-use clap::Parser;
 
 /// The log line tells the memory of CPU ranks one by one.
 #[global_allocator]
 static ALLOCATOR: RankAllocator = RankAllocator;
 
 fn main() -> ExitCode {
-    match cli::run(cli::Cli::parse()) {
+    match cli::run(cli::parse()) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", cli::describe(&error));
             ExitCode::FAILURE
         }
     }

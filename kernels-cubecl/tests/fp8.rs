@@ -8,7 +8,7 @@ use cubecl_runtime::runtime::Runtime;
 use half::bf16;
 use kernels_cubecl::fp8::cast::{Conversion, cast};
 use kernels_cubecl::fp8::codec::encode_host;
-use kernels_cubecl::fp8::{Codec, Format, amax};
+use kernels_cubecl::fp8::{Codec, Format, amax, groups};
 
 fn client() -> Client {
     cubecl::cpu::CpuRuntime::client(&Default::default())
@@ -47,4 +47,19 @@ fn the_largest_magnitude_gives_the_scale() {
     amax::scale(client, &found, [&scale, &inverse], 1, Format::E5m2, 2).unwrap();
     let expected = 57344.0 / 60.0 * 0.25;
     assert_eq!([&found, &scale, &inverse].map(|x| read_f32(client, x)), [60.0, expected, 1.0 / expected]);
+}
+
+#[test]
+fn groups_have_magnitudes_of_their_own() {
+    let (client, columns) = (&client(), 48);
+    let counts = [16, 0, 1440, 32];
+    let x: Vec<bf16> = (0..1488 * columns).map(|i| bf16::from_f32(((i * 37) % 1009) as f32 - 400.0)).collect();
+    let (from, amax) = (upload(client, &x), client.empty(16));
+    groups::amax::<bf16>(client, &from, &amax, &counts, columns).unwrap();
+    let mut rest = &x[..];
+    let magnitudes = counts.map(|count| {
+        let part = rest.split_off(..count * columns).unwrap();
+        part.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max).to_le_bytes()
+    });
+    assert!(client.read_one_unchecked(amax).to_vec() == magnitudes.concat());
 }

@@ -150,9 +150,14 @@ impl<'a> ParamBuilder<'a> {
     }
 
     /// Whether all-to-alls of routed tokens run beside the experts' products where they can, which they do not without this
-    /// (Megatron's `--overlap-moe-expert-parallel-comm`). On CPU ranks one still follows the other.
-    pub fn with_moe_comm_overlap(mut self, overlap: bool) -> Self {
-        self.experts.overlap = overlap;
+    /// (Megatron's `--overlap-moe-expert-parallel-comm`). A rank's experts are cut into
+    /// `pieces`, at most one for each expert; without a number into two where that seems quicker than one after the other.
+    ///
+    /// # Panics
+    /// For no pieces.
+    pub fn with_moe_comm_overlap(mut self, overlap: bool, pieces: Option<usize>) -> Self {
+        assert_ne!(pieces, Some(0), "experts are cut into at least one piece");
+        (self.experts.overlap, self.experts.pieces) = (overlap, pieces);
         self
     }
 

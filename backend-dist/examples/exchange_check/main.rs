@@ -4,7 +4,7 @@
 //! `cargo run --release --example exchange_check --features cuda -- [GPUS] [PART..]`; two GPUs or more, an even number; without
 //! a part all of them in this order: `exchanges`, `overlapped`, `beside`, `failures`, `again` (the exchanges once more: what a failed
 //! run has left behind must not disturb the next one), `context` (attention over a context parallel group), and what exchanges cost:
-//! `speed`, `beside-speed`, `context-speed`. The values exchanged are small integers, so every sum is exact in every type and results
+//! `speed`, `rows-speed` (rows that change owner), `beside-speed`, `context-speed`. The values exchanged are small integers, so every sum is exact in every type and results
 //! must be equal; those of linear layers are random, and results equal up to rounding.
 
 mod beside;
@@ -15,6 +15,7 @@ mod results;
 mod speed;
 
 use backend_dist::comm::RunError;
+use backend_dist::gpu;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Mesh, ParallelLayout};
 use burn::tensor::Device;
@@ -23,7 +24,7 @@ use std::time::Instant;
 /// Gives the number of wrong results for this many GPUs.
 type Part = fn(usize) -> usize;
 
-const PARTS: [(&str, Part); 9] = [
+const PARTS: [(&str, Part); 10] = [
     ("exchanges", results::check),
     ("overlapped", overlapped::check),
     ("beside", beside::check),
@@ -31,6 +32,7 @@ const PARTS: [(&str, Part); 9] = [
     ("again", results::check),
     ("context", context::check),
     ("speed", speed::report),
+    ("rows-speed", speed::rows),
     ("beside-speed", beside::report),
     ("context-speed", context::report),
 ];
@@ -41,6 +43,10 @@ fn main() {
     let wanted: Vec<String> = std::env::args().skip(2).collect();
     let unknown = wanted.iter().find(|word| PARTS.iter().all(|(name, _)| name != word));
     assert!(unknown.is_none(), "{unknown:?} is not a part: {:?}", PARTS.map(|(name, _)| name));
+    if let Err(missing) = gpu::require(gpus) {
+        eprintln!("{missing}");
+        std::process::exit(2);
+    }
     let mut bad = 0;
     for (name, part) in
         PARTS.into_iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|word| word == name))

@@ -1,7 +1,7 @@
 //! What an exchange costs: the host to issue it, the GPU to do it, alone and beside matrix products.
 
 use crate::{on_gpus, verdict};
-use backend_dist::collective::all_reduce;
+use backend_dist::collective::{all_reduce, all_to_all};
 use backend_dist::comm::ReduceOp;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
@@ -33,16 +33,7 @@ fn times(rank: &Rank) -> [f64; 5] {
     let large = Tensor::<1>::zeros([1 << 29], (device, DType::BF16));
     let matrix = || Tensor::<2>::random([8192, 8192], Distribution::Normal(0.0, 1.0), (device, DType::BF16));
     let (a, b) = (matrix(), matrix());
-    let time = |f: &dyn Fn()| {
-        f();
-        device.sync().expect("the GPU works");
-        group.barrier();
-        let start = Instant::now();
-        f();
-        let issued = start.elapsed().as_secs_f64();
-        device.sync().expect("the GPU works");
-        (issued, start.elapsed().as_secs_f64())
-    };
+    let time = |f: &dyn Fn()| time(rank, f);
     let (issue, all) = time(&|| (0..200).for_each(|_| drop(all_reduce(small.clone(), ReduceOp::Sum, &group))));
     let multiply = || (0..8).for_each(|_| drop(matmul(a.clone(), b.clone())));
     let (_, alone) = time(&|| all_reduce_in_place(&large, &group).wait());
@@ -53,4 +44,44 @@ fn times(rank: &Rank) -> [f64; 5] {
         pending.wait();
     });
     [issue / 200.0, all / 200.0, alone, products, both]
+}
+
+/// Prints how quickly rows change owner as tokens on their way to experts do, 64 MiB from each rank to each other: alone, and
+/// with as many for oneself, which NCCL's kernel copies besides; 1 if a rank fails.
+pub fn rows(gpus: usize) -> usize {
+    const ROWS: usize = 8192;
+    const TIMES: usize = 20;
+    let run = |rank: &Rank| {
+        let group = rank.group(Axis::Tp);
+        let seconds = |own: usize| {
+            let splits: Vec<usize> = (0..group.size()).map(|to| if to == group.rank() { own } else { ROWS }).collect();
+            let x = Tensor::<2>::zeros([splits.iter().sum(), 4096], (&rank.device, DType::BF16));
+            let exchange = || (0..TIMES).for_each(|_| drop(all_to_all(x.clone(), &splits, &splits, &group)));
+            time(rank, &exchange).1 / TIMES as f64
+        };
+        Ok((group.size(), [seconds(0), seconds(ROWS)]))
+    };
+    let found = match on_gpus(gpus, run) {
+        Ok(found) => found,
+        Err(error) => return verdict("times of an all-to-all", Err(error.to_string())),
+    };
+    let size = found[0].0;
+    let sent = (ROWS * 4096 * 2 * (size - 1)) as f64;
+    for (i, what) in ["to others alone", "and to oneself"].into_iter().enumerate() {
+        let slowest = found.iter().map(|(_, times)| times[i]).fold(0.0, f64::max);
+        println!("all-to-all over {size}, {what}: {:.3} ms, {:.0} GB/s sent", slowest * 1e3, sent / slowest / 1e9);
+    }
+    0
+}
+
+/// Seconds until the host has issued `f`, and until the GPU has done it, in a second run.
+fn time(rank: &Rank, f: &dyn Fn()) -> (f64, f64) {
+    f();
+    rank.device.sync().expect("the GPU works");
+    rank.group(Axis::Tp).barrier();
+    let start = Instant::now();
+    f();
+    let issued = start.elapsed().as_secs_f64();
+    rank.device.sync().expect("the GPU works");
+    (issued, start.elapsed().as_secs_f64())
 }

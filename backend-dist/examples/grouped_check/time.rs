@@ -10,7 +10,7 @@ const BATCHES: usize = 5;
 const SECONDS: f64 = 0.03;
 
 /// `rows` over `groups`, unevenly, in multiples of 128.
-fn counts(groups: usize, rows: usize) -> Vec<usize> {
+pub fn counts(groups: usize, rows: usize) -> Vec<usize> {
     let mean = rows / groups / 128;
     let at = |group: usize| {
         let away = (mean / 2).min(3 + mean / 4) as isize;
@@ -109,7 +109,8 @@ fn difference(found: Tensor<2>, expected: Tensor<2>) -> f64 {
     worst.into_data().convert::<f64>().try_to_vec::<f64>().expect("converted to f64")[0]
 }
 
-fn median(call: impl Fn(), near: &Tensor<2>) -> f64 {
+/// Seconds of a call, which works on the device of `near`.
+pub fn median(call: impl Fn(), near: &Tensor<2>) -> f64 {
     let client = near.clone().try_into_primitive::<Cube>().expect("a tensor on a GPU").client;
     // Reading a tensor that is done long since would not wait for what was issued after it.
     let sync = || cubecl::future::block_on(client.sync()).expect("the products ran");

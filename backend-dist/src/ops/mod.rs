@@ -27,6 +27,7 @@ mod fused;
 #[cfg(feature = "cuda")]
 pub mod grouped;
 mod head;
+mod head_norms;
 mod kernels;
 mod local;
 pub mod main_grads;
@@ -53,6 +54,7 @@ pub use determinism::deterministic;
 pub use drop_key::DropKey;
 pub use fused::{LinearOptions, linear_with};
 pub use head::{Head, LOGITS_AT_ONCE, linear_cross_entropy, positions_at_once};
+pub use head_norms::norm_heads;
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
 pub use product::{Entry, Exit};

@@ -2,12 +2,12 @@
 
 use super::{InFlight, Pending};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
+use crate::nccl::rows::Span;
 use crate::nccl::{Held, connect, data_type, elements, exchanged, finished, gpu_of};
 use crate::ops::moe::Splits;
 use crate::profile;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::nccl::result as nccl;
-use cudarc::nccl::sys::ncclDataType_t;
 
 /// Rows of the matrix `from`, from row `first` on, to rows of `to`, from row `at` on. Both are without gaps, of one type and
 /// width.
@@ -16,15 +16,6 @@ pub(crate) struct Rows {
     pub first: usize,
     pub to: CubeTensor,
     pub at: usize,
-}
-
-/// Where rows lie, in bytes, and the elements of a row.
-struct Span {
-    from: usize,
-    to: usize,
-    row: usize,
-    bytes: usize,
-    data_type: ncclDataType_t,
 }
 
 impl Rows {
@@ -57,42 +48,38 @@ pub(crate) fn all_to_all(matrices: &[Rows], splits: &Splits, group: &Group) -> P
         [one, other] => [one, other],
         _ => panic!("all-to-all on {group:?}: {} matrices", matrices.len()),
     };
-    let Splits { send, receive } = splits.clone();
-    assert_eq!([send.len(), receive.len()], [group.size(); 2], "all-to-all on {group:?}: {splits:?}");
+    let lengths = [splits.send.len(), splits.receive.len()];
+    assert_eq!(lengths, [group.size(); 2], "all-to-all on {group:?}: {splits:?}");
     let link = connect(group, gpu_of(&first.from.device))
         .unwrap_or_else(|| panic!("{group:?} has members that share a GPU or have none"));
     let spans: Vec<Span> = matrices.iter().map(|rows| rows.span(splits)).collect();
-    let kind = DeviceOpKind::AllToAll { send: send.clone(), receive: receive.clone() };
+    let kind = DeviceOpKind::AllToAll { send: splits.send.clone(), receive: splits.receive.clone() };
     let op = DeviceOp::new(kind, first.from.dtype, &[splits.sent(), spans[0].row]);
     let noted = profile::operation(&first.from, || {
         let bytes = spans.iter().map(|span| splits.sent() * span.bytes).sum();
         exchanged(&op, bytes, group.size(), ", beside")
     });
-    let sequence = group.issue(op.clone());
-    let slot = link.events.take();
+    let (sequence, slot) = (group.issue(op.clone()), link.events.take());
+    let (splits, own) = (splits.clone(), group.rank());
     let tensors = [&first.from, &first.to, &last.from, &last.to];
     let buffers = tensors.map(|x| Held::new(x.clone()));
     link.queue((sequence, op), tensors, move |call, [from, to, last_from, last_to]| {
         call.follow()?;
-        let (comm, stream) = call.target();
-        let exchange = || {
-            nccl::group_start()?;
-            for (span, [from, to]) in spans.iter().zip([[from, to], [last_from, last_to]]) {
-                let (mut sent, mut received) = (span.from, span.to);
-                for (peer, (send, receive)) in send.iter().zip(&receive).enumerate() {
-                    let (peer, send, receive) = (peer as i32, *send, *receive);
-                    // SAFETY: the rows lie within the buffers, which are held until the compute stream has queued its wait.
-                    unsafe {
-                        nccl::send(from.byte_add(sent), send * span.row, span.data_type, peer, comm, stream)?;
-                        nccl::recv(to.byte_add(received), receive * span.row, span.data_type, peer, comm, stream)?;
-                    }
-                    sent += send * span.bytes;
-                    received += receive * span.bytes;
+        let buffers = [[from, to], [last_from, last_to]];
+        // SAFETY: the rows lie within the buffers, which are held until the compute stream has queued its wait.
+        unsafe {
+            let grouped = || {
+                nccl::group_start()?;
+                for (span, buffers) in spans.iter().zip(buffers) {
+                    span.exchange(buffers, &splits, own, call.target())?;
                 }
+                nccl::group_end()
+            };
+            finished(grouped())?;
+            for (span, buffers) in spans.iter().zip(buffers) {
+                span.keep(buffers, &splits, own, call.target().1 as _)?;
             }
-            nccl::group_end()
-        };
-        finished(exchange())?;
+        }
         call.record(slot)
     });
     drop(noted);

@@ -3,11 +3,12 @@
 use crate::compare::{leaf, numbers, values};
 use backend_dist::comm::Group;
 use backend_dist::ops::fp8::{
-    AmaxAlgorithm, DelayedScaling, Fp8Format, Fp8Linear, Fp8Recipe, Fp8Scaling, Number, weights_changed,
-    weights_may_change,
+    AmaxAlgorithm, DelayedScaling, ExpertCut, ExpertRanks, Fp8Experts, Fp8Format, Fp8Linear, Fp8Recipe, Fp8Scaling,
+    Number, grouped_linear, grouped_swiglu_linear, weights_changed, weights_may_change,
 };
-use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, pull_back};
+use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, pull_back, swiglu};
 use burn::tensor::{DType, Device, Tensor};
+use std::sync::Arc;
 
 const TOKENS: usize = 32;
 const IN: usize = 48;
@@ -162,4 +163,73 @@ fn delayed_scales_are_those_of_the_steps_before() {
         }
         assert_eq!(restored.state(), scaling.state());
     }
+}
+
+/// Two experts with two groups of rows each, one of them empty, of very different sizes.
+const COUNTS: [usize; 4] = [16, 32, 0, 16];
+
+fn experts(cut: ExpertCut) -> Fp8Experts {
+    let ranks = ExpertRanks { experts: 2, own: 0..2, parts: Group::single(), tokens: None };
+    Fp8Experts::new("experts", Fp8Recipe::tensorwise(Fp8Format::Hybrid), cut, ranks)
+}
+
+/// `COUNTS` rows of `columns` numbers.
+fn rows(columns: usize, seed: usize) -> Vec<f64> {
+    let sizes = COUNTS.iter().zip([1.0, 1e-4, 1.0, 1e3]).flat_map(|(count, size)| vec![size; count * columns]);
+    numbers(64 * columns, seed).into_iter().zip(sizes).map(|(x, size)| x * size).collect()
+}
+
+/// Every part of `values` that a group or an expert has, with the nearest numbers of its own scale.
+fn in_parts(values: &[f64], lens: &[usize], number: Number) -> Vec<Vec<f64>> {
+    let mut rest = values;
+    let parts = lens.iter().map(|len| rest.split_off(..*len).unwrap());
+    parts.map(|part| quantised(part, number, amax(part))).collect()
+}
+
+#[test]
+fn groups_of_experts_have_scales_of_their_own() {
+    let (x, w, grad) = (rows(IN, 1), numbers(2 * OUT * IN, 2), rows(OUT, 3));
+    let tensor = |values: &[f64], columns: usize| {
+        leaf(values, DType::F64, true).reshape([values.len() / columns, columns]).detach().require_grad()
+    };
+    let (x_leaf, w_leaf) = (tensor(&x, IN), tensor(&w, IN));
+    let counts: Arc<[usize]> = COUNTS.into();
+    let y = grouped_linear(x_leaf.clone(), w_leaf.clone(), &counts, &experts(ExpertCut::Outputs));
+    let grads = pull_back(y.clone(), tensor(&grad, OUT).detach());
+    let qx = in_parts(&x, &COUNTS.map(|count| count * IN), Number::E4m3);
+    let qw = in_parts(&w, &[OUT * IN; 2], Number::E4m3);
+    let qg = in_parts(&grad, &COUNTS.map(|count| count * OUT), Number::E5m2);
+    let (mut out, mut dx, mut dw) = (vec![], vec![], vec![vec![0.0; OUT * IN]; 2]);
+    for (group, count) in COUNTS.into_iter().enumerate() {
+        let expert = group / 2;
+        out.extend(product([count, OUT, IN], &qx[group], [IN, 1], &qw[expert], [IN, 1]));
+        dx.extend(product([count, IN, OUT], &qg[group], [OUT, 1], &qw[expert], [1, IN]));
+        let part = product([OUT, IN, count], &qg[group], [1, OUT], &qx[group], [1, IN]);
+        dw[expert].iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+    }
+    assert_close("output", &values(y), &out);
+    assert_close("gradient of x", &values(x_leaf.grad(&grads).unwrap()), &dx);
+    assert_close("gradient of w", &values(w_leaf.grad(&grads).unwrap()), &dw.concat());
+}
+
+#[test]
+fn the_activation_in_front_of_experts_is_kept_quantised_or_made_again() {
+    let (x, p, w, grad) = (rows(2 * IN, 1), numbers(64, 4), numbers(2 * OUT * IN, 2), rows(OUT, 3));
+    let counts: Arc<[usize]> = COUNTS.into();
+    let run = |fused: Option<bool>| {
+        let leaves = [leaf(&x, DType::F64, true), leaf(&p, DType::F64, true), leaf(&w, DType::F64, true)];
+        let [x, p, w] = leaves.clone();
+        let (x, w) = (x.reshape([64, 2 * IN]), w.reshape([2 * OUT, IN]));
+        let layer = experts(ExpertCut::Inputs);
+        let y = match fused {
+            Some(recompute) => grouped_swiglu_linear(x, p, w, &counts, recompute, &layer),
+            None => grouped_linear(swiglu(x) * p.reshape([64, 1]), w, &counts, &layer),
+        };
+        let grads = pull_back(y.clone(), leaf(&grad, DType::F64, false).reshape([64, OUT]));
+        let of_leaves = leaves.map(|leaf| values(leaf.grad(&grads).unwrap()));
+        [vec![values(y)], of_leaves.to_vec()].concat()
+    };
+    let (kept, again, apart) = (run(Some(false)), run(Some(true)), run(None));
+    assert_eq!(kept, again);
+    kept.iter().zip(&apart).for_each(|(kept, apart)| assert_close("fused", kept, apart));
 }

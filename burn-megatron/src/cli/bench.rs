@@ -22,6 +22,7 @@ use crate::bench::{
     profile, recipe, text, together,
 };
 use crate::config::RunConfig;
+use crate::console::say;
 use crate::data::TokenDataset;
 use crate::plan::gpus::Gpu;
 use crate::plan::ladder;
@@ -160,7 +161,7 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
     let setup = Setup::of(&args.what, &config, &described);
     let job = config.job()?;
     let planned = ladder::peak(&if gpus.is_empty() { job } else { job.on_gpus() });
-    println!("{}: {} on {} ranks, {} parameters", setup.recipe, setup.layout, setup.ranks, setup.parameters);
+    say(format_args!("{}: {} on {} ranks, {} parameters", setup.recipe, setup.layout, setup.ranks, setup.parameters));
     let total = timing.total();
     let told = |step: usize, loss: f64, seconds: f64| {
         eprintln!("step {step}/{total}, loss {loss:.4}, {seconds:.3} s");
@@ -172,7 +173,7 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
     let record = Record::new(&config, setup, device, timing, planned, documents, seen);
     print(&format!("\n{}", text(&record)))?;
     let file = save(&record, out)?;
-    println!("{:<22}{}", "written to", file.display());
+    say(format_args!("{:<22}{}", "written to", file.display()));
     if let Some(trace) = &config.log.trace {
         let overlap = fs::read_to_string(summary_file(trace)).unwrap_or_default();
         print(&format!("{:<22}{}\n{overlap}", "timeline", trace.display()))?;
@@ -181,7 +182,7 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
         print(&format!("\n{}", profile::text(report)))?;
         let file = file.with_extension("profile.csv");
         write(&file, &profile::csv(report))?;
-        println!("{:<22}{}", "written to", file.display());
+        say(format_args!("{:<22}{}", "written to", file.display()));
     }
     Ok(record)
 }
@@ -209,6 +210,9 @@ fn listed(text: &str) -> Result<(ParallelLayout, Vec<(String, String)>)> {
     }
     let mut keys: Vec<(String, String)> =
         keys.into_iter().map(|(key, value)| (format!("parallel.{key}"), value)).collect();
+    if let [first, second, ..] = dynamic[..] {
+        bail!("--layouts \"{text}\": {first} and {second}; only one can be the length");
+    }
     if let [most] = dynamic[..] {
         let most = most.trim_start_matches("dynamic:");
         keys.extend(
@@ -350,6 +354,7 @@ mod tests {
         for (key, value) in [("context.dynamic", "true"), ("context.max-tokens-per-rank", "16384")] {
             assert!(dynamic.1.contains(&(key.to_string(), value.to_string())), "{key}");
         }
+        assert!(listed("CP2 dynamic:8 dynamic:16").is_err());
         assert!(listed("TP2 XP3").is_err() && listed("EP2").is_err());
         assert_eq!(of_layout(Path::new("runs/a.json"), " TP2 SP"), Path::new("runs/a-tp2-sp.json"));
         assert_eq!(of_layout(Path::new("a.json"), "CP2 dynamic:8"), Path::new("a-cp2-dynamic8.json"));

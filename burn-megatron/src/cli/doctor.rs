@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use backend_dist::mesh::ParallelLayout;
 
 use super::device::Place;
+use crate::console::say;
 use crate::doctor::{Item, KernelCheck, Verdict, check_kernels, gpus, host, summary};
 
 /// Arguments of `doctor`.
@@ -25,7 +26,7 @@ pub struct Args {
 /// If the all-reduce fails.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let show = |items: Vec<Item>| {
-        items.iter().for_each(|item| println!("{item}"));
+        items.iter().for_each(say);
         items
     };
     let mut items = show(host(Path::new(".")));
@@ -36,26 +37,26 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         links(count)?;
     }
     let correct = !(args.kernels && ready) || kernels(count)?;
-    println!("{}", summary(&items, count));
+    say(summary(&items, count));
     Ok(if ready && correct { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Prints a line per result; whether all are right.
 fn kernels(gpus: usize) -> anyhow::Result<bool> {
     if gpus == 0 {
-        println!("kernels  nothing to check: no GPU");
+        say("kernels  nothing to check: no GPU");
         return Ok(true);
     }
     let device = Place::Cuda.devices(&ParallelLayout::default())?.remove(0);
-    println!("{:<44} {:<6} {:<38} {:>8} {:>8}", "kernel", "type", "shape", "error", "bound");
+    say(format_args!("{:<44} {:<6} {:<38} {:>8} {:>8}", "kernel", "type", "shape", "error", "bound"));
     let (mut right, mut all) = (0, 0);
     check_kernels(&device, &mut |check| {
         let KernelCheck { name, dtype, shape, error, bound } = check;
         let verdict = if check.ok() { "ok" } else { "WRONG" };
-        println!("{name:<44} {dtype:<6} {shape:<38} {error:>8.1e} {bound:>8.1e}  {verdict}");
+        say(format_args!("{name:<44} {dtype:<6} {shape:<38} {error:>8.1e} {bound:>8.1e}  {verdict}"));
         (right, all) = (right + usize::from(check.ok()), all + 1);
     });
-    println!("{right} of {all} results are within their bounds");
+    say(format_args!("{right} of {all} results are within their bounds"));
     Ok(right == all)
 }
 
@@ -68,22 +69,22 @@ fn links(gpus: usize) -> anyhow::Result<()> {
     use burn::tensor::Device;
 
     if gpus < 2 {
-        println!("links    nothing to time: an all-reduce needs two GPUs");
+        say("links    nothing to time: an all-reduce needs two GPUs");
         return Ok(());
     }
     let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
     let speed = crate::doctor::link_speed(&devices, ELEMENTS, 20)?;
-    println!(
+    say(format_args!(
         "links    all-reduce of {} MiB over {gpus} GPUs: {:.2} ms, {:.0} GB/s per link",
         speed.bytes >> 20,
         speed.seconds * 1e3,
         speed.bus / 1e9
-    );
+    ));
     Ok(())
 }
 
 #[cfg(not(feature = "cuda"))]
 fn links(_: usize) -> anyhow::Result<()> {
-    println!("links    nothing to time: no GPU");
+    say("links    nothing to time: no GPU");
     Ok(())
 }

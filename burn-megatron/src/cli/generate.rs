@@ -221,7 +221,7 @@ fn token_id(text: &str, tokenizer: Option<&Tokenizer>) -> Result<i64> {
 
 fn speed(prompt: usize, generated: &Generated) -> String {
     let new = generated.tokens.len();
-    let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
+    let rate = |tokens: usize, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
     let ended = match generated.ended {
         Ended::Length => "as many as asked for".to_string(),
         Ended::StopToken => format!("stop token {}", generated.tokens[new - 1]),

@@ -4,6 +4,7 @@ mod bench;
 pub mod device;
 mod doctor;
 mod export;
+mod foreign;
 mod forward;
 mod generate;
 mod import;
@@ -21,6 +22,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+pub use foreign::parse;
 
 /// Megatron-LM in Rust on Burn.
 #[derive(Debug, Parser)]
@@ -81,10 +83,32 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// An error and its causes in one line; a cause that the text before it has told already is not told again.
+pub fn describe(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
+        "" => cause,
+        text if text.ends_with(&cause) => text.into(),
+        text => format!("{text}: {cause}"),
+    })
+}
+
 /// Prints a result. A reader that has seen enough (`| head`) is no failure.
 fn print(text: &str) -> io::Result<()> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = || io::Error::other("no such file");
+        let told = anyhow::Error::new(cause()).context("cannot read a.json: no such file").context("--hf");
+        assert_eq!(describe(&told), "--hf: cannot read a.json: no such file");
+        assert_eq!(describe(&anyhow::Error::new(cause()).context("a.json")), "a.json: no such file");
     }
 }

@@ -35,13 +35,13 @@ pub struct Args {
     #[arg(long)]
     append_eod: bool,
     /// The end-of-document token, if it is not one of the usual ones
-    #[arg(long, value_name = "TOKEN")]
+    #[arg(long, value_name = "TOKEN", requires = "append_eod")]
     eod_token: Option<String>,
     /// Id of the end-of-document token, for documents that are token ids
-    #[arg(long, value_name = "ID", conflicts_with = "eod_token")]
+    #[arg(long, value_name = "ID", conflicts_with = "eod_token", requires = "append_eod")]
     eod_id: Option<i64>,
     /// Size of the vocabulary, for documents that are token ids; ids outside are refused
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["tokenizer", "train_tokenizer"])]
     vocab_size: Option<usize>,
     /// Element type; by default uint16 if the vocabulary has less than 65500 entries, else int32
     #[arg(long, value_name = "TYPE")]

@@ -21,7 +21,10 @@ pub(super) fn join(config: &RunConfig, place: Place) -> Result<Option<Processes>
         let version = gpu::nccl_version().map(|version| version.to_string());
         agreement.push(("NCCL", version.unwrap_or_else(|_| "missing".into())));
     }
-    agreement.push(("configuration", config.to_toml()));
+    // Without the meanings, so that a line that differs is short.
+    let text = config.to_toml();
+    let keys = text.lines().map(|line| line.rsplit_once(" # ").map_or(line, |(key, _)| key.trim_end()));
+    agreement.push(("configuration", keys.collect::<Vec<_>>().join("\n")));
     Ok(Some(Processes::join(&world, &mesh, &agreement)?))
 }
 

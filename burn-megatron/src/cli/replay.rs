@@ -10,6 +10,7 @@ use super::device::Place;
 use super::layout::LayoutArgs;
 use super::processes::alone;
 use crate::config::Precision;
+use crate::console::say;
 use crate::replay::{Oracle, Replay, layouts, replay};
 
 /// Arguments of `replay`.
@@ -48,7 +49,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let oracle = Oracle::load(&args.dir)?;
     let (model, training) = (&oracle.model, &oracle.training);
     let list = args.layouts.as_deref().map(|text| listed(text, &oracle, args.ranks)).transpose()?;
-    println!(
+    say(format_args!(
         "replaying {} in {}, {:?}: {} layers, width {}, {} steps of {} x {} tokens",
         args.dir.display(),
         list.as_ref().map_or_else(|| layout.to_string(), |list| format!("{} layouts", list.len())),
@@ -58,23 +59,23 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         oracle.steps.len(),
         training.global_batch_size,
         model.seq_length
-    );
+    ));
     let one = |layout: &ParallelLayout| -> anyhow::Result<Replay> {
         let devices = if args.share_gpus { args.device.shared()? } else { args.device.devices(layout)? };
         replay(&oracle, layout, args.dtype.into(), &devices).with_context(|| layout.to_string())
     };
     let Some(list) = list else {
         let replay = one(&layout)?;
-        println!("{replay}");
+        say(&replay);
         return Ok(if replay.passes() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     };
     let mut equal = 0;
     for layout in &list {
         let replay = one(layout)?;
         equal += usize::from(replay.passes());
-        println!("{:<18} {}", layout.to_string(), replay.line());
+        say(format_args!("{:<18} {}", layout.to_string(), replay.line()));
     }
-    println!("{equal} of {} layouts equal Megatron's run", list.len());
+    say(format_args!("{equal} of {} layouts equal Megatron's run", list.len()));
     Ok(if equal == list.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

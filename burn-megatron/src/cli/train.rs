@@ -13,6 +13,7 @@ use super::print;
 use super::processes::join;
 use crate::config::RunConfig;
 use crate::console::format::duration;
+use crate::console::say;
 use crate::train::{Plan, TrainError, train_among};
 
 /// Arguments of `train`.
@@ -61,7 +62,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let prepare = || -> anyhow::Result<_> {
         let plan = Plan::new(&config, &args.allow_change)?;
         if speaks {
-            println!("{plan}");
+            say(&plan);
         }
         let devices = match &processes {
             _ if args.dry_run => Vec::new(),
@@ -88,16 +89,25 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(last) = outcome.last {
-        println!("held-out loss {:.4}, perplexity {:.2} over {} tokens", last.loss, last.loss.exp(), last.tokens);
+        say(format_args!(
+            "held-out loss {:.4}, perplexity {:.2} over {} tokens",
+            last.loss,
+            last.loss.exp(),
+            last.tokens
+        ));
     }
     if outcome.stopped {
-        println!("stopped before its last step; the same command goes on from there");
+        say("stopped before its last step; the same command goes on from there");
     }
     if let Some(file) = &config.log.trace {
-        println!("timeline of a few steps in {}; open it in https://ui.perfetto.dev", file.display());
+        say(format_args!("timeline of a few steps in {}; open it in https://ui.perfetto.dev", file.display()));
         // A run that ended early may have none.
-        print!("{}", std::fs::read_to_string(crate::trace::summary_file(file)).unwrap_or_default());
+        print(&std::fs::read_to_string(crate::trace::summary_file(file)).unwrap_or_default())?;
     }
-    println!("{} in all; logs and metrics in {}", duration(outcome.seconds), config.output.directory.display());
+    say(format_args!(
+        "{} in all; logs and metrics in {}",
+        duration(outcome.seconds),
+        config.output.directory.display()
+    ));
     Ok(ExitCode::SUCCESS)
 }

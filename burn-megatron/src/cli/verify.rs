@@ -16,6 +16,7 @@ use self::model::{Family, Size, Sizes, deepseek_v3, gpt, llama, mixtral};
 use super::device::Place;
 use super::processes::alone;
 use crate::config::Precision;
+use crate::console::say;
 use crate::engine::ContextConfig;
 use crate::verify::{Bounds, Candidate, Row, Settings, candidates, curve, verify};
 
@@ -82,7 +83,7 @@ pub struct Args {
     #[arg(long = "layout", value_name = "LAYOUT")]
     layouts: Vec<String>,
     /// Of the layouts that are tried without --layout, only N, spread over the list
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["layouts", "curve"])]
     sample: Option<usize>,
     /// Largest relative difference that passes [default: 1e-10 in f64, 1e-5 in f32; in bf16 that of the gradients next to
     /// the loss, 4 x 2^-7, growing by 3 % with every layer; tokens then use the experts that they use in f64]
@@ -126,6 +127,15 @@ impl Args {
             (Precision::Bf16, ..) => 1,
             (_, steps, None) => steps.unwrap_or(3),
         };
+        // With one token to choose from every loss is 0.
+        let vocab = self.sizes().vocab;
+        for (flag, value, least) in
+            [("seq-length", seq, 1), ("global-batch", self.global_batch, 1), ("vocab", vocab, 2)]
+        {
+            if value < least {
+                bail!("nothing to verify: --{flag} {value}; nearest legal: {least}");
+            }
+        }
         Ok(Settings {
             steps,
             global_batch: self.global_batch,
@@ -162,7 +172,7 @@ fn run_model<M: CausalLm>(args: &Args, sizes: &Sizes, config: &M::Config) -> any
     }
     let list = layouts(args, config, &settings)?;
     let devices = devices(args, &list)?;
-    println!(
+    say(format_args!(
         "{:?}: {} layers, width {}, vocabulary {}; {} of {} x {} tokens in {}; worst relative difference to one CPU device \
          in f64",
         args.model,
@@ -173,20 +183,20 @@ fn run_model<M: CausalLm>(args: &Args, sizes: &Sizes, config: &M::Config) -> any
         args.global_batch,
         sizes.seq,
         Words(args.dtype)
-    );
-    println!("{}", Row::heading());
+    ));
+    say(Row::heading());
     let start = Instant::now();
-    let rows = verify::<M>(config, &settings, &devices, &list, |row| println!("{row}"))?;
+    let rows = verify::<M>(config, &settings, &devices, &list, |row| say(row))?;
     let equal = rows.iter().filter(|row| row.passes()).count();
     let (all, seconds) = (rows.len(), start.elapsed().as_secs_f64());
     let bounds = Bounds::new(settings.dtype, settings.tolerance, sizes.layers);
-    println!("{equal} of {all} layouts equal one device within {bounds} ({seconds:.1} s)");
+    say(format_args!("{equal} of {all} layouts equal one device within {bounds} ({seconds:.1} s)"));
     let rerouted = rows.iter().map(|row| row.rerouted).fold(0.0, f64::max);
     if rerouted > 0.0 {
-        println!(
+        say(format_args!(
             "tokens used the experts that they use in f64; up to {:.1} % of the choices would have been others",
             100.0 * rerouted
-        );
+        ));
     }
     Ok(if equal == all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -201,7 +211,7 @@ fn run_curve<M: CausalLm>(args: &Args, config: &M::Config, settings: &Settings) 
     let mut equal = true;
     for candidate in &list {
         let curve = curve::<M>(config, settings, &devices, candidate)?;
-        println!("{candidate} on {}, {}: {curve}", Words(args.device), Words(args.dtype));
+        say(format_args!("{candidate} on {}, {}: {curve}", Words(args.device), Words(args.dtype)));
         equal &= curve.passes();
     }
     Ok(if equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -243,6 +253,9 @@ fn layouts(args: &Args, config: &impl ModelConfig, settings: &Settings) -> anyho
         let list = candidates(args.ranks, args.global_batch, dims.layers, dims.experts.is_some(), fits);
         if list.is_empty() {
             bail!("nothing to verify: no layout of up to {} ranks fits", args.ranks);
+        }
+        if args.sample == Some(0) {
+            bail!("nothing to verify: --sample 0; nearest legal: 1");
         }
         return Ok(spread(list, args.sample.unwrap_or(usize::MAX)));
     }

@@ -49,6 +49,16 @@ impl RunConfig {
                 }));
             }
         }
+        if both && self.fp8.format.is_some() {
+            let layers = self.model.config.dims().layers;
+            let (start, end) = (self.fp8.num_layers_at_start_in_bf16, self.fp8.num_layers_at_end_in_bf16);
+            note(demand(!self.fp8.layers(layers).is_empty(), || {
+                format!(
+                    "fp8.num-layers-at-start-in-bf16 = {start} and fp8.num-layers-at-end-in-bf16 = {end} leave none of {layers} \
+                     layers in FP8; their sum must be below {layers}, or fp8.format = none"
+                )
+            }));
+        }
         let batches = self.engine().plan(layout.dp).map_err(|error| format!("training: {error}"));
         if let (true, Ok(batches)) = (both, &batches) {
             let layers = self.model.config.dims().layers;
@@ -134,6 +144,14 @@ impl RunConfig {
         } else if let Some(made @ ("char" | "byte" | "bpe")) = data.tokenizer.as_deref() {
             note(Err(format!("data.tokenizer = {made} is made from data.text, which is not given")));
         }
+        let vocabulary = self.model.config.vocab_size();
+        let outside = data.eod_id.filter(|id| *id >= vocabulary as i64);
+        note(outside.map_or(Ok(()), |id| {
+            Err(format!(
+                "data.eod-id = {id} is no token of model.vocab-size = {vocabulary}; nearest legal: {}",
+                vocabulary - 1
+            ))
+        }));
         let knows_end = data.eod_id.is_some() || data.tokenizer.is_some();
         for key in data.needs_end_of_document().into_iter().filter(|_| !knows_end) {
             note(Err(format!("{key} needs data.eod-id, or a data.tokenizer that has such a token")));

@@ -1,21 +1,40 @@
 //! Keys that only some values of another key have: each optimizer's own, those of a kind of recomputation, those of fp16 and
-//! of FP8.
+//! of FP8, and single ones.
 
 use serde_json::Value;
 
 use super::keys::KEYS;
+use super::kind::{Kind, NONE};
 use crate::optim::OptimizerConfig;
 
-/// The key that decides which keys of a section there are.
+/// The key that decides whether a key means something.
 pub(super) fn decider(path: &str) -> Option<&'static str> {
-    match path.split_once('.')?.0 {
+    let single = match path {
+        "context.max-tokens-per-rank" => Some("context.dynamic"),
+        "context.hierarchical-sizes" => Some("context.comm-type"),
+        "data.bpe-size" => Some("data.tokenizer"),
+        "fp8.amax-history-len" | "fp8.amax-compute-algo" => Some("fp8.recipe"),
+        "fp8.num-layers-at-start-in-bf16" | "fp8.num-layers-at-end-in-bf16" => Some("fp8.first-last-layers-bf16"),
+        _ => None,
+    };
+    let of_section = || match path.split_once('.')?.0 {
         "optimizer" => Some("optimizer.kind"),
         "recompute" => Some("recompute.granularity"),
         "loss-scale" => Some("training.dtype"),
         "fp8" => Some("fp8.format"),
         _ => None,
+    };
+    single.or_else(of_section).filter(|decider| *decider != path)
+}
+
+/// A decider's value in words, as [`belongs`] takes it.
+pub(super) fn words(value: &Value) -> String {
+    match value {
+        Value::Null => NONE.into(),
+        Value::String(word) => word.clone(),
+        Value::Array(list) => list.iter().map(words).collect::<Vec<_>>().join(", "),
+        value => value.to_string(),
     }
-    .filter(|decider| *decider != path)
 }
 
 /// Whether a key means something if its decider has this value.
@@ -27,7 +46,13 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
         ("recompute", "modules") => decided == "selective",
         ("recompute", _) => decided == "full",
         ("loss-scale", _) => decided == "f16",
-        ("fp8", _) => decided != "none",
+        ("context", "max-tokens-per-rank") => decided == "true",
+        ("context", "hierarchical-sizes") => decided.contains("a2a+p2p"),
+        // Without a text nothing is known of its tokenizer yet.
+        ("data", "bpe-size") => ["bpe", NONE].contains(&decided),
+        ("fp8", "amax-history-len" | "amax-compute-algo") => decided == "delayed",
+        ("fp8", "num-layers-at-start-in-bf16" | "num-layers-at-end-in-bf16") => decided == "true",
+        ("fp8", _) => decided != NONE,
         _ => true,
     }
 }
@@ -41,9 +66,11 @@ pub(super) fn defaults(kind: &str) -> Value {
 /// The values of the decider with which the key means something.
 pub(super) fn owners(path: &str) -> String {
     let decider = KEYS.iter().find(|key| Some(key.path) == decider(path));
-    let words = match decider.map(|key| key.kind) {
-        Some(super::Kind::Choice(words)) => words,
-        _ => &[],
+    let words: &[&str] = match decider.map(|key| key.kind) {
+        Some(Kind::Choice(words)) => words,
+        Some(Kind::CommTypes) => &["a2a+p2p"],
+        Some(Kind::Flag) => &["true"],
+        _ => &["bpe"],
     };
     words.iter().filter(|word| belongs(path, word)).copied().collect::<Vec<_>>().join(", ")
 }

@@ -218,8 +218,10 @@ pub const KEYS: &[Key] = {
         key("performance.deterministic", Flag, "false", "On GPUs: take every sum in one order, so that a run that goes on has the bits of one that never stopped; attention's backward pass is slower")
             .or(&["deterministic-mode"]),
         key("performance.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products"),
-        key("performance.moe-comm-overlap", Flag, "false", "On GPUs: all-to-alls of routed tokens run beside the experts' products")
+        key("performance.moe-comm-overlap", Flag, "true", "On GPUs: all-to-alls of routed tokens run beside the experts' products, where that seems quicker")
             .or(&["overlap-moe-expert-parallel-comm"]),
+        key("performance.moe-comm-pieces", Count, "\"none\"", "Into how many pieces a rank's experts are cut for that, quicker or not; none: two where that seems quicker")
+            .optional(),
         key("performance.moe-router-force-load-balancing", Flag, "false", "For bench only: tokens use experts at random, so that all have as much to do")
             .or(&["moe-router-force-load-balancing"]),
         key("evaluation.every", Count, "", "Steps between two evaluations; default: a tenth of training.steps")
@@ -246,6 +248,12 @@ pub fn find(path: &str) -> Option<&'static Key> {
     let (section, name) = path.split_once('.')?;
     let named = |key: &&Key| key.section() == section && (key.name() == name || key.aliases.contains(&name));
     KEYS.iter().find(named)
+}
+
+/// The key that is called so in any section; its own name before other spellings.
+pub fn find_anywhere(name: &str) -> Option<&'static Key> {
+    let own = KEYS.iter().find(|key| key.name() == name);
+    own.or_else(|| KEYS.iter().find(|key| key.aliases.contains(&name)))
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ mod sizes;
 #[cfg(test)]
 mod tests;
 
-pub use keys::{KEYS, Key, SECTIONS};
+pub use keys::{KEYS, Key, SECTIONS, find_anywhere};
 pub use kind::Kind;
 pub use model::{ModelSection, presets, size_names};
 pub use problem::{ConfigErrors, Place, Problem};

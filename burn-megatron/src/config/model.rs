@@ -172,7 +172,7 @@ fn hf_config(folder: &Path) -> Result<FamilyConfig, String> {
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let text = std::fs::read_to_string(&path).map_err(|error| named(&error))?;
     let json: Value = serde_json::from_str(&text).map_err(|error| named(&error))?;
-    FamilyConfig::from_hf(&json).map_err(|error| named(&error))
+    FamilyConfig::from_hf(&json).map_err(|error| named(&error.to_string().trim_start_matches("config.json: ")))
 }
 
 /// One size changed; also its field's name.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::foreign::{belongs, decider};
+use super::foreign::{belongs, decider, words};
 use super::keys::{KEYS, SECTIONS};
 use super::kind::NONE;
 use super::model::{sizes, snake};
@@ -24,9 +24,9 @@ impl RunConfig {
             for key in KEYS.iter().filter(|key| key.section() == section && key.path != "model.preset") {
                 let value = |path: &str| {
                     let (section, name) = path.split_once('.').unwrap_or_default();
-                    values[section][name].as_str().unwrap_or(NONE)
+                    words(&values[section][name])
                 };
-                if decider(key.path).is_some_and(|decider| !belongs(key.path, value(decider))) {
+                if decider(key.path).is_some_and(|decider| !belongs(key.path, &value(decider))) {
                     continue;
                 }
                 line(&mut text, key.name(), &values[section][key.name()], key.doc);

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::foreign::{belongs, decider, defaults, owners};
-use super::keys::{KEYS, SECTIONS, find};
+use super::foreign::{belongs, decider, defaults, owners, words};
+use super::keys::{KEYS, SECTIONS, find, find_anywhere};
 use super::kind::NONE;
 use super::layer::{Entry, read_file, read_overrides};
 use super::model::{self, Base, Hints};
@@ -126,6 +126,7 @@ impl Values {
 
     /// Fills what nothing says from other keys.
     fn derive(&mut self, directory: &Path) {
+        self.fill("data.tokenizer", self.default_tokenizer());
         self.sort_out();
         let steps = self.number("training.steps");
         let samples = steps.saturating_mul(self.number("training.global-batch"));
@@ -133,7 +134,6 @@ impl Values {
         self.fill("output.directory", directory.display().to_string().into());
         self.fill("lr.decay", format!("{steps} steps").into());
         self.fill("data.text-documents", documents.into());
-        self.fill("data.tokenizer", self.default_tokenizer());
         self.fill("data.samples", samples.into());
         // Megatron's generator of sample orders takes 32 bits.
         self.fill("data.seed", (self.number("training.seed") as u32).into());
@@ -149,7 +149,7 @@ impl Values {
         let given = std::mem::take(&mut self.given);
         for (&path, place) in &given {
             let Some(decider) = decider(path) else { continue };
-            let decided = self.text(decider).unwrap_or_else(|| NONE.into());
+            let decided = self.values.get(decider).map_or_else(|| NONE.into(), words);
             if belongs(path, &decided) {
                 continue;
             }
@@ -157,7 +157,8 @@ impl Values {
             if let Some(key) = find(path).filter(|key| !key.default.is_empty()) {
                 self.values.insert(path, key.default_value());
             }
-            if *place != Place::CommandLine && given.get(decider) == Some(&Place::CommandLine) {
+            let mut above = std::iter::successors(Some(decider), |path| super::foreign::decider(path));
+            if *place != Place::CommandLine && above.any(|path| given.get(path) == Some(&Place::CommandLine)) {
                 continue;
             }
             let what =
@@ -230,11 +231,16 @@ impl Values {
 pub(super) fn unknown(path: &str) -> String {
     let sections = || SECTIONS.iter().map(|(name, _)| *name);
     match path.split_once('.') {
-        Some(_) => format!("unknown key `{path}`{}", did_you_mean(path, KEYS.iter().map(|key| key.path))),
+        Some((_, name)) => {
+            // Under another name, as Megatron's, the right section is not to be guessed by distance.
+            let elsewhere = find_anywhere(name).filter(|key| key.name() != name);
+            let guess = elsewhere.map(|key| format!("; did you mean `{}`?", key.path));
+            let guess = guess.unwrap_or_else(|| did_you_mean(path, KEYS.iter().map(|key| key.path)));
+            format!("unknown key `{path}`{guess}")
+        }
         None if sections().any(|section| section == path) => format!("`{path}` is a section: write [{path}]"),
         None => {
-            let in_section =
-                KEYS.iter().find(|key| key.name() == path).map(|key| format!("; did you mean `{}`?", key.path));
+            let in_section = find_anywhere(path).map(|key| format!("; did you mean `{}`?", key.path));
             let guess = in_section.unwrap_or_else(|| did_you_mean(path, sections()));
             format!("unknown key `{path}`{guess}")
         }

@@ -165,6 +165,8 @@ pub struct PerformanceSection {
     pub tp_comm_overlap: bool,
     /// On GPUs all-to-alls of routed tokens run beside the experts' products.
     pub moe_comm_overlap: bool,
+    /// Into how many pieces a rank's experts are cut for that.
+    pub moe_comm_pieces: Option<usize>,
     /// Tokens use experts at random, all alike: to measure speed only.
     pub moe_router_force_load_balancing: bool,
 }

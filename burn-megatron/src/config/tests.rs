@@ -77,7 +77,8 @@ fn what_is_printed_reads_the_same() {
 
 #[test]
 fn every_key_is_printed_with_its_meaning() {
-    let adamw = "[training]\ndtype = \"f16\"\n[recompute]\ngranularity = \"full\"\n[fp8]\nformat = \"hybrid\"\n";
+    let adamw = "[training]\ndtype = \"f16\"\n[recompute]\ngranularity = \"full\"\n[context]\ncomm-type = \"a2a+p2p\"\n\
+                 dynamic = true\n[fp8]\nformat = \"hybrid\"\nrecipe = \"delayed\"\nfirst-last-layers-bf16 = true\n";
     let texts = [good(adamw, &[]), good("[recompute]\ngranularity = \"selective\"\n", &[("optimizer.kind", "muon")])];
     let texts = texts.map(|config| config.to_toml());
     for key in KEYS.iter().filter(|key| key.path != "model.preset") {

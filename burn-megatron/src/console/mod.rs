@@ -3,7 +3,8 @@
 pub mod format;
 mod log_renderer;
 
-use std::io::IsTerminal;
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
 
 use burn::train::Interrupter;
 use burn::train::renderer::{MetricsRenderer, default_renderer};
@@ -15,6 +16,12 @@ pub use log_renderer::{LogRenderer, STEPS};
 /// `resumed_epoch` is the epoch of the checkpoint that the run continues, if it does.
 pub fn renderer(interrupter: Interrupter, resumed_epoch: Option<usize>) -> Box<dyn MetricsRenderer> {
     if dashboard_possible() { default_renderer(interrupter, resumed_epoch) } else { Box::new(LogRenderer::stdout()) }
+}
+
+/// A line on standard output of a program that has more to do than to print: a reader that has gone (`| head`) ends nothing.
+pub fn say(line: impl Display) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 /// Whether stdout and stdin are a terminal that can draw the dashboard.

@@ -9,6 +9,7 @@ use tempfile::NamedTempFile;
 
 /// Appends lines to a file. A line is written whole and at once, so a run that is killed leaves only complete lines.
 pub(super) struct JsonLines {
+    path: PathBuf,
     file: File,
 }
 
@@ -30,18 +31,23 @@ impl JsonLines {
             }
             append(path)
         };
-        match open() {
-            Ok(file) => Ok(Self { file }),
-            Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
-        }
+        open().map(|file| Self { path: path.into(), file }).map_err(|error| named(path, &error))
     }
 
     /// Writes a line.
+    ///
+    /// # Errors
+    /// The path and the cause when the disk refuses.
     pub fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
-        self.file.write_all(&text)
+        self.file.write_all(&text).map_err(|error| named(&self.path, &error))
     }
+}
+
+/// The error with the path.
+pub(super) fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 fn append(path: &Path) -> io::Result<File> {

@@ -112,7 +112,7 @@ where
             .with_part(part)
             .with_recompute(&recompute)
             .with_tp_comm_overlap(performance.tp_comm_overlap)
-            .with_moe_comm_overlap(performance.moe_comm_overlap)
+            .with_moe_comm_overlap(performance.moe_comm_overlap, performance.moe_comm_pieces)
             .with_forced_load_balancing(performance.moe_router_force_load_balancing)
             .with_fp8(&fp8, layers)
             .with_replicas(rank.group(Axis::DpCp));

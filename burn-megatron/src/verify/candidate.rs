@@ -20,7 +20,7 @@ pub struct Candidate {
     pub pipeline: PipelineConfig,
     /// What is computed again.
     pub recompute: Recompute,
-    /// Exchanges of routed tokens run beside the experts.
+    /// Exchanges of routed tokens run beside the experts, in two pieces.
     pub moe_overlap: bool,
 }
 
@@ -148,7 +148,7 @@ mod tests {
             "CP2 DP2 all_gather dynamic:8",
             "TP2 SP PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL block1",
             "PP2 VPP2 x2 interleaved selective",
-            "DP2 EP2 x2 moe-overlap selective",
+            "EP2 DP2 x2 moe-overlap selective",
         ] {
             assert_eq!(text.parse::<Candidate>().unwrap().to_string(), text);
         }

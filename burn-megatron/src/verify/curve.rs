@@ -82,7 +82,7 @@ pub fn curve<M: CausalLm>(
         let mut ranks = launch(&Mesh::new(candidate.layout.clone())?, devices, |rank| {
             let build = |part| {
                 let params = ParamBuilder::new(&rank, settings.dtype, settings.seed).with_source(&initial);
-                let params = params.with_part(part).with_moe_comm_overlap(candidate.moe_overlap);
+                let params = params.with_part(part).with_moe_comm_overlap(candidate.moe_overlap, Some(2));
                 Ok(M::build(config, params.with_recompute(&candidate.recompute))?)
             };
             let mut engine = RankEngine::new(&rank, &dims, build, engine.clone())?;

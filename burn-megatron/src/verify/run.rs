@@ -95,7 +95,7 @@ pub fn verify<M: CausalLm>(
         let (recompute, overlap, initial) = (candidate.recompute.clone(), candidate.moe_overlap, &initial);
         move |rank: &Rank, part| {
             let params = ParamBuilder::new(rank, dtype, settings.seed).with_source(initial).with_part(part);
-            Ok(M::build(config, params.with_recompute(&recompute).with_moe_comm_overlap(overlap))?)
+            Ok(M::build(config, params.with_recompute(&recompute).with_moe_comm_overlap(overlap, Some(2)))?)
         }
     };
     let single = Candidate::default();

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::bf16;
 use kernels_cubecl::pointwise::flat::{self, FloatType, Run};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// A kernel gets its tensors from as many places in turn that they do not stay in the L2 cache.
@@ -11,6 +12,10 @@ const FOOTPRINT: usize = 512 << 20;
 /// Batches, of which the median counts, and seconds of a batch.
 const BATCHES: usize = 5;
 const SECONDS: f64 = 0.02;
+/// Elements of fp32 of the large copy.
+const COPIED: usize = 1 << 28;
+/// Those of the copy that hides the launches of a small kernel behind it.
+const HIDING: usize = 1 << 24;
 
 /// A tensor in several places, to be used in turn.
 pub struct Turns(Vec<Handle>);
@@ -26,12 +31,18 @@ struct Row {
     name: String,
     bytes: usize,
     seconds: f64,
+    /// Seconds of a copy that moves as many bytes.
+    copy: f64,
 }
 
 pub struct Clock<'a> {
     pub client: &'a Client,
     filters: Vec<String>,
+    /// Bytes per second of the large copy.
     copy: f64,
+    pool: [Handle; 2],
+    /// Seconds of copies by their elements.
+    copies: BTreeMap<usize, f64>,
     rows: Vec<Row>,
     /// 2^20 random numbers each.
     patterns: [(FloatType, Handle); 2],
@@ -51,19 +62,42 @@ impl<'a> Clock<'a> {
         let wide: Vec<u8> = values.iter().flat_map(|v| (v.abs() as f32).to_le_bytes()).collect();
         let patterns = [(FloatType::Bf16, narrow), (FloatType::F32, wide)];
         let patterns = patterns.map(|(float, bytes)| (float, client.create_from_slice(&bytes)));
-        let mut clock = Self { client, filters, copy: 0.0, rows: vec![], patterns };
-        let len = 1 << 28;
-        let (from, to) = (clock.tensor(FloatType::F32, len), clock.tensor(FloatType::F32, len));
-        let run = |handle| Run { handle, float: FloatType::F32, start: 0, len };
-        let call = |turn| flat::write(client, run(from.at(turn)), run(to.at(turn)), false).expect("legal");
-        let seconds = clock.median(&call);
-        clock.copy = (8 * len) as f64 / seconds;
-        clock.rows.push(Row { name: "copy of fp32".into(), bytes: 8 * len, seconds });
-        let one = |handle| Run { handle, float: FloatType::F32, start: 0, len: 4 };
-        let seconds =
-            clock.median(&|turn| flat::write(client, one(from.at(turn)), one(to.at(turn)), false).expect("legal"));
-        clock.rows.push(Row { name: "a launch (a copy of four numbers)".into(), bytes: 32, seconds });
+        let pool = [(); 2].map(|()| client.empty(4 * COPIED));
+        let mut clock = Self { client, filters, copy: 0.0, pool, copies: BTreeMap::new(), rows: vec![], patterns };
+        clock.pool = [(); 2].map(|()| clock.filled(FloatType::F32, COPIED));
+        let seconds = clock.copy_of(COPIED);
+        clock.copy = (8 * COPIED) as f64 / seconds;
+        clock.rows.push(Row { name: "copy of fp32".into(), bytes: 8 * COPIED, seconds, copy: seconds });
+        let seconds = clock.copy_of(4);
+        clock.rows.push(Row { name: "a launch (a copy of four numbers)".into(), bytes: 32, seconds, copy: seconds });
         clock
+    }
+
+    /// Copies `len` elements of fp32, those of one call after those of the call before.
+    fn copy(&self, len: usize, turn: usize) {
+        let start = turn % (COPIED / len) * len;
+        let [from, to] = self.pool.each_ref().map(|handle| Run { handle, float: FloatType::F32, start, len });
+        flat::write(self.client, from, to, false).expect("legal");
+    }
+
+    /// Seconds of a copy of `len` elements of fp32.
+    fn copy_of(&mut self, len: usize) -> f64 {
+        if let Some(seconds) = self.copies.get(&len) {
+            return *seconds;
+        }
+        let seconds = self.median(&|turn| self.copy(len, turn));
+        self.copies.insert(len, seconds);
+        seconds
+    }
+
+    /// Seconds of a copy that moves about as many bytes.
+    fn copy_of_bytes(&mut self, bytes: usize) -> f64 {
+        // Rounded, so that few sizes are timed.
+        match bytes >> 20 << 18 {
+            0 => self.copy_of(4),
+            elements if elements / 2 >= COPIED => bytes as f64 / self.copy,
+            elements => self.copy_of(elements / 2) * bytes as f64 / (4 * elements) as f64,
+        }
     }
 
     /// `len` random numbers of type bf16 or fp32, in several places if they are few.
@@ -121,16 +155,31 @@ impl<'a> Clock<'a> {
     pub fn time(&mut self, name: &str, bytes: usize, call: impl Fn(usize)) {
         if self.wants(&[name]) {
             let seconds = self.median(&call);
-            self.rows.push(Row { name: name.into(), bytes, seconds });
+            let copy = self.copy_of_bytes(bytes);
+            self.rows.push(Row { name: name.into(), bytes, seconds, copy });
+        }
+    }
+
+    /// Times a kernel that takes less time than its launch costs the host: what it adds to that of a large copy in front.
+    pub fn time_behind_a_copy(&mut self, name: &str, bytes: usize, call: impl Fn(usize)) {
+        if self.wants(&[name]) {
+            let both = self.median(&|turn| {
+                self.copy(HIDING, turn);
+                call(turn)
+            });
+            let (seconds, copy) = (both - self.copy_of(HIDING), self.copy_of_bytes(bytes));
+            self.rows.push(Row { name: name.into(), bytes, seconds, copy });
         }
     }
 
     pub fn print(&self) {
-        println!("\n{:<44} {:>9} {:>9} {:>6} {:>8}", "kernel", "GB", "ms", "TB/s", "of copy");
-        for Row { name, bytes, seconds } in &self.rows {
+        println!("\n{:<52} {:>6} {:>9} {:>6} {:>8} {:>10}", "kernel", "GB", "ms", "TB/s", "of copy", "as long a");
+        for Row { name, bytes, seconds, copy } in &self.rows {
             let (bytes, rate) = (*bytes as f64, *bytes as f64 / seconds);
             let (gb, ms, tbs, share) = (bytes / 1e9, seconds * 1e3, rate / 1e12, 100.0 * rate / self.copy);
-            println!("{name:<44} {gb:>9.3} {ms:>9.4} {tbs:>6.2} {share:>6.0} %");
+            let copy = bytes / copy / 1e12;
+            println!("{name:<52} {gb:>6.3} {ms:>9.4} {tbs:>6.2} {share:>6.0} % {copy:>10.2}");
         }
+        println!("The last column has the TB/s of a copy that moves as many bytes.");
     }
 }

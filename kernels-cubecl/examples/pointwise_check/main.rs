@@ -6,6 +6,7 @@
 #[path = "../../tests/pointwise/checks/mod.rs"]
 mod checks;
 mod clock;
+mod mixtures;
 mod plans;
 mod timings;
 
@@ -17,6 +18,7 @@ use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::experts::RowSums;
 use kernels_cubecl::pointwise::flat::FloatType;
+use kernels_cubecl::pointwise::head_norms::HeadsShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
 
@@ -50,6 +52,16 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + norm::rms_norm::<bf16>(c, 301, 24)
                 + norm::rms_norm::<bf16>(c, 37, 256)
                 + norm::rms_norm_with_sum::<bf16>(c, 701, 4096)
+        }),
+        ("norms of heads", |c| {
+            let shape = HeadsShape { tokens: 301, heads: 32, kv_heads: 4, all_heads: 40, head_dim: 128 };
+            norm::of_heads::<bf16>(c, shape)
+                + norm::of_heads::<f16>(c, HeadsShape { head_dim: 64, ..shape })
+                + norm::of_heads::<bf16>(c, HeadsShape { head_dim: 256, tokens: 3, ..shape })
+                + norm::of_heads::<bf16>(
+                    c,
+                    HeadsShape { tokens: 7001, heads: 1, kv_heads: 1, all_heads: 3, head_dim: 8 },
+                )
         }),
         ("layer norm", |c| {
             norm::layer_norm::<bf16>(c, 700, 1024)
@@ -118,9 +130,9 @@ fn main() {
     timings::norms(&mut clock);
     timings::tokens(&mut clock);
     timings::runs(&mut clock);
+    mixtures::all(&mut clock);
     if clock.asks_for("plans") {
-        plans::norms(&mut clock);
-        plans::heads(&mut clock);
+        plans::layer_gradients(&mut clock);
         plans::column_sums(&mut clock);
         plans::embeddings(&mut clock);
     }

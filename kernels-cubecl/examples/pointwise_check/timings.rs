@@ -9,7 +9,8 @@ use kernels_cubecl::pointwise::column_sum::column_sum;
 use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
 use kernels_cubecl::pointwise::dropout::{self, Drop};
 use kernels_cubecl::pointwise::embedding::{self, TableShape};
-use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, FloatType, Run};
+use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
+use kernels_cubecl::pointwise::head_norms::{self, HeadsShape};
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
 use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
@@ -110,7 +111,8 @@ pub fn activations(clock: &mut Clock) {
 }
 
 pub fn norms(clock: &mut Clock) {
-    let names = ["rms norm gradient with sum", "layer norm gradient with sum", "column sum", "rope"];
+    let names =
+        ["rms norm gradient with sum", "layer norm gradient with sum", "norms of heads", "column sum", "rope gradient"];
     if !clock.wants(&names) {
         return;
     }
@@ -120,11 +122,6 @@ pub fn norms(clock: &mut Clock) {
         let half = |len| clock.tensor(FloatType::Bf16, len);
         let (x, y, slope, other, sum, w) = (half(len), half(len), half(len), half(len), half(len), half(HIDDEN));
         let (shape, sums) = (NormShape { rows: tokens, columns: HIDDEN }, client.empty(8 * HIDDEN));
-        // What a kernel of the forward norms' bytes has at best.
-        clock.time(&format!("a copy next to norm, {tokens} rows"), 4 * len, |i| {
-            let run = |handle| Run { handle, float: FloatType::Bf16, start: 0, len };
-            flat::write(client, run(x.at(i)), run(y.at(i)), false).expect("legal")
-        });
         for (affine, name) in [(Affine::Rms(w.at(0)), "rms norm"), (Affine::Layer(w.at(0), w.at(1)), "layer norm")] {
             let name = |what: &str| format!("{name}{what}, {tokens} rows");
             clock.time(&name(""), 4 * len, |i| {
@@ -147,26 +144,28 @@ pub fn norms(clock: &mut Clock) {
             column_sum::<bf16>(client, x.at(i), &sums, tokens, HIDDEN).expect("legal")
         });
     }
-    let (rows, columns) = (TOKENS * 40, 128);
-    let short = NormShape { rows, columns };
+    let packed = HeadsShape { tokens: TOKENS, heads: 32, kv_heads: 4, all_heads: 40, head_dim: 128 };
+    let len = TOKENS * 40 * 128;
     let half = |len| clock.tensor(FloatType::Bf16, len);
-    let (x, y, slope, w) = (half(rows * columns), half(rows * columns), half(rows * columns), half(columns));
-    let (affine, sums) = (Affine::Rms(w.at(0)), client.empty(8 * columns));
-    clock.time("rms norm of heads of 128", 4 * rows * columns, |i| {
-        norm::forward::<bf16>(client, x.at(i), None, affine, y.at(i), 1e-5, short).expect("legal")
+    let (x, y, slope, w, sums) = (half(len), half(len), half(len), half(128), client.empty(8 * 128));
+    let weights = [w.at(0), w.at(1)];
+    clock.time("norms of heads of 128", 4 * len, |i| {
+        head_norms::forward::<bf16>(client, x.at(i), weights, y.at(i), 1e-5, packed).expect("legal")
     });
-    clock.time("rms norm gradient of heads of 128", 6 * rows * columns, |i| {
-        let targets = Gradients { x: y.at(i), affine: &sums };
-        norm::backward::<bf16>(client, x.at(i), affine, slope.at(i), None, targets, 1e-5, short).expect("legal")
+    clock.time("norms of heads of 128, gradients", 6 * len, |i| {
+        let targets = [y.at(i), &sums];
+        head_norms::backward::<bf16>(client, x.at(i), weights, slope.at(i), targets, 1e-5, packed).expect("legal")
     });
     let shape = RopeShape { rows: TOKENS, batch: 1, heads: 40, all_heads: 48, head_dim: 128, rotated: 128 };
     let latent = RopeShape { heads: 128, all_heads: 128, head_dim: 192, rotated: 64, ..shape };
-    for (name, shape) in [("rope", shape), ("rope of 64 of 192 features", latent)] {
+    for (name, shape, back) in
+        [("rope", shape, false), ("rope gradient", shape, true), ("rope of 64 of 192 features", latent, false)]
+    {
         let len = TOKENS * shape.all_heads * shape.head_dim;
         let [x, out, angles] = [len, len, TOKENS * shape.rotated / 2].map(|len| clock.tensor(FloatType::Bf16, len));
         clock.time(name, 4 * len, |i| {
             let angles = (angles.at(0), angles.at(1));
-            rope::apply::<bf16>(client, x.at(i), angles, out.at(i), shape, false).expect("legal")
+            rope::apply::<bf16>(client, x.at(i), angles, out.at(i), shape, back).expect("legal")
         });
     }
 }
@@ -228,9 +227,6 @@ pub fn tokens(clock: &mut Clock) {
     clock.time(names[4], 4 * TOKENS * HIDDEN, |i| {
         embedding::forward(client, table.at(i), &labels, out.at(i), shape, 2).expect("legal")
     });
-    clock.time("embedding gradient, its sort", 4 * TOKENS, |_| {
-        embedding::sort::sort(client, &labels, TOKENS).expect("legal");
-    });
     for (name, ids) in [(names[5], &even), (names[6], &zipf)] {
         let (bytes, ids) = (gradient_bytes(ids, HIDDEN), upload_i32(client, ids));
         clock.time(name, bytes, |i| {
@@ -240,7 +236,7 @@ pub fn tokens(clock: &mut Clock) {
 }
 
 pub fn runs(clock: &mut Clock) {
-    let names = ["accumulate bf16 in fp32", "cast fp32 to bf16", "cast bf16 to fp32"];
+    let names = ["accumulate bf16 in fp32", "cast fp32 to bf16", "cast bf16 to fp32", "copies of pieces"];
     if !clock.wants(&names) {
         return;
     }
@@ -251,4 +247,12 @@ pub fn runs(clock: &mut Clock) {
     let large = |i| Run { handle: wide.at(i), float: FloatType::F32, start: 0, len };
     clock.time(names[1], 6 * len, |i| flat::write(client, large(i), small(i), false).expect("legal"));
     clock.time(names[2], 6 * len, |i| flat::write(client, small(i), large(i), false).expect("legal"));
+    let other = clock.tensor(FloatType::F32, len);
+    let starts: Vec<u32> = (0..len).step_by(CHUNK).map(|start| start as u32).collect();
+    let lens = upload_u32(client, &vec![CHUNK as u32; starts.len()]);
+    let (count, starts) = (starts.len(), upload_u32(client, &starts));
+    clock.time(names[3], 8 * len, |i| {
+        let copies = Copies { from: &starts, to: &starts, lens: &lens, count, ends: [len; 2] };
+        flat::copy(client, wide.at(i), other.at(i), copies).expect("legal")
+    });
 }

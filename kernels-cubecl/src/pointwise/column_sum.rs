@@ -35,7 +35,7 @@ impl Slicing {
         // As many cubes as three of four multiprocessors keep the memory busy.
         let wanted = if 4 * across >= 3 * processors { 1 } else { (2 * processors).div_ceil(across) };
         let most = rows.div_ceil(ROWS_EACH * (units / side) as usize);
-        Self { units, side, slices: wanted.min(most) as u32, ahead: 8 }
+        Self { units, side, slices: wanted.min(most) as u32, ahead: 5 }
     }
 
     /// Units on top of each other.

@@ -44,6 +44,13 @@ impl CubeShape {
         CubeCount::Static((items as u32).div_ceil(self.units), 1, 1)
     }
 
+    /// This shape with no more units than share `items` out evenly among as few cubes.
+    pub(super) fn fitting(self, items: usize) -> Self {
+        let cubes = items.div_ceil(self.units as usize).max(1);
+        let units = items.div_ceil(cubes).next_multiple_of(self.plane as usize).max(1) as u32;
+        Self { units, ..self }
+    }
+
     /// Cubes along y with a unit for each of `items`, for every of `rows` along x.
     pub(super) fn rows(self, rows: usize, items: usize) -> CubeCount {
         CubeCount::Static(rows as u32, (items as u32).div_ceil(self.units), 1)
@@ -102,4 +109,17 @@ pub(crate) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[comptime] cube
         top = max(top, scratch[i]);
     }
     top
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cubes_fit_short_rows() {
+        for (items, units) in [(1, 32), (96, 96), (192, 192), (256, 256), (300, 160), (1000, 256), (1792, 256)] {
+            assert_eq!(CubeShape::GPU.fitting(items).units, units, "{items}");
+        }
+        assert_eq!(CubeShape::CPU.fitting(1).units, 1);
+    }
 }

@@ -11,6 +11,7 @@ pub mod embedding;
 pub mod experts;
 pub mod flat;
 pub mod gelu;
+pub mod head_norms;
 pub mod momentum;
 pub mod muon;
 pub mod norm;

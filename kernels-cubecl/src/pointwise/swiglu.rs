@@ -82,8 +82,7 @@ pub fn forward<E: Float>(
     half: usize,
 ) -> Result<(), PointwiseError> {
     check("half", half, 8, LONGEST)?;
-    let cube = CubeShape::of(client);
-    let vectors = rows * half / 8;
+    let (cube, vectors) = (CubeShape::of(client).fitting(half / 8), rows * half / 8);
     let (x, out) =
         (buffer("x", x, 2 * vectors, 8 * size_of::<E>())?, buffer("out", out, vectors, size_of::<Vec8<E>>())?);
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
@@ -103,8 +102,7 @@ pub fn backward<E: Float>(
     half: usize,
 ) -> Result<(), PointwiseError> {
     check("half", half, 8, LONGEST)?;
-    let cube = CubeShape::of(client);
-    let vectors = rows * half / 8;
+    let (cube, vectors) = (CubeShape::of(client).fitting(half / 8), rows * half / 8);
     let (x, out_gradient) = (
         buffer("x", x, 2 * vectors, 8 * size_of::<E>())?,
         buffer("out_gradient", out_gradient, vectors, size_of::<Vec8<E>>())?,

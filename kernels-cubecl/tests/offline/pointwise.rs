@@ -3,10 +3,11 @@ use super::{buffer as b, compile, registers_only, settings, settings_of};
 use cubecl::prelude::BufferCompilationArg;
 use cubecl_runtime::kernel::CubeKernel;
 use half::{bf16, f16};
-use kernels_cubecl::pointwise::embedding::{self, gradient, sort};
+use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, column_sum, cross_entropy, dropout, experts, flat, gelu, momentum, muon, norm, rope, swiglu,
+    CubeShape, adamw, column_sum, cross_entropy, dropout, experts, flat, gelu, head_norms, momentum, muon, norm, rope,
+    swiglu,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -39,28 +40,16 @@ fn cross_entropy_compiles() {
 
 #[test]
 fn the_embedding_compiles() {
-    use gradient::{join_chunks::JoinChunks, sum_chunks::SumChunks};
+    use embedding::gradient::sum_buckets::SumBuckets;
     check("gather", kernel!(embedding::gather::Gather, settings(), (b(), b(), b(), (), (), (), ())));
-    compile("sorted tiles", kernel!(sort::sort_tiles::SortTiles, settings(), (b(), b(), b(), (), GPU)));
-    compile("merged tiles", kernel!(sort::merge_tiles::MergeTiles, settings(), (b(), b(), b(), b(), (), GPU)));
-    macro_rules! sums {
-        ($float:ty, $sum:ty, $add:literal) => {{
-            check("sums", kernel!(SumChunks<$float, $sum>, settings(), (b(), b(), b(), b(), b(), (), (), (), (), $add)));
-            check("joined sums", kernel!(JoinChunks<$sum>, settings(), (b(), b(), b(), (), (), (), (), $add, GPU)));
-        }};
-    }
-    sums!(bf16, f32, true);
-    sums!(bf16, bf16, false);
-    let plan = embedding::Plan { units: 256, side: 32, buckets: 128, ahead: 4, room: 8192 };
+    let plan = embedding::Plan { units: 256, side: 64, buckets: 128, ahead: 4, room: 8192 };
     for (plan, adds) in [
         (plan, true),
         (plan, false),
-        (embedding::Plan { ahead: 8, ..plan }, true),
+        (embedding::Plan { ahead: 3, ..plan }, true),
         (embedding::Plan { side: 128, buckets: 256, ..plan }, true),
     ] {
-        let (s, d, none) = (settings(), hopper(), Default::default());
-        type Sums = embedding::buckets::sum_buckets::SumBuckets<bf16, f32>;
-        let kernel = Sums::new(s, d, none, b(), b(), b(), (), (), (), (), 4, 4, adds, plan);
+        let kernel = kernel!(SumBuckets<bf16, f32>, settings(), (b(), b(), b(), (), (), (), (), 4, 4, adds, plan));
         check(&format!("buckets {} {} {adds}", plan.side, plan.ahead), kernel);
     }
 }
@@ -74,9 +63,11 @@ fn swiglu_compiles() {
 #[test]
 fn experts_compile() {
     use experts::{add_rows::AddRows, weighted_backward::WeightedBackward, weighted_forward::WeightedForward};
-    check("sums of rows", kernel!(AddRows<bf16>, settings(), (b(), b(), b(), (), (), (), 8)));
+    for terms in [1, 2, 8, 10] {
+        check(&format!("sums of {terms} rows"), kernel!(AddRows<bf16>, settings(), (b(), b(), b(), (), (), 8, terms)));
+    }
     check("weighted swiglu", kernel!(WeightedForward<bf16>, settings(), (b(), b(), b(), ())));
-    let kernel = kernel!(WeightedBackward<bf16>, settings(), (b(), b(), b(), b(), b(), (), GPU));
+    let kernel = kernel!(WeightedBackward<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), GPU));
     check("weighted swiglu gradient", kernel);
 }
 
@@ -127,6 +118,21 @@ fn norms_compile() {
         }
         check(&format!("norm {kind}"), norm!(NormForward<f16>, small));
         check(&format!("norm gradient {kind}"), norm!(NormBackward<bf16>, plan));
+    }
+}
+
+#[test]
+fn norms_of_heads_compile() {
+    use head_norms::{Line, norm_heads::NormHeads, norm_heads_gradients::NormHeadsGradients};
+    for head_dim in [64, 128] {
+        let line = Line::of(GPU, head_dim);
+        check(
+            "norms of heads",
+            kernel!(NormHeads<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), (), (), line)),
+        );
+        let kernel =
+            kernel!(NormHeadsGradients<bf16>, settings(), (b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), line));
+        check("gradients of norms of heads", kernel);
     }
 }
 

@@ -19,7 +19,7 @@ fn routing_compiles() {
     registers_only("sums of counts", kernel!(ScanChunks, settings(), (b(), b(), (), ())));
     for parts in [1, 2] {
         let kernel =
-            kernel!(PlaceCopies, settings(), (b(), b(), b(), b(), b(), b(), b(), (), (), (), (), (), 8, parts));
+            kernel!(PlaceCopies, settings(), (b(), b(), b(), b(), b(), b(), b(), (), (), (), (), 128, 8, parts));
         registers_only("places", kernel);
     }
     registers_only("runs", kernel!(SpreadRuns, settings(), (b(), b(), (), ())));

@@ -13,6 +13,7 @@ use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::experts::RowSums;
 use kernels_cubecl::pointwise::flat::FloatType;
+use kernels_cubecl::pointwise::head_norms::HeadsShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
 
@@ -46,6 +47,8 @@ fn sums_of_rows() {
     both!(experts::sum_rows, RowSums { rows: 9, columns: 40, out: 13, terms: 1 });
     both!(experts::sum_rows, RowSums { rows: 9, columns: 12, out: 5, terms: 3 });
     both!(experts::sum_rows, RowSums { rows: 20, columns: 1, out: 33, terms: 2 });
+    // More terms than are read at a time.
+    both!(experts::sum_rows, RowSums { rows: 20, columns: 8, out: 5, terms: 10 });
 }
 
 #[test]
@@ -71,6 +74,13 @@ fn rms_norm() {
     both!(norm::rms_norm, 7, 8);
     both!(norm::rms_norm, 33, 72);
     both!(norm::rms_norm_with_sum, 5, 24);
+}
+
+#[test]
+fn norms_of_heads() {
+    both!(norm::of_heads, HeadsShape { tokens: 5, heads: 4, kv_heads: 2, all_heads: 8, head_dim: 16 });
+    both!(norm::of_heads, HeadsShape { tokens: 7, heads: 1, kv_heads: 1, all_heads: 3, head_dim: 8 });
+    both!(norm::of_heads, HeadsShape { tokens: 1, heads: 2, kv_heads: 1, all_heads: 3, head_dim: 64 });
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::ReduceOp;
+use backend_dist::gpu;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
 use backend_dist::ops::pull_back;
@@ -225,6 +226,10 @@ fn main() {
     let part = std::env::args().nth(2);
     let does = |what: &str| part.as_deref().is_none_or(|part| part == what);
     assert!(["layers", "places", "times"].into_iter().any(does), "{part:?} is not layers, places or times");
+    if let Err(missing) = gpu::require(gpus) {
+        eprintln!("{missing}");
+        std::process::exit(2);
+    }
     let mut bad = if does("layers") { check(gpus) } else { 0 };
     if does("places") {
         bad += places::check(gpus);

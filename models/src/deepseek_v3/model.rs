@@ -106,7 +106,7 @@ impl CausalLm for DeepSeekV3 {
         match x.is_autodiff() {
             true => {
                 let modules = stats::counted(|| self.further_losses(x, &labels, batch));
-                with_mtp_losses(losses, modules, self.mtp_weight, batch.context.as_ref())
+                with_mtp_losses(losses, modules, self.mtp_weight, batch)
             }
             false => losses,
         }

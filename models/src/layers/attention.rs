@@ -165,18 +165,14 @@ impl SelfAttention {
     fn heads(&self, qkv: Tensor<3>, angles: Option<&Angles>) -> Tensor<4> {
         let [seq, batch, features] = qkv.dims();
         let head_dim = features / self.heads.total();
-        let qkv = self.normalised(qkv.reshape([seq, batch, self.heads.total(), head_dim]));
+        let qkv = qkv.reshape([seq, batch, self.heads.total(), head_dim]);
+        let qkv = match &self.head_norms {
+            Some(norms) => Norm::heads(norms, qkv, self.heads),
+            None => qkv,
+        };
         match angles {
             Some(angles) => rotate(qkv, self.heads.heads + self.heads.kv_heads, angles),
             None => qkv,
         }
-    }
-
-    fn normalised(&self, qkv: Tensor<4>) -> Tensor<4> {
-        let Some([of_queries, of_keys]) = &self.head_norms else { return qkv };
-        let PackedHeads { heads, kv_heads } = self.heads;
-        let queries = of_queries.forward(qkv.clone().narrow(2, 0, heads));
-        let keys = of_keys.forward(qkv.clone().narrow(2, heads, kv_heads));
-        Tensor::cat(vec![queries, keys, qkv.narrow(2, heads + kv_heads, kv_heads)], 2)
     }
 }

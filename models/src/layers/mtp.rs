@@ -5,14 +5,15 @@ use std::ops::Range;
 
 use backend_dist::collective::all_gather_int;
 use backend_dist::ops::conjugate::gather_from_sequence_parallel;
-use backend_dist::ops::context::{ContextParallel, zigzag};
+use backend_dist::ops::context::{ContextParallel, Documents, zigzag};
 use backend_dist::shard::Init;
 use burn::module::Module;
 use burn::tensor::kind::Basic;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Int, Tensor, TensorData};
 
 use super::norm::{Norm, NormKind};
 use super::replicated::ReplicatedLinear;
+use crate::micro_batch::{MicroBatch, positions_in_documents};
 use crate::param::{BuildError, ParamBuilder};
 
 /// From the hidden states of the module before and the embeddings of the tokens that it predicted, both normalised, to the
@@ -73,15 +74,11 @@ pub fn ahead(tokens: Tensor<2, Int>, by: usize, context: Option<&ContextParallel
 /// `losses [b, s]`, with a gradient that also goes to the losses of the modules, of which the first one's are at one
 /// position before that of the same token in `losses`, the second one's at two, and so on: what multiplies the loss of a
 /// token multiplies its losses in the modules too, times `weight`. That is Megatron-LM's rolled loss mask
-/// (`megatron/core/transformer/multi_token_prediction.py`). What looks beyond the end of a sequence gets no gradient.
-/// With a context each rank has the losses of its positions.
-pub fn with_mtp_losses(
-    losses: Tensor<2>,
-    modules: Vec<Tensor<2>>,
-    weight: f64,
-    context: Option<&ContextParallel>,
-) -> Tensor<2> {
-    let rows = losses.dims()[1];
+/// (`megatron/core/transformer/multi_token_prediction.py`). What looks beyond the end of a sequence gets no gradient, nor what
+/// looks beyond that of a document (`_roll_tensor_packed_seq` there) which attention does not cross. With a context each rank has
+/// the losses of its positions.
+pub fn with_mtp_losses(losses: Tensor<2>, modules: Vec<Tensor<2>>, weight: f64, batch: &MicroBatch) -> Tensor<2> {
+    let (rows, context) = (losses.dims()[1], batch.context.as_ref());
     modules.into_iter().enumerate().fold(losses, |losses, (index, module)| {
         let module = match context {
             // Every rank weights the losses of its own positions: the gradients of all are summed.
@@ -93,7 +90,11 @@ pub fn with_mtp_losses(
         let (seq, by) = (module.dims()[1], index + 1);
         let aligned = if by < seq {
             let before = module.clone().narrow(1, 0, by).zeros_like();
-            Tensor::cat(vec![before, module.narrow(1, 0, seq - by)], 1).mul_scalar(weight)
+            let aligned = Tensor::cat(vec![before, module.narrow(1, 0, seq - by)], 1);
+            match &batch.documents {
+                Some(documents) => aligned.clone() * inside(documents, by, &aligned).mul_scalar(weight),
+                None => aligned.mul_scalar(weight),
+            }
         } else {
             // The backward pass goes through the module all the same: other ranks may wait for this one's experts.
             module.mul_scalar(0.0)
@@ -101,6 +102,14 @@ pub fn with_mtp_losses(
         let aligned = own(aligned, rows, context);
         losses + (aligned.clone() - aligned.detach())
     })
+}
+
+/// `[b, s]` like `losses`: 1 where a token has at least `by` others of its document before it, else 0.
+fn inside(documents: &Documents, by: usize, losses: &Tensor<2>) -> Tensor<2> {
+    let [samples, seq] = losses.dims();
+    let whole = positions_in_documents(&Vec::from([0..seq]), documents).into_iter();
+    let values: Vec<f64> = whole.map(|position| if position < by { 0.0 } else { 1.0 }).collect();
+    Tensor::from_data(TensorData::new(values, [seq, samples]), (&losses.device(), losses.dtype())).transpose()
 }
 
 /// What the ranks of a context have of sequences, `[b, s]` in the order of the ranks, in the order of the positions.

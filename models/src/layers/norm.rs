@@ -1,7 +1,7 @@
 //! Normalisation over the hidden dimension, replicated on every rank. Under sequence parallelism each rank normalises
 //! its part of the sequence.
 
-use backend_dist::ops::{Prologue, Residual, layer_norm, rms_norm};
+use backend_dist::ops::{PackedHeads, Prologue, Residual, layer_norm, norm_heads, rms_norm};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
@@ -101,6 +101,18 @@ impl Norm {
             None => rms_norm(x, self.weight.val(), self.eps),
             Some(bias) => layer_norm(x, self.weight.val(), bias.val(), self.eps),
         }
+    }
+
+    /// Normalises the features of each query head with `queries` and of each key head with `keys`, RMSNorms of one epsilon;
+    /// `[s, b, heads + 2 kv_heads, d]` to the same.
+    pub(super) fn heads([queries, keys]: &[Self; 2], qkv: Tensor<4>, packed: PackedHeads) -> Tensor<4> {
+        if !queries.is_rounded(qkv.dtype()) {
+            return norm_heads(qkv, [queries.weight.val(), keys.weight.val()], queries.eps, packed);
+        }
+        let PackedHeads { heads, kv_heads } = packed;
+        let normed =
+            [queries.forward(qkv.clone().narrow(2, 0, heads)), keys.forward(qkv.clone().narrow(2, heads, kv_heads))];
+        Tensor::cat(normed.into_iter().chain([qkv.narrow(2, heads + kv_heads, kv_heads)]).collect(), 2)
     }
 
     /// The value of [`normalised`], with the gradient of the exact norm.

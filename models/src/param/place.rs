@@ -61,6 +61,8 @@ pub struct ExpertParallel {
     pub parts: Group,
     /// Where the group has a device link its all-to-alls run beside the experts' products.
     pub overlap: bool,
+    /// Into how many pieces a rank's experts are cut for that, if it is not left to arithmetic.
+    pub pieces: Option<usize>,
     /// Routers choose at random.
     pub forced: bool,
 }
@@ -69,7 +71,8 @@ impl ExpertParallel {
     pub(super) fn of(rank: &Rank) -> Self {
         let place = |axis, at| Place { rank: at, size: rank.mesh.axis_size(axis) };
         let (etp, ep) = (place(Axis::Etp, rank.coords.etp), place(Axis::Ep, rank.coords.ep));
-        Self { group: rank.group(Axis::EtpEp), etp, ep, parts: rank.group(Axis::Etp), overlap: false, forced: false }
+        let (group, parts) = (rank.group(Axis::EtpEp), rank.group(Axis::Etp));
+        Self { group, etp, ep, parts, overlap: false, pieces: None, forced: false }
     }
 
     /// How many neighbours of [`ExpertParallel::group`] have tokens of one micro-batch, if `tensor_parallel` ranks share one:

@@ -10,7 +10,7 @@ use crate::{assert_same, gpt, llama};
 use backend_dist::ops::fp8::Fp8Format;
 use burn::tensor::FloatDType;
 use models::recompute::Module::{CoreAttention, MlpActivation, Norms};
-use models::{CausalLm, Fp8Config, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, Recompute};
+use models::{CausalLm, Fp8Config, Gpt, GptConfig, Llama, LlamaConfig, Mixtral, MixtralConfig, ModelConfig, Recompute};
 
 /// Parts of four ranks are multiples of 16, and no two of them hold the same key-value head.
 fn wide_llama() -> LlamaConfig {
@@ -65,4 +65,20 @@ fn llama_in_fp8() {
 fn gpt_in_fp8() {
     let config = GptConfig { hidden_size: 64, intermediate_size: 96, ..gpt() };
     assert_layouts_agree::<Gpt>(&config, &["TP2", "TP2 SP"]);
+}
+
+/// Experts divided, cut, both, and on two ranks each while four share a micro-batch.
+#[test]
+fn mixtral_in_fp8() {
+    let config = MixtralConfig {
+        vocab_size: 99,
+        hidden_size: 64,
+        intermediate_size: 64,
+        num_attention_heads: 8,
+        num_key_value_heads: 4,
+        head_dim: 8,
+        num_experts: 4,
+        ..MixtralConfig::tiny()
+    };
+    assert_layouts_agree::<Mixtral>(&config, &["TP2", "TP2 SP EP2 ETP1", "TP4 SP EP2 ETP2", "TP4 EP2 ETP1"]);
 }

@@ -92,8 +92,13 @@ pub fn run_on<M: CausalLm>(
         let weights = TensorData::new(batch.weights.clone(), losses.dims());
         let weights = Tensor::from_data(weights, (&device, losses.dtype()));
         let gradients = (losses.clone() * weights).sum().backward();
-        let mut collect =
-            Collect { rank: &rank, registry: model.registry(), gradients: &gradients, locals: Vec::new() };
+        let mut collect = Collect {
+            rank: &rank,
+            registry: model.registry(),
+            gradients: &gradients,
+            replicas: None,
+            locals: Vec::new(),
+        };
         model.visit(&mut collect);
         Ok((host(losses), logits, collect.locals))
     };
@@ -175,11 +180,13 @@ pub fn largest(values: &[f64]) -> f64 {
 }
 
 /// Every parameter's gradient, with the sums over neighbours that its spec asks for.
-struct Collect<'a> {
-    rank: &'a Rank,
-    registry: &'a Registry,
-    gradients: &'a Gradients,
-    locals: Vec<Local>,
+pub struct Collect<'a> {
+    pub rank: &'a Rank,
+    pub registry: &'a Registry,
+    pub gradients: &'a Gradients,
+    /// The ranks that see other rows, unless all see the same. Ranks that hold the same experts always see other tokens.
+    pub replicas: Option<Axis>,
+    pub locals: Vec<Local>,
 }
 
 impl ModuleVisitor for Collect<'_> {
@@ -189,15 +196,20 @@ impl ModuleVisitor for Collect<'_> {
             return;
         }
         let gradient = param.val().grad(self.gradients).unwrap_or_else(|| panic!("{} has no gradient", spec.name()));
-        // Ranks that hold the same experts see other tokens.
-        let experts = spec.unit.grid() == GridKind::Expert;
-        let gradient = match experts {
-            true => all_reduce(gradient, ReduceOp::Sum, &self.rank.group(Axis::Edp)),
-            false => gradient,
+        let replicas = match spec.unit.grid() {
+            GridKind::Dense => self.replicas,
+            GridKind::Expert => Some(Axis::Edp),
         };
-        if experts && self.rank.coords.edp > 0 {
-            return;
-        }
+        let gradient = match replicas.map(|axis| self.rank.group(axis)) {
+            Some(group) => {
+                let sum = all_reduce(gradient, ReduceOp::Sum, &group);
+                if group.rank() > 0 {
+                    return;
+                }
+                sum
+            }
+            None => gradient,
+        };
         let mut local = host(gradient.clone());
         for sum in spec.gradient_sums() {
             let group = self.rank.subgroup(Axis::Tp, sum.ranks);

@@ -21,6 +21,11 @@ impl Call<'_> {
         (self.link.comm as _, self.link.stream as _)
     }
 
+    /// The stream that the rank computes on.
+    pub(crate) fn compute(self) -> cuda_sys::CUstream {
+        self.compute
+    }
+
     /// The communicator's pool of events.
     pub(crate) fn events(&self) -> &Events {
         &self.link.events

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Cube, DType, FloatDType, TensorMetadata};
+use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::fp8::{Codec, groups};
 
@@ -15,6 +16,9 @@ use crate::cuda::clear;
 use crate::cuda::lt_fp8::{Onto, Operand, Sums, multiply_one};
 use crate::ops::fp8::{Fp8GroupKernels, Groups, Number, Precision, QuantizedGroups, Scales, Sides};
 use crate::profile::{self, Kind, Operation, operation};
+
+/// Numbers between the scales of two groups: cuBLASLt takes every pointer of an FP8 product at multiples of 16 bytes only.
+const APART: usize = 4;
 
 /// A matrix where it lies, and its scale.
 struct Part {
@@ -28,7 +32,7 @@ impl Part {
     fn of(x: &Groups<Cube>, group: usize) -> Self {
         let ([rows, inner], range) = x.matrix(group);
         let bytes = view(&x.data, [1, rows, inner], [rows * inner, inner, 1], range.start);
-        Self { bytes, inverse: view(&x.inverse, [1, 1, 1], [1, 1, 1], group), rows, inner }
+        Self { bytes, inverse: view(&x.inverse, [1, 1, 1], [1, 1, 1], group * APART), rows, inner }
     }
 
     fn operand(&self, number: Number) -> Operand<'_> {
@@ -81,7 +85,9 @@ impl Fp8GroupKernels for Cube {
         let _noted = work::memory("cast of groups to FP8", &x, |bytes| bytes + bytes / x.dtype.size() * written);
         let x = half(x);
         let (columns, elements) = (columns(&x), x.meta.shape().num_elements());
-        let [scale, inverse] = [&scales.scale, &scales.inverse].map(|x| super::packed(x.clone()));
+        let scale = super::packed(scales.scale.clone());
+        let column = Self::float_reshape(scales.inverse.clone(), Shape::from([counts.len(), 1]));
+        let inverse = super::packed(Self::float_expand(column, Shape::from([counts.len(), APART])));
         let bytes = |wanted: bool| wanted.then(|| empty(&x, [elements], DType::U8));
         let (by_rows, by_columns) = (bytes(sides.by_rows), bytes(sides.by_columns));
         let conversion = groups::GroupConversion { format: format(number), codec: Codec::Instruction, counts, columns };

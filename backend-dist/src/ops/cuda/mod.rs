@@ -25,6 +25,7 @@ mod embedding;
 mod fp8;
 mod fp8_groups;
 pub(super) mod grouped;
+mod head_norms;
 mod linear;
 mod moe;
 mod norm;

@@ -130,7 +130,7 @@ fn one_row(x: CubeTensor) -> CubeTensor {
 }
 
 /// The rows of `x [2, columns]`, f32 without gaps.
-fn two_rows(x: CubeTensor) -> [CubeTensor; 2] {
+pub(super) fn two_rows(x: CubeTensor) -> [CubeTensor; 2] {
     let columns = columns(&x);
     let bytes = (columns * size_of::<f32>()) as u64;
     [(0, bytes), (bytes, 0)].map(|(before, behind)| {

@@ -1,10 +1,14 @@
-//! Sums along a dimension as products with ones, by cuBLASLt: always the same algorithm, and sums at least in f32.
+//! Sums along a dimension as products with ones, by cuBLASLt: always the same algorithm, and sums at least in f32. Few slices are
+//! added one to the other.
 
-use burn::backend::{Cube, DType, FloatDType, Scalar, TensorMetadata, ops::FloatTensorOps};
+use burn::backend::{Cube, DType, FloatDType, Scalar, Slice, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::Shape;
 
 use super::{Float, is_here};
 use crate::cuda::lt::{Operand, product};
+
+/// So many slices are added one to the other, instead of a product of very many rows of so few elements.
+const FEW: usize = 16;
 
 /// Sum over dimension `dim`, of which one element stays.
 pub fn sum_dim(x: Float, dim: usize) -> Float {
@@ -27,11 +31,27 @@ pub fn sum_dim(x: Float, dim: usize) -> Float {
     if before == 1 {
         return product(reshaped(ones, [1, n]), reshaped(x, [n, behind]), shape, dtype);
     }
+    if behind > 1 && n <= FEW {
+        let x = Cube::float_reshape(x, Shape::from([before, n, behind]));
+        return Cube::float_reshape(added(x), shape);
+    }
     let last = shape.num_dims() - 1;
     // To the end, so that it is one product and not one for each of many small matrices.
     let order: Vec<usize> = (0..dim).chain(dim + 1..=last).chain([dim]).collect();
     let x = if behind == 1 { x } else { Cube::float_permute(x, &order) };
     product(reshaped(x, [before * behind, n]), reshaped(ones, [n, 1]), shape, dtype)
+}
+
+/// The sum over the middle one of three dimensions, slice by slice.
+fn added(x: Float) -> Float {
+    let (dtype, size) = (x.dtype(), x.meta.shape().to_vec());
+    let wide = FloatDType::from(if dtype == DType::F64 { DType::F64 } else { DType::F32 });
+    let slice = |i: usize| {
+        let at = [Slice::from(0..size[0]), Slice::from(i..i + 1), Slice::from(0..size[2])];
+        Cube::float_cast(Cube::float_slice(x.clone(), &at), wide)
+    };
+    let sum = (0..size[1]).map(slice).reduce(Cube::float_add).expect("several slices");
+    Cube::float_cast(sum, FloatDType::from(dtype))
 }
 
 /// [`sum_dim`] divided by the size of the dimension.

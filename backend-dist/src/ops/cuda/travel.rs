@@ -16,17 +16,13 @@ pub struct Coming {
     pending: Option<Pending>,
 }
 
-/// Matrices whose rows come piece by piece.
-pub enum Joined {
-    /// By the host.
-    Pieces(Vec<Vec<Float>>),
-    /// To their place.
-    Whole {
-        matrices: Vec<Float>,
-        /// Rows that have a place by now.
-        rows: usize,
-        pending: Vec<Pending>,
-    },
+/// Matrices whose rows come piece by piece: in lists where the host carries them, else to their place.
+pub struct Joined {
+    pieces: Vec<Vec<Float>>,
+    matrices: Vec<Float>,
+    /// Rows in all, and those that have a place by now.
+    rows: [usize; 2],
+    pending: Vec<Pending>,
 }
 
 impl Travel for Cube {
@@ -52,35 +48,27 @@ impl Travel for Cube {
         matrices
     }
 
-    fn room(like: &[Float], rows: usize, group: &Group) -> Joined {
-        if !is_linked(like, group) {
-            return Joined::Pieces(like.iter().map(|_| Vec::new()).collect());
-        }
-        let matrices = like.iter().map(|x| empty(x, [rows, columns(x)], x.dtype)).collect();
-        Joined::Whole { matrices, rows: 0, pending: Vec::new() }
+    fn none_of(rows: usize) -> Joined {
+        Joined { pieces: Vec::new(), matrices: Vec::new(), rows: [rows, 0], pending: Vec::new() }
     }
 
     fn join(x: Vec<Float>, splits: &Splits, group: &Group, joined: &mut Joined) {
-        match joined {
-            Joined::Pieces(pieces) => append::<Self>(x, splits, group, pieces),
-            Joined::Whole { matrices, rows, pending } => {
-                let to = x.into_iter().zip(&*matrices);
-                let all: Vec<Rows> =
-                    to.map(|(from, to)| Rows { from: dense(from), first: 0, to: to.clone(), at: *rows }).collect();
-                pending.push(all_to_all(&all, splits, group));
-                *rows += splits.received();
-            }
+        let Joined { pieces, matrices, rows: [all, at], pending } = joined;
+        if !is_linked(&x, group) {
+            return append::<Self>(x, splits, group, pieces);
         }
+        if matrices.is_empty() {
+            matrices.extend(x.iter().map(|x| empty(x, [*all, columns(x)], x.dtype)));
+        }
+        let rows = |(from, to): (Float, &Float)| Rows { from: dense(from), first: 0, to: to.clone(), at: *at };
+        let rows: Vec<Rows> = x.into_iter().zip(&*matrices).map(rows).collect();
+        pending.push(all_to_all(&rows, splits, group));
+        *at += splits.received();
     }
 
-    fn joined(joined: Joined) -> Vec<Float> {
-        match joined {
-            Joined::Pieces(pieces) => below_each_other::<Self>(pieces),
-            Joined::Whole { matrices, pending, .. } => {
-                drop(pending);
-                matrices
-            }
-        }
+    fn joined(Joined { pieces, matrices, pending, .. }: Joined) -> Vec<Float> {
+        drop(pending);
+        if matrices.is_empty() { below_each_other::<Self>(pieces) } else { matrices }
     }
 }
 

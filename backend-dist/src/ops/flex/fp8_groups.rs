@@ -69,7 +69,7 @@ fn weight_grad<E: Grid>(grad: &Groups<Flex>, x: &Groups<Flex>, matrices: usize) 
     for group in (0..x.counts.len()).filter(|group| x.counts[*group] > 0) {
         let part = product::<E>(matrix::<E>(grad, group), matrix::<E>(x, group));
         let sums = &mut out[group / each * size..][..size];
-        sums.iter_mut().zip(E::slice(&part)).for_each(|(sum, &part)| *sum = *sum + part);
+        sums.iter_mut().zip(E::slice(&part)).for_each(|(sum, &part)| *sum += part);
     }
     E::tensor(out, Shape::new([matrices * grad.columns, x.columns]))
 }

@@ -20,7 +20,7 @@ pub(super) struct Output<'a, E> {
     life: PhantomData<&'a mut [E]>,
 }
 
-// SAFETY: the only access is through `rows` and `pointer`, whose callers keep to disjoint places.
+// SAFETY: the only access is through `slice` and `pointer`, whose callers keep to disjoint places.
 unsafe impl<E: Send> Sync for Output<'_, E> {}
 // SAFETY: as above.
 unsafe impl<E: Send> Send for Output<'_, E> {}

@@ -27,25 +27,30 @@ pub(super) fn are_kept() -> bool {
     VERSION.get().is_some()
 }
 
-/// What was made of a weight, and the version of the weights that it was made from. Clones are the same place.
+/// What was made of a weight. Clones are the same place.
 #[derive(Clone, Default)]
-pub(super) struct Cached(Arc<Mutex<Option<(u64, Box<dyn Any + Send>)>>>);
+pub(super) struct Cached(Arc<Mutex<Option<Version>>>);
+
+/// What was made of a version of the weights.
+struct Version {
+    version: u64,
+    value: Box<dyn Any + Send>,
+}
 
 impl Cached {
     /// What was made of the present weights.
     pub fn get<T: Clone + 'static>(&self) -> Option<T> {
         let kept = self.lock();
-        let (version, value) = kept.as_ref()?;
-        (Some(*version) == VERSION.get()).then(|| value.downcast_ref::<T>().cloned())?
+        let kept = kept.as_ref().filter(|kept| Some(kept.version) == VERSION.get())?;
+        kept.value.downcast_ref::<T>().cloned()
     }
 
     /// Keeps what was made of the present weights, if such are kept.
     pub fn set<T: Clone + Send + 'static>(&self, value: &T) {
-        let kept = VERSION.get().map(|version| (version, Box::new(value.clone()) as Box<dyn Any + Send>));
-        *self.lock() = kept;
+        *self.lock() = VERSION.get().map(|version| Version { version, value: Box::new(value.clone()) });
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<(u64, Box<dyn Any + Send>)>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Version>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

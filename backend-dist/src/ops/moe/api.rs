@@ -114,16 +114,17 @@ pub fn through_experts(
     Tensor::from_dispatch(<Dispatch as MoeOps>::op_through_experts(x, p, gate_up, down, journey, recompute))
 }
 
-/// Into how many pieces [`through_experts`] cuts a rank's experts at best, if an exchange brings `bytes` to a rank and the
-/// experts have this many features outside and inside. On CPU ranks, where nothing runs beside anything, always two, so that
-/// what GPUs do can be compared.
-pub fn pieces_beside(device: &Device, bytes: usize, features: [usize; 2]) -> usize {
-    #[cfg(feature = "cuda")]
-    if is_gpu(device) && !crate::ops::pieces::is_worth_a_piece(bytes, features) {
-        return 1;
-    }
-    let _ = (device, bytes, features);
-    2
+/// Whether [`through_experts`] is quicker with a rank's experts in two pieces than one after the other, if an exchange brings
+/// `bytes` to a rank and the experts have this many features outside and inside. On CPU ranks nothing runs beside anything.
+#[cfg(feature = "cuda")]
+pub fn is_quicker_in_two(device: &Device, bytes: usize, features: [usize; 2]) -> bool {
+    is_gpu(device) && crate::ops::pieces::is_worth_a_piece(bytes, features)
+}
+
+/// Never: on CPU ranks nothing runs beside anything.
+#[cfg(not(feature = "cuda"))]
+pub fn is_quicker_in_two(_: &Device, _: usize, _: [usize; 2]) -> bool {
+    false
 }
 
 /// `x`, through which `loss [1]` gets the gradient `scale` when `x` gets one: an auxiliary loss that is added to no other

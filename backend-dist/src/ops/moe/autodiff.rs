@@ -14,7 +14,7 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
-use super::journey::{self, Journey, Kept, Matrices};
+use super::journey::{self, Journey, JourneyKept, ThroughExperts};
 use super::kernels::MoeKernels;
 use super::plain::{cast, wide};
 use crate::ops::main_grads::place;
@@ -195,33 +195,6 @@ impl<B: MoeKernels> Backward<B, 3> for GroupedSwiGluLinear {
         }
         let [x_grad, p_grad] = B::weighted_swiglu_grads(x, p, B::grouped_input_grad(grad, w, &counts));
         for (node, value) in [(x_node, x_grad), (p_node, p_grad)] {
-            if let Some(node) = node {
-                grads.register::<B>(node.id, value);
-            }
-        }
-    }
-}
-
-/// What the way through the experts keeps.
-#[derive(Clone, Debug)]
-struct JourneyKept<B: MoeKernels> {
-    pieces: Vec<Kept<B>>,
-    weights: [FloatTensor<B>; 2],
-    journey: Arc<Journey>,
-}
-
-#[derive(Debug)]
-struct ThroughExperts;
-
-impl<B: MoeKernels> Backward<B, 4> for ThroughExperts {
-    type State = JourneyKept<B>;
-
-    fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let ([x, p, gate_up, down], JourneyKept { pieces, weights, journey }) = (ops.parents, ops.state);
-        let matrices = [gate_up, down].map(|node| node.map(|node| Matrices { id: node.id, is_leaf: node.order == 0 }));
-        let values = journey::backward::<B>(grad, pieces, weights.each_ref(), matrices, &journey, grads);
-        for (node, value) in [x, p].into_iter().zip(values) {
             if let Some(node) = node {
                 grads.register::<B>(node.id, value);
             }

@@ -10,7 +10,12 @@ use std::sync::Arc;
 
 use burn::backend::{
     Shape, TensorMetadata,
-    autodiff::{NodeId, grads::Gradients},
+    autodiff::{
+        NodeId,
+        checkpoint::base::Checkpointer,
+        grads::Gradients,
+        ops::{Backward, Ops},
+    },
     tensor::FloatTensor,
 };
 
@@ -86,7 +91,7 @@ pub(super) fn forward<B: MoeKernels>(
     let Journey { group, copies, slots, .. } = journey;
     let sent = [B::sum_rows(x, B::table(&copies.tables().0)), B::sum_rows(p, B::table(&slots.tables().0))];
     let coming: Vec<_> = journey.places().map(|(piece, row, _)| B::start(&sent, row, &piece.splits, group)).collect();
-    let mut results = B::room(&sent[..1], copies.outputs(), group);
+    let mut results = B::none_of(copies.outputs());
     drop(sent);
     let mut kept = Vec::new();
     for ((piece, _, expert), coming) in journey.places().zip(coming) {
@@ -109,7 +114,7 @@ pub(super) fn forward<B: MoeKernels>(
 }
 
 /// Gradients of `x` and `p`; those of the matrices, which are these nodes if they want one, go to their places.
-pub(super) fn backward<B: MoeKernels>(
+fn backward<B: MoeKernels>(
     grad: FloatTensor<B>,
     kept: Vec<Kept<B>>,
     weights: [&FloatTensor<B>; 2],
@@ -120,9 +125,8 @@ pub(super) fn backward<B: MoeKernels>(
     let Journey { group, copies, slots, pieces } = &**journey;
     let sent = [B::sum_rows(grad, B::table(&copies.tables().0))];
     let coming: Vec<_> = journey.places().map(|(piece, row, _)| B::start(&sent, row, &piece.splits, group)).collect();
-    let like = [sent[0].clone(), kept[0].p.clone()];
-    let mut results = B::room(&[like[0].clone(), column::<B>(like[1].clone())], copies.outputs(), group);
-    drop((sent, like));
+    let mut results = B::none_of(copies.outputs());
+    drop(sent);
     let [mut of_first, mut of_second] = [Vec::new(), Vec::new()];
     for (((piece, _, expert), coming), kept) in journey.places().zip(coming).zip(kept) {
         let Piece { splits, by_expert, counts } = piece;
@@ -152,12 +156,39 @@ pub(super) fn backward<B: MoeKernels>(
     [B::sum_rows(x_grad, B::table(&copies.tables().1)), B::sum_rows(p_grad, B::table(&slots.tables().1))]
 }
 
+/// What the way through the experts keeps.
+#[derive(Clone, Debug)]
+pub(super) struct JourneyKept<B: MoeKernels> {
+    pub pieces: Vec<Kept<B>>,
+    pub weights: [FloatTensor<B>; 2],
+    pub journey: Arc<Journey>,
+}
+
+#[derive(Debug)]
+pub(super) struct ThroughExperts;
+
+impl<B: MoeKernels> Backward<B, 4> for ThroughExperts {
+    type State = JourneyKept<B>;
+
+    fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let ([x, p, gate_up, down], JourneyKept { pieces, weights, journey }) = (ops.parents, ops.state);
+        let matrices = [gate_up, down].map(|node| node.map(|node| Matrices { id: node.id, is_leaf: node.order == 0 }));
+        let values = backward::<B>(grad, pieces, weights.each_ref(), matrices, &journey, grads);
+        for (node, value) in [x, p].into_iter().zip(values) {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, value);
+            }
+        }
+    }
+}
+
 /// The node of the matrices of a layer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Matrices {
-    pub id: NodeId,
+struct Matrices {
+    id: NodeId,
     /// Nothing waits for their gradient: a zero-bubble schedule may put it off.
-    pub is_leaf: bool,
+    is_leaf: bool,
 }
 
 /// Brings the gradients of a layer's matrices to their place, now or later: of each piece by gradient and input.

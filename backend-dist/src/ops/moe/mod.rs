@@ -14,8 +14,8 @@ mod rows;
 mod travel;
 
 pub use api::{
-    all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, pieces_beside, router_logits, row_multiple,
-    through_experts,
+    all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, is_quicker_in_two, router_logits,
+    row_multiple, through_experts,
 };
 pub use journey::{Journey, Piece};
 pub(in crate::ops) use kernels::MoeKernels;

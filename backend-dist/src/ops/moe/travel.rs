@@ -47,8 +47,8 @@ pub(in crate::ops) trait Travel: Backend {
     /// What has come.
     fn arrived(coming: Self::Coming) -> Vec<FloatTensor<Self>>;
 
-    /// Room for `rows` rows of matrices like these.
-    fn room(like: &[FloatTensor<Self>], rows: usize, group: &Group) -> Self::Joined;
+    /// Nothing yet of matrices with `rows` rows.
+    fn none_of(rows: usize) -> Self::Joined;
 
     /// Sends all rows of `x`; what comes is the next piece of `joined`.
     fn join(x: Vec<FloatTensor<Self>>, splits: &Splits, group: &Group, joined: &mut Self::Joined);
@@ -69,8 +69,8 @@ impl Travel for Flex {
         coming
     }
 
-    fn room(like: &[FloatTensor<Self>], _: usize, _: &Group) -> Self::Joined {
-        like.iter().map(|_| Vec::new()).collect()
+    fn none_of(_: usize) -> Self::Joined {
+        Vec::new()
     }
 
     fn join(x: Vec<FloatTensor<Self>>, splits: &Splits, group: &Group, joined: &mut Self::Joined) {
@@ -102,8 +102,9 @@ pub(in crate::ops) fn append<B: Backend + ExchangeOps>(
     x: Vec<FloatTensor<B>>,
     splits: &Splits,
     group: &Group,
-    pieces: &mut [Vec<FloatTensor<B>>],
+    pieces: &mut Vec<Vec<FloatTensor<B>>>,
 ) {
+    pieces.resize_with(x.len(), Vec::new);
     pieces.iter_mut().zip(exchanged::<B>(&x, 0, splits, group)).for_each(|(pieces, x)| pieces.push(x));
 }
 

@@ -50,7 +50,9 @@ impl<'a> Writer<'a> {
     pub(super) fn finish(mut self) -> Result<()> {
         if self.failure.is_none() {
             let rest = self.stream.as_ref().map_or(Ok(String::new()), TextStream::rest);
-            self.put(rest.map(|rest| rest + "\n").map_err(|error| anyhow!("the end of the text: {error}")));
+            // Before the first token that is the prompt.
+            let before = if self.stream.is_some() { std::mem::take(&mut self.before) } else { String::new() };
+            self.put(rest.map(|rest| before + &rest + "\n").map_err(|error| anyhow!("the end of the text: {error}")));
         }
         match self.failure {
             // A reader that has seen enough (`| head`) is no failure.

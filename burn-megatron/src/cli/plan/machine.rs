@@ -10,9 +10,9 @@ pub(super) struct MachineArgs {
     /// Look for the best layouts on this many GPUs; by default as many as the layout of CONFIG has ranks
     #[arg(long, value_name = "N")]
     pub gpus: Option<usize>,
-    /// h100, h100-pcie, h200, b200, a100-80gb, a100-40gb, l40s or rtx-4090
-    #[arg(long, value_name = "NAME", default_value = "h100")]
-    gpu: String,
+    /// h100, h100-pcie, h200, b200, a100-80gb, a100-40gb, l40s or rtx-4090 [default: h100]
+    #[arg(long, value_name = "NAME")]
+    gpu: Option<String>,
     /// Memory of a GPU that a run may use
     #[arg(long, value_name = "GIB")]
     memory: Option<f64>,
@@ -28,9 +28,9 @@ pub(super) struct MachineArgs {
     /// Measured bandwidth to other hosts, one direction and per GPU
     #[arg(long, value_name = "GB/S")]
     network: Option<f64>,
-    /// GPUs of a host
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    gpus_per_host: usize,
+    /// GPUs of a host [default: 8]
+    #[arg(long, value_name = "N")]
+    gpus_per_host: Option<usize>,
     /// Attention stays inside documents of about this length (with data.reset-attention-mask)
     #[arg(long, value_name = "TOKENS")]
     pub documents: Option<usize>,
@@ -47,6 +47,8 @@ impl MachineArgs {
     pub(super) fn refuse_without_config(&self) -> Result<()> {
         let flags = [
             ("gpus", self.gpus.is_some()),
+            ("gpu", self.gpu.is_some()),
+            ("gpus-per-host", self.gpus_per_host.is_some()),
             ("memory", self.memory.is_some()),
             ("tflops", self.tflops.is_some()),
             ("bandwidth", self.bandwidth.is_some()),
@@ -64,7 +66,7 @@ impl MachineArgs {
 
     /// What a GPU does, and what it is called, for weights of `element` bytes.
     pub(super) fn hardware(&self, element: u64) -> Result<(Hardware, &'static str)> {
-        let gpu = gpus::find(&self.gpu).map_err(|error| anyhow!(error))?;
+        let gpu = gpus::find(self.gpu.as_deref().unwrap_or("h100")).map_err(|error| anyhow!(error))?;
         let mut hardware = Hardware::of(gpu, element);
         let numbers = [
             ("memory", self.memory),
@@ -72,7 +74,7 @@ impl MachineArgs {
             ("bandwidth", self.bandwidth),
             ("link", self.link),
             ("network", self.network),
-            ("gpus-per-host", Some(self.gpus_per_host as f64)),
+            ("gpus-per-host", self.gpus_per_host.map(|gpus| gpus as f64)),
             ("gpus", self.gpus.map(|gpus| gpus as f64)),
             ("documents", self.documents.map(|tokens| tokens as f64)),
         ];
@@ -91,7 +93,7 @@ impl MachineArgs {
         hardware.bandwidth = rate(self.bandwidth, hardware.bandwidth);
         hardware.link = rate(self.link, hardware.link);
         hardware.network = rate(self.network, hardware.network);
-        hardware.host = self.gpus_per_host;
+        hardware.host = self.gpus_per_host.unwrap_or(8);
         hardware.overlap = !self.no_overlap;
         Ok((hardware, gpu.name))
     }

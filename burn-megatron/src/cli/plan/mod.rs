@@ -52,7 +52,9 @@ pub struct Args {
 
 /// Prints what the run needs, or bubble and activations in flight of a schedule, and draws.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let colors = if io::stdout().is_terminal() { Colors::Ansi } else { Colors::Off };
+    // https://no-color.org
+    let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let colors = if wanted && io::stdout().is_terminal() { Colors::Ansi } else { Colors::Off };
     let colors = args.draw.then_some(colors);
     let plan = match &args.config {
         Some(_) => {

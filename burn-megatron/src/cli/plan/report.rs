@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
+use super::super::layout::LayoutArgs;
 use super::Args;
 use crate::schedule::draw::{self, Colors};
 use crate::schedule::stages::{Stage, StageLayout};
@@ -23,6 +24,16 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn of(args: &Args) -> Result<Self> {
         args.machine.refuse_without_config()?;
+        let LayoutArgs { pipeline_parallel, virtual_pipeline, .. } = args.layout.clone();
+        let known = LayoutArgs { pipeline_parallel, virtual_pipeline, ..LayoutArgs::default() };
+        if args.layout != known {
+            bail!(
+                "of the layout a schedule by itself knows --pipeline-parallel and --virtual-pipeline only: name a CONFIG"
+            );
+        }
+        if let Some((key, _)) = args.overrides.0.first() {
+            bail!("--{key} is for a run: name its CONFIG, the TOML file");
+        }
         let spec = args.pipeline.spec(&args.layout)?;
         let layout = args.stages.layout(&spec)?;
         let costs = args.durations.costs(&spec, layout.as_ref())?;

@@ -69,6 +69,9 @@ fn what_does_not_fit_is_refused() {
         ("--pipeline-layout EtL", "--layers"),
         ("--pipeline-parallel 4 --micro-batches 1000000", "nearest legal: 262144"),
         ("--layers 0", "nearest legal: layers 1"),
+        ("--gpu h200", "--gpu is for a run"),
+        ("--tensor-parallel 2", "--pipeline-parallel and --virtual-pipeline only"),
+        ("--training.steps 4", "--training.steps is for a run"),
     ] {
         let defaults = if flags.contains("--micro-batches") { "" } else { "--micro-batches 4" };
         let error = report(&format!("{defaults} {flags}")).unwrap_err().to_string();

@@ -23,6 +23,36 @@ fn unknown_keys_are_named_with_place_and_closest_key() {
 }
 
 #[test]
+fn a_name_of_another_section_is_found_in_every_spelling() {
+    assert_eq!(refusal("[training]\nlr = 1\n", &[]), "run.toml:2: unknown key `training.lr`; did you mean `lr.max`?");
+    assert_eq!(
+        refusal("", &[("train-iters", "5")]),
+        "command line: unknown key `train-iters`; did you mean `training.steps`?"
+    );
+}
+
+#[test]
+fn a_key_that_another_one_leaves_without_meaning_is_refused() {
+    for (key, value, with) in [
+        ("context.max-tokens-per-rank", "64", "context.dynamic = false; only with true"),
+        ("context.hierarchical-sizes", "2,2", "context.comm-type = p2p; only with a2a+p2p"),
+        ("fp8.amax-history-len", "16", "fp8.recipe = tensorwise; only with delayed"),
+        ("fp8.num-layers-at-start-in-bf16", "2", "fp8.first-last-layers-bf16 = false; only with true"),
+    ] {
+        let said = refusal("[fp8]\nformat = \"hybrid\"\n", &[(key, value)]);
+        assert!(said.contains(&format!("has no meaning with {with}")), "{said}");
+    }
+    let char = "[data]\ntext = [\"a\"]\ntokenizer = \"char\"\n";
+    assert!(refusal(char, &[("data.bpe-size", "300")]).contains("data.tokenizer = char; only with bpe"));
+    assert!(parse("[data]\nbpe-size = 300\n", &[]).is_ok(), "the text is named later");
+    // What the command line changes leaves the file's keys behind, over several steps too.
+    let file = "[fp8]\nformat = \"hybrid\"\nrecipe = \"delayed\"\namax-history-len = 16\nfirst-last-layers-bf16 = true\n\
+                num-layers-at-end-in-bf16 = 2\n";
+    assert!(good(file, &[("fp8.format", "none")]).fp8.format.is_none());
+    assert!(contradiction(&format!("{file}{TEXT}")).contains("leave none of 2 layers in FP8"));
+}
+
+#[test]
 fn wrong_values_are_named_with_key_and_legal_values() {
     let file = "[training]\nsteps = \"many\"\ndtype = \"f8\"\n[model]\nhidden-size = 1.5\n";
     assert_eq!(
@@ -68,6 +98,8 @@ fn contradictions_are_found_together() {
         ends.contains("data.reset-attention-mask needs") && ends.contains("data.reset-position-ids needs"),
         "{ends}"
     );
+    let foreign = "[data]\nprefixes = [\"a\"]\neod-id = 50256\n";
+    assert!(contradiction(foreign).contains("data.eod-id = 50256 is no token of model.vocab-size = 256"));
     let gpt = "[model]\npreset = \"gpt-tiny\"\nattention-dropout = 1.5\n";
     assert!(contradiction(gpt).contains("attention_dropout = 1.5 is not at least 0 and below 1"));
     assert!(contradiction("[model]\nnum-key-value-heads = 3\n").contains("num_key_value_heads = 3 does not divide"));

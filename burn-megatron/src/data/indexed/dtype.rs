@@ -28,39 +28,14 @@ pub enum Dtype {
 /// Runs `$body` with `$t` bound to the Rust type of a [`Dtype`].
 macro_rules! with_type {
     ($dtype:expr, $t:ident => $body:expr) => {
+        with_type!($dtype, $t => $body; U8 u8, I8 i8, I16 i16, I32 i32, I64 i64, F64 f64, F32 f32, U16 u16)
+    };
+    ($dtype:expr, $t:ident => $body:expr; $($case:ident $rust:ty),*) => {
         match $dtype {
-            Dtype::U8 => {
-                type $t = u8;
+            $(Dtype::$case => {
+                type $t = $rust;
                 $body
-            }
-            Dtype::I8 => {
-                type $t = i8;
-                $body
-            }
-            Dtype::I16 => {
-                type $t = i16;
-                $body
-            }
-            Dtype::I32 => {
-                type $t = i32;
-                $body
-            }
-            Dtype::I64 => {
-                type $t = i64;
-                $body
-            }
-            Dtype::F64 => {
-                type $t = f64;
-                $body
-            }
-            Dtype::F32 => {
-                type $t = f32;
-                $body
-            }
-            Dtype::U16 => {
-                type $t = u16;
-                $body
-            }
+            })*
         }
     };
 }

@@ -1,6 +1,7 @@
 //! The operations and the sizes they are checked in.
 
 mod attention;
+mod sums;
 
 use std::sync::Arc;
 
@@ -112,6 +113,7 @@ pub fn cases(scale: &Scale) -> Vec<Case> {
     all.extend(residual_streams(scale));
     all.extend(attentions(scale));
     all.extend(vocabulary(scale));
+    all.extend(sums::sums(scale));
     all
 }
 

@@ -3,7 +3,8 @@
 //! Ranks take rows at their own pace, as many as they were dealt. Where more than the ranks of a row must be there for a pass
 //! (to gather weights under ZeRO 3 or sum gradients under ZeRO 2, to exchange tokens between experts, or because a schedule
 //! orders passes over several stages) all go in rounds: wide rows come first, so a row has one number on all its ranks, and
-//! who has no row left takes part with one that has no tokens.
+//! who has no row left takes part with one that has no tokens. So do ranks whose exchanges stop them: the last backward pass
+//! sums each unit's gradients over all replicas, and a rank that waits there cannot give its keys to one that has more rows.
 
 use super::super::share::Share;
 use super::RankEngine;
@@ -92,7 +93,7 @@ impl<M: CausalLm> RankEngine<M> {
             share
         };
         let mut shares: Vec<Share> = plan.of_rank(own).map(share).collect();
-        if groups.in_rounds {
+        if groups.in_rounds || !self.runs_ahead {
             let rounds = (0..ranks).map(|rank| plan.of_rank(rank).count()).max().unwrap_or_default();
             shares.resize_with(self.legal_micro_batches(rounds), || self.nothing());
         }

@@ -13,7 +13,7 @@ use burn::train::{
 use super::facade::Megatron;
 use super::requests::SaveRequest;
 use crate::checkpoint::{Checkpoint, SaveReport};
-use crate::console::dashboard_possible;
+use crate::console::{self, dashboard_possible};
 use crate::metrics::{EvalStats, LoadStats, RunLog, SaveStats, StepStats};
 
 /// Everything that only rank 0 does.
@@ -106,6 +106,6 @@ impl Desk {
 pub(super) fn say(line: &str) {
     log::info!("{line}");
     if !dashboard_possible() {
-        println!("{line}");
+        console::say(line);
     }
 }

@@ -9,13 +9,15 @@ mod tests;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::jsonl::named;
 use message::Event;
 
 /// An event file of a run, in a folder that TensorBoard watches. A record is written whole and at once.
 pub(super) struct EventFile {
+    folder: PathBuf,
     file: File,
 }
 
@@ -30,15 +32,19 @@ impl EventFile {
             fs::create_dir_all(folder)?;
             let mut file = new_file(folder)?;
             begin(&mut file, now(), step)?;
-            Ok(Self { file })
+            Ok(Self { folder: folder.into(), file })
         };
-        create().map_err(|error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", folder.display())))
+        create().map_err(|error| named(folder, &error))
     }
 
     /// Writes the values of a step.
+    ///
+    /// # Errors
+    /// The folder and the cause when the disk refuses.
     pub fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> io::Result<()> {
         let event = Event::Scalars(values);
-        self.file.write_all(&message::record(&event.encode(now(), step)))
+        let record = message::record(&event.encode(now(), step));
+        self.file.write_all(&record).map_err(|error| named(&self.folder, &error))
     }
 }
 

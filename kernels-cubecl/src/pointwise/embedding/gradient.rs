@@ -1,32 +1,81 @@
-//! The gradient of a table: tokens are sorted by id, then every chunk of them is added up on its own.
+//! The gradient of a table in one launch: a cube takes a bucket of ids and some columns, finds the bucket's tokens, sorts
+//! them by id and adds up their rows.
 //!
-//! Ids that reach over a chunk's end leave their shares behind, which a last pass adds up. So a frequent id costs no more
-//! than others, nothing is added atomically, and the same tokens give the same bits, however the table is split.
+//! All cubes look through all ids, which costs little next to the rows: ids stay in the L1 cache, and while some cubes of a
+//! multiprocessor search, others wait for memory. So there is no order to be written first, and nothing to be joined after.
+//! The same tokens give the same bits, however the table is split.
 use super::TableShape;
-use super::sort::{Order, sort};
-use crate::pointwise::cube::cube_sums;
-use crate::pointwise::{CubeShape, F32x4, PointwiseError, buffer};
+use super::list::{collect, same_id, sort};
+use crate::pointwise::{CubeShape, F32x4, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Tokens of a chunk.
-const CHUNK: u32 = 16;
-/// Rows that are read at a time.
-const AHEAD: u32 = 4;
-/// Shares that are read at a time.
-const JOINED: u32 = 8;
+/// Most tokens of a launch on a GPU, whose entries shared memory holds three times, and on the cpu runtime.
+const ROOM: [usize; 2] = [1 << 14, 1 << 10];
+/// Rows of one id that a unit reads at a time, far from its last one.
+const RUN: u32 = 16;
+
+/// How the gradient is cut into cubes. [`Plan::of`] has the best one known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Plan {
+    /// Units of a cube, a power of two.
+    pub units: u32,
+    /// Units side by side, of four columns each; a power of two. Those on top of each other share a bucket's tokens.
+    pub side: u32,
+    /// Buckets of ids, a power of two.
+    pub buckets: u32,
+    /// Rows that a unit reads at a time.
+    pub ahead: u32,
+    /// Most tokens of a launch, a power of two.
+    pub room: u32,
+}
+
+impl Plan {
+    /// The plan on this client's device.
+    pub fn of(client: &Client, shape: TableShape) -> Self {
+        Self::on(CubeShape::of(client), shape)
+    }
+
+    fn on(cube: CubeShape, shape: TableShape) -> Self {
+        let gpu = cube.plane > 1;
+        let (side, buckets) = if gpu { (64, 128) } else { (1, 4) };
+        let most = ROOM[usize::from(!gpu)];
+        let room = shape.ids.next_power_of_two().clamp(cube.units as usize, most) as u32;
+        Self { units: cube.units, side, buckets, ahead: 4, room }
+    }
+
+    /// Bits of an entry that have the token.
+    pub(super) fn token_bits(self) -> u32 {
+        self.room.ilog2()
+    }
+
+    /// The greatest number that an entry has for an id.
+    pub(super) fn greatest(self) -> u32 {
+        u32::MAX >> self.token_bits()
+    }
+
+    /// Ids below are told apart.
+    fn most_ids(self) -> usize {
+        self.buckets as usize * self.greatest() as usize
+    }
+
+    /// Units on top of each other.
+    fn groups(self) -> u32 {
+        self.units / self.side
+    }
+}
 
 /// Four numbers of a row.
 type Four<E> = Vector<E, Const<4>>;
 
-/// What is done about a place in the order: nothing, as its id is not in the table.
+/// What is done about an entry: nothing, as its id is not in the table or it belongs to others.
 const SKIP: u32 = 0;
 /// Its gradient is added to the sum, which goes on.
 const ADD: u32 = 1;
 /// The sum ends and belongs to the table.
 const END: u32 = 2;
-/// The sum ends, but began before the chunk.
-const END_SHARE: u32 = 3;
+/// The sum ends, but began among the entries of units before.
+const END_HEAD: u32 = 3;
 
 /// Adds this unit's vector of a row to a sum.
 #[cube]
@@ -34,160 +83,123 @@ fn add<E: Float>(sum: F32x4, value: Four<E>) -> F32x4 {
     sum + F32x4::cast_from(value)
 }
 
-/// Cube `(chunk, vectors)`. The sum of an id that began before the chunk, and ends in it, becomes the first of the chunk's
-/// two `shares`, that of one that goes on behind the chunk the second.
-#[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
-pub fn sum_chunks<E: Float, T: Float>(
-    gradient: &[Four<E>],
-    order: &[u32],
-    sorted: &[i32],
-    table: &mut [Four<T>],
-    shares: &mut [F32x4],
-    width: u32,
-    tokens: u32,
-    rows: u32,
-    first_row: i32,
-    #[comptime] adds: bool,
-) {
-    let mut steps = Shared::<[u32]>::new_slice(CHUNK as usize);
-    let mut from = Shared::<[u32]>::new_slice(CHUNK as usize);
-    let mut to = Shared::<[u32]>::new_slice(CHUNK as usize);
-    let begin = CUBE_POS_X * CHUNK;
-    let mut own = UNIT_POS;
-    while own < CHUNK {
-        // Places behind the last token are skipped; all reads are on their way at once.
-        let place = min(begin + own, tokens - 1);
-        let id = sorted[place as usize];
-        let next = sorted[min(place + 1, tokens - 1) as usize];
-        let previous = sorted[max(begin, 1) as usize - 1];
-        from[own as usize] = order[place as usize];
-        // An id in front of the table wraps around to a row behind it.
-        let row = (id - first_row) as u32;
-        to[own as usize] = row;
-        let began_before = begin > 0 && previous == id;
-        let mut step = select(began_before, END_SHARE, END);
-        step = select(place + 1 < tokens && next == id, ADD, step);
-        step = select(begin + own < tokens && row < rows, step, SKIP);
-        steps[own as usize] = step;
-        own += CUBE_DIM_X;
-    }
-    sync_cube();
-    let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
-    if column < width {
-        let share = CUBE_POS_X * 2 * width + column;
-        let mut sum = F32x4::new(0.0);
-        let mut first = 0u32;
-        while first < CHUNK {
-            let mut ahead = Array::<Four<E>>::new(comptime![AHEAD as usize]);
-            let mut before = Array::<Four<T>>::new(comptime![AHEAD as usize]);
-            #[unroll]
-            for k in 0..comptime![AHEAD as usize] {
-                let place = first as usize + k;
-                let step = steps[place];
-                if step != SKIP {
-                    ahead[k] = gradient[(from[place] * width + column) as usize];
-                }
-                if comptime![adds] {
-                    if step == END {
-                        before[k] = table[(to[place] * width + column) as usize];
-                    }
-                }
-            }
-            #[unroll]
-            for k in 0..comptime![AHEAD as usize] {
-                let place = first as usize + k;
-                let step = steps[place];
-                if step != SKIP {
-                    sum = add(sum, ahead[k]);
-                    if step == END {
-                        if comptime![adds] {
-                            sum = add(sum, before[k]);
-                        }
-                        table[(to[place] * width + column) as usize] = Four::<T>::cast_from(sum);
-                    }
-                    if step == END_SHARE {
-                        shares[share as usize] = sum;
-                    }
-                    if step != ADD {
-                        sum = F32x4::new(0.0);
-                    }
-                }
-            }
-            first += AHEAD;
-        }
-        if steps[comptime![CHUNK as usize - 1]] == ADD {
-            shares[(share + width) as usize] = sum;
-        }
-    }
+/// The row of the table for an entry's id; one behind the table for an id in front of it.
+#[cube]
+fn row_of(entry: u32, first_row: u32, #[comptime] plan: Plan) -> u32 {
+    (entry >> comptime![plan.token_bits()]) * comptime![plan.buckets] + CUBE_POS_Y - first_row
 }
 
-/// Cube `(chunk, vectors)`: adds up the shares of the id that begins in the chunk and goes on behind it, if there is one.
+/// Cube `(columns, bucket)`. Units on top of each other take as many of the bucket's sorted entries each. The sum of an id
+/// that began before, and ends or goes on behind them, is left in `heads`; the units where the id began add these up.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-pub fn join_chunks<T: Float>(
-    shares: &[F32x4],
-    sorted: &[i32],
+pub fn sum_buckets<E: Float, T: Float, N: Size>(
+    gradient: &[Four<E>],
+    ids: &[Vector<i32, N>],
     table: &mut [Four<T>],
     width: u32,
     tokens: u32,
     rows: u32,
-    first_row: i32,
+    first_row: u32,
+    #[comptime] lanes: usize,
     #[comptime] adds: bool,
-    #[comptime] cube: CubeShape,
+    #[comptime] plan: Plan,
 ) {
-    let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
-    let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
-    let begin = CUBE_POS_X * CHUNK;
-    let behind = begin + CHUNK;
-    // Where the chunk after the next begins, and for other units the chunks behind that.
-    let mut after = behind + (UNIT_POS + 1) * CHUNK;
-    let last_id = tokens - 1;
-    // All are on their way at once.
-    let id = sorted[min(behind - 1, last_id) as usize];
-    let next = sorted[min(behind, last_id) as usize];
-    let previous = sorted[max(begin, 1) as usize - 1];
-    let mut later = sorted[min(after, last_id) as usize];
-    let row = (id - first_row) as u32;
-    // An id that fills the chunk from before on belongs to the chunk where it begins.
-    let filled = begin > 0 && previous == id;
-    if behind < tokens && next == id && row < rows && !filled {
-        // Chunks that the id fills: behind them it goes on. As many looks at a time as there are units.
-        let mut full = 0u32;
-        let mut turn = 0u32;
-        let mut more = true;
-        while more {
-            let goes_on = select(after < tokens && later == id, 1.0f32, 0.0f32);
-            let (found, _) = cube_sums(goes_on, 0.0f32, &mut scratch, turn, cube);
-            full += found as u32;
-            more = found as u32 == comptime![cube.units];
-            turn = 1 - turn;
-            after += comptime![cube.units * CHUNK];
-            if more {
-                later = sorted[min(after, last_id) as usize];
-            }
-        }
-        if column < width {
-            let first = CUBE_POS_X + 1;
-            let mut sum = shares[((CUBE_POS_X * 2 + 1) * width + column) as usize];
-            let mut at = 0u32;
-            while at <= full {
-                let mut ahead = Array::<F32x4>::new(comptime![JOINED as usize]);
+    let mut list = Shared::<[u32]>::new_slice(comptime![plan.room as usize + 4]);
+    let mut heads = Shared::<[F32x4]>::new_slice(comptime![plan.units as usize]);
+    let count = collect::<N>(ids, &mut list, CUBE_POS_Y, tokens, lanes, plan);
+    if count > 0 {
+        sort(&mut list, count, plan);
+        let (side, groups) = comptime![(plan.side, plan.groups())];
+        let column = CUBE_POS_X * side + UNIT_POS % side;
+        let group = UNIT_POS / side;
+        let each = (count + comptime![groups - 1]) / groups;
+        let begin = min(group * each, count);
+        let end = min(begin + each, count);
+        let previous = list[(max(begin, 1) - 1) as usize];
+        let mut sum = F32x4::new(0.0);
+        let mut place = begin;
+        while place < end {
+            let first = list[place as usize];
+            if place + RUN <= end && same_id(first, list[(place + RUN) as usize], plan) {
+                // Frequent ids: nothing but rows is read, so more of them at a time.
+                if row_of(first, first_row, plan) < rows && column < width {
+                    let mut held = Array::<Four<E>>::new(comptime![RUN as usize]);
+                    #[unroll]
+                    for k in 0..comptime![RUN as usize] {
+                        let token = list[place as usize + k] & comptime![plan.room - 1];
+                        held[k] = gradient[(token * width + column) as usize];
+                    }
+                    #[unroll]
+                    for k in 0..comptime![RUN as usize] {
+                        sum = add(sum, held[k]);
+                    }
+                }
+                place += RUN;
+            } else {
+                let mut steps = Array::<u32>::new(comptime![plan.ahead as usize]);
+                let mut to = Array::<u32>::new(comptime![plan.ahead as usize]);
+                let mut held = Array::<Four<E>>::new(comptime![plan.ahead as usize]);
+                let mut before = Array::<Four<T>>::new(comptime![plan.ahead as usize]);
                 #[unroll]
-                for k in 0..comptime![JOINED as usize] {
-                    let chunk = at + comptime![k as u32];
-                    ahead[k] = F32x4::new(0.0);
-                    if chunk <= full {
-                        // Chunks that the id fills have it as their second share, the one that it leaves as its first.
-                        let which = select(chunk < full, 1u32, 0u32);
-                        ahead[k] = shares[(((first + chunk) * 2 + which) * width + column) as usize];
+                for k in 0..comptime![plan.ahead as usize] {
+                    let at = min(place + comptime![k as u32], end - 1);
+                    let (entry, next) = (list[at as usize], list[at as usize + 1]);
+                    let row = row_of(entry, first_row, plan);
+                    let mut step = select(begin > 0 && same_id(entry, previous, plan), END_HEAD, END);
+                    step = select(same_id(entry, next, plan), ADD, step);
+                    let taken = place + comptime![k as u32] < end && row < rows && column < width;
+                    step = select(taken, step, SKIP);
+                    to[k] = row * width + column;
+                    steps[k] = step;
+                    if step != SKIP {
+                        let token = entry & comptime![plan.room - 1];
+                        held[k] = gradient[(token * width + column) as usize];
+                    }
+                    if comptime![adds] {
+                        if step == END {
+                            before[k] = table[to[k] as usize];
+                        }
                     }
                 }
                 #[unroll]
-                for k in 0..comptime![JOINED as usize] {
-                    sum += ahead[k];
+                for k in 0..comptime![plan.ahead as usize] {
+                    let step = steps[k];
+                    if step != SKIP {
+                        sum = add(sum, held[k]);
+                        if step == END {
+                            if comptime![adds] {
+                                sum = add(sum, before[k]);
+                            }
+                            table[to[k] as usize] = Four::<T>::cast_from(sum);
+                        }
+                        if step == END_HEAD {
+                            heads[UNIT_POS as usize] = sum;
+                        }
+                        if step != ADD {
+                            sum = F32x4::new(0.0);
+                        }
+                    }
                 }
-                at += JOINED;
+                place += comptime![plan.ahead];
+            }
+        }
+        let last = list[(max(end, 1) - 1) as usize];
+        let goes_on = begin < end && end < count && same_id(last, list[end as usize], plan);
+        let began_before = begin > 0 && same_id(last, previous, plan);
+        if goes_on && began_before {
+            heads[UNIT_POS as usize] = sum;
+        }
+        sync_cube();
+        let row = row_of(last, first_row, plan);
+        if goes_on && !began_before && row < rows && column < width {
+            let mut other = group + 1;
+            let mut more = true;
+            while more {
+                sum += heads[(other * side + UNIT_POS % side) as usize];
+                let behind = min((other + 1) * each, count);
+                more = behind < count && same_id(last, list[behind as usize], plan);
+                other += 1;
             }
             let at = (row * width + column) as usize;
             if comptime![adds] {
@@ -198,13 +210,9 @@ pub fn join_chunks<T: Float>(
     }
 }
 
-/// Units of a cube of the sums: many small cubes end at about the same time.
-fn summing_units(cube: CubeShape) -> u32 {
-    (cube.units / 2).max(1)
-}
-
-/// The gradient of the table, given that of the rows (type `E`): with `add` it is added to `table` (type `T`), else the
-/// rows that have tokens are overwritten and the others left as they are.
+/// The gradient of the table, given that of the rows (type `E`): with `add` it is added to `table` (type `T`), else the rows
+/// that have tokens are written, and all are expected to be zero before. More tokens than a launch takes are added in several, in
+/// each of which a table that is not fp32 is rounded.
 ///
 /// # Errors
 /// If there is no kernel for the shape, or a buffer is too short.
@@ -216,65 +224,73 @@ pub fn backward<E: Float, T: Float>(
     shape: TableShape,
     add: bool,
 ) -> Result<(), PointwiseError> {
-    let units = summing_units(CubeShape::of(client));
-    backward_in::<E, T>(client, gradient, ids, table, shape, add, units)
+    backward_planned::<E, T>(client, gradient, ids, table, shape, add, Plan::of(client, shape))
 }
 
-/// [`backward`] with sums by cubes of so many units.
+/// [`backward`] by another plan.
 ///
 /// # Errors
 /// As [`backward`].
-pub fn backward_in<E: Float, T: Float>(
+#[allow(clippy::too_many_arguments)]
+pub fn backward_planned<E: Float, T: Float>(
     client: &Client,
     gradient: &Handle,
     ids: &Handle,
     table: &Handle,
     shape: TableShape,
     add: bool,
-    units: u32,
+    plan: Plan,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
-    let (cube, width) = (CubeShape::of(client), shape.hidden / 4);
-    let (chunks, summing) = (shape.ids.div_ceil(CHUNK as usize), CubeShape { units, ..cube });
-    let shares = client.empty(2 * chunks * shape.hidden * 4);
-    let gradient = buffer("gradient", gradient, shape.ids * width, 4 * size_of::<E>())?;
-    let table_buffer = || buffer("table", table, shape.rows * width, 4 * size_of::<T>());
-    table_buffer()?;
-    let Order { order, sorted } = sort(client, ids, shape.ids)?;
-    let sorted_buffer = || buffer("sorted ids", &sorted, shape.ids, 4);
-    let share_buffer = || buffer("shares", &shares, 2 * chunks * width, 16);
-    let (tokens, rows, first_row) = (shape.ids as u32, shape.rows as u32, shape.first_row as i32);
-    // SAFETY: rows are in the table, every unit stays in its column of rows and shares, and the buffers hold them all.
-    unsafe {
-        sum_chunks::launch_unchecked::<E, T>(
-            client,
-            summing.rows(chunks, width),
-            summing.dim(),
-            gradient,
-            buffer("order", &order, shape.ids, 4)?,
-            sorted_buffer()?,
-            table_buffer()?,
-            share_buffer()?,
-            width as u32,
-            tokens,
-            rows,
-            first_row,
-            add,
-        );
-        join_chunks::launch_unchecked::<T>(
-            client,
-            cube.rows(chunks, width),
-            cube.dim(),
-            share_buffer()?,
-            sorted_buffer()?,
-            table_buffer()?,
-            width as u32,
-            tokens,
-            rows,
-            first_row,
-            add,
-            cube,
-        );
+    check("first_row + rows", shape.first_row + shape.rows, 1, plan.most_ids())?;
+    let (width, hidden) = (shape.hidden / 4, shape.hidden);
+    for first in (0..shape.ids).step_by(plan.room as usize) {
+        let tokens = (shape.ids - first).min(plan.room as usize);
+        let ids = ids.clone().offset_start(4 * first as u64);
+        let rows = gradient.clone().offset_start((first * hidden * size_of::<E>()) as u64);
+        let aligned = ids.offset_start.unwrap_or(0).is_multiple_of(16);
+        let lanes = if aligned && tokens.is_multiple_of(4) { 4 } else { 1 };
+        let gradient = buffer("gradient", &rows, tokens * width, 4 * size_of::<E>())?;
+        let ids = buffer("ids", &ids, tokens / lanes, 4 * lanes)?;
+        let table = buffer("table", table, shape.rows * width, 4 * size_of::<T>())?;
+        // SAFETY: rows are in the table, every unit stays in its columns, and the buffers hold them all.
+        unsafe {
+            sum_buckets::launch_unchecked::<E, T>(
+                client,
+                CubeCount::Static((width as u32).div_ceil(plan.side), plan.buckets, 1),
+                CubeDim::new_1d(plan.units),
+                lanes,
+                gradient,
+                ids,
+                table,
+                width as u32,
+                tokens as u32,
+                shape.rows as u32,
+                shape.first_row as u32,
+                lanes,
+                add || first > 0,
+                plan,
+            )
+        };
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_hold_tokens_and_ids() {
+        for ids in [1, 3, 512, 8191, 8192, 10_000, 1 << 20] {
+            let shape = TableShape { rows: 128_256, hidden: 4096, first_row: 0, ids };
+            for cube in [CubeShape::GPU, CubeShape::CPU] {
+                let plan = Plan::on(cube, shape);
+                assert!(plan.room.is_power_of_two() && plan.room >= plan.units, "{plan:?}");
+                assert!(plan.room as usize >= ids || ROOM.contains(&(plan.room as usize)), "{plan:?}");
+                assert!(plan.most_ids() > 1 << 23, "{plan:?}");
+                assert!(plan.side.is_power_of_two() && plan.units.is_multiple_of(plan.side), "{plan:?}");
+            }
+        }
+    }
 }

@@ -2,11 +2,11 @@
 //!
 //! An entry is what the bucket leaves of an id, and behind it the token: no two are equal, so that their order as numbers does
 //! not depend on which unit finds them first.
-use super::buckets::Plan;
+use super::gradient::Plan;
 use cubecl::prelude::*;
 
 /// Vectors of ids that a unit reads at a time.
-const AHEAD: u32 = 4;
+const AHEAD: u32 = 8;
 
 /// Whether two entries are of one id.
 #[cube]

@@ -1,14 +1,11 @@
 //! Rows of a table by id, and their gradient.
-pub mod buckets;
 pub mod gradient;
 mod list;
-pub mod sort;
 
 use super::{CubeShape, PointwiseError, buffer, check};
-pub use buckets::{Plan, backward_planned};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-pub use gradient::{backward, backward_in};
+pub use gradient::{Plan, backward, backward_planned};
 
 /// Longest row of a table, in vectors.
 const LONGEST: usize = 1 << 20;
@@ -91,7 +88,8 @@ pub fn forward(
 ) -> Result<(), PointwiseError> {
     shape.check()?;
     check("bytes of a row", shape.hidden * bytes, 16, 16 * LONGEST)?;
-    let (cube, width) = (CubeShape::of(client), shape.hidden * bytes / 16);
+    let width = shape.hidden * bytes / 16;
+    let cube = CubeShape::of(client).fitting(width);
     let (table, ids) = (buffer("table", table, shape.rows * width, 16)?, buffer("ids", ids, shape.ids, 4)?);
     let out = buffer("out", out, shape.ids * width, 16)?;
     // SAFETY: rows are in the table, every unit stays in its row, and the buffers hold all rows.

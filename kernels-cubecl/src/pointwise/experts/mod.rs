@@ -4,7 +4,7 @@ pub mod choose;
 pub mod count;
 pub mod place;
 
-use crate::pointwise::cube::cube_sums;
+use crate::pointwise::cube::plane_total;
 use crate::pointwise::swiglu::{gate_gradient, gated, sigmoid};
 use crate::pointwise::{CubeShape, MOST, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
@@ -26,30 +26,68 @@ pub struct RowSums {
     pub terms: usize,
 }
 
-/// A unit for each vector of the result.
+/// Vectors that a unit reads at a time: of several results if they have few terms.
+const LOADS: u32 = 4;
+/// Most terms that are read at a time.
+const MOST_TERMS: u32 = 8;
+
+/// Results of a unit.
+fn results(terms: u32) -> u32 {
+    (LOADS / terms).max(1)
+}
+
+/// A unit takes a vector of some rows of the result, one below the other.
 #[cube(launch_unchecked)]
 pub fn add_rows<E: Float, N: Size>(
     x: &[Vector<E, N>],
     index: &[i32],
     out: &mut [Vector<E, N>],
     width: u32,
-    items: u32,
-    terms: u32,
+    rows: u32,
+    #[comptime] terms: u32,
 ) {
+    let (results, together) = comptime![(results(terms), terms.min(MOST_TERMS))];
     let at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
-    if at < items {
-        let row = at / width;
-        let column = at - row * width;
-        let mut sum = Vector::<f32, N>::new(0.0);
+    let first = at / width * results;
+    let column = at % width;
+    if first < rows {
+        let mut sums = Array::<Vector<f32, N>>::new(comptime![results as usize]);
+        #[unroll]
+        for k in 0..comptime![results as usize] {
+            sums[k] = Vector::<f32, N>::new(0.0);
+        }
         let mut term = 0u32;
         while term < terms {
-            let source = index[(row * terms + term) as usize];
-            if source >= 0 {
-                sum += Vector::<f32, N>::cast_from(x[(source as u32 * width + column) as usize]);
+            let mut source = Array::<i32>::new(comptime![(results * together) as usize]);
+            let mut held = Array::<Vector<E, N>>::new(comptime![(results * together) as usize]);
+            // All are on their way before the first is added: no load waits for a condition. What is not there reads row 0.
+            #[unroll]
+            for k in 0..comptime![(results * together) as usize] {
+                let nth = term + comptime![k as u32 % together];
+                let row = min(first + comptime![k as u32 / together], rows - 1);
+                let number = index[(row * terms + min(nth, comptime![terms - 1])) as usize];
+                source[k] = select(nth < terms, number, -1i32);
             }
-            term += 1;
+            #[unroll]
+            for k in 0..comptime![(results * together) as usize] {
+                held[k] = x[(max(source[k], 0i32) as u32 * width + column) as usize];
+            }
+            #[unroll]
+            for k in 0..comptime![(results * together) as usize] {
+                if source[k] >= 0 {
+                    let result = comptime![k / together as usize];
+                    sums[result] = sums[result] + Vector::<f32, N>::cast_from(held[k]);
+                }
+            }
+            term += together;
         }
-        out[at as usize] = Vector::<E, N>::cast_from(sum);
+        #[unroll]
+        for k in 0..comptime![results as usize] {
+            let row = first + comptime![k as u32];
+            if row < rows {
+                out[(row * width + column) as usize] = Vector::<E, N>::cast_from(sums[k]);
+            }
+        }
     }
 }
 
@@ -81,9 +119,9 @@ pub fn sum_rows<E: Float>(
         |n: &usize| columns.is_multiple_of(*n) && aligned(x, n * size_of::<E>()) && aligned(out, n * size_of::<E>());
     let lanes = [8, 4, 2].into_iter().find(fits).unwrap_or(1);
     let (width, bytes) = (columns / lanes, lanes * size_of::<E>());
-    let items = count * width;
+    let items = count.div_ceil(results(terms as u32) as usize) * width;
     let (x, index) = (buffer("x", x, rows * width, bytes)?, buffer("index", index, count * terms, 4)?);
-    let out = buffer("out", out, items, bytes)?;
+    let out = buffer("out", out, count * width, bytes)?;
     let cube = CubeShape::of(client);
     // SAFETY: the buffers hold all rows, the numbers are of rows as the caller says, and other units do nothing.
     unsafe {
@@ -96,7 +134,7 @@ pub fn sum_rows<E: Float>(
             index,
             out,
             width as u32,
-            items as u32,
+            count as u32,
             terms as u32,
         )
     };
@@ -122,8 +160,12 @@ pub fn weighted_forward<E: Float>(x: &[Vec8<E>], factors: &[f32], out: &mut [Vec
     }
 }
 
-/// A cube takes a row.
+/// Vectors of each tensor that a unit reads at a time in [`weighted_backward`].
+const TOGETHER: u32 = 3;
+
+/// A plane takes a row: no unit waits for those of other planes.
 #[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
 pub fn weighted_backward<E: Float>(
     x: &[Vec8<E>],
     factors: &[f32],
@@ -131,36 +173,57 @@ pub fn weighted_backward<E: Float>(
     x_gradient: &mut [Vec8<E>],
     factor_gradients: &mut [f32],
     half: u32,
+    rows: u32,
     #[comptime] cube: CubeShape,
 ) {
-    let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
-    let factor = factors[CUBE_POS_X as usize];
-    let mut total = 0.0f32;
-    let mut column = UNIT_POS;
-    while column < half {
-        let at = (CUBE_POS_X * 2 * half + column) as usize;
-        let gate = x[at];
-        let up = x[at + half as usize];
-        let slope = out_gradient[(CUBE_POS_X * half + column) as usize];
-        let mut gates = Vec8::<E>::empty();
-        let mut ups = Vec8::<E>::empty();
-        #[unroll]
-        for i in 0..8usize {
-            let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
-            let slope = f32::cast_from(slope.extract(i));
-            let s = sigmoid(g);
-            total += slope * (g * s * u);
-            let slope = slope * factor;
-            gates.insert(i, E::cast_from(gate_gradient(slope, g, u, s)));
-            ups.insert(i, E::cast_from(slope * g * s));
+    let row = CUBE_POS_X * comptime![cube.planes() as u32] + UNIT_POS / comptime![cube.plane];
+    let lane = UNIT_POS % comptime![cube.plane];
+    if row < rows {
+        let factor = factors[row as usize];
+        let mut total = 0.0f32;
+        let mut first = lane;
+        while first < half {
+            let mut gates = Array::<Vec8<E>>::new(comptime![TOGETHER as usize]);
+            let mut ups = Array::<Vec8<E>>::new(comptime![TOGETHER as usize]);
+            let mut slopes = Array::<Vec8<E>>::new(comptime![TOGETHER as usize]);
+            #[unroll]
+            for v in 0..comptime![TOGETHER as usize] {
+                let column = first + comptime![v as u32 * cube.plane];
+                if column < half {
+                    let at = (row * 2 * half + column) as usize;
+                    gates[v] = x[at];
+                    ups[v] = x[at + half as usize];
+                    slopes[v] = out_gradient[(row * half + column) as usize];
+                }
+            }
+            #[unroll]
+            for v in 0..comptime![TOGETHER as usize] {
+                let column = first + comptime![v as u32 * cube.plane];
+                if column < half {
+                    let (gate, up, slope) = (gates[v], ups[v], slopes[v]);
+                    let mut of_gate = Vec8::<E>::empty();
+                    let mut of_up = Vec8::<E>::empty();
+                    #[unroll]
+                    for i in 0..8usize {
+                        let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
+                        let slope = f32::cast_from(slope.extract(i));
+                        let s = sigmoid(g);
+                        total += slope * (g * s * u);
+                        let slope = slope * factor;
+                        of_gate.insert(i, E::cast_from(gate_gradient(slope, g, u, s)));
+                        of_up.insert(i, E::cast_from(slope * g * s));
+                    }
+                    let at = (row * 2 * half + column) as usize;
+                    x_gradient[at] = of_gate;
+                    x_gradient[at + half as usize] = of_up;
+                }
+            }
+            first += comptime![TOGETHER * cube.plane];
         }
-        x_gradient[at] = gates;
-        x_gradient[at + half as usize] = ups;
-        column += CUBE_DIM_X;
-    }
-    let (total, _) = cube_sums(total, 0.0, &mut scratch, 0u32, cube);
-    if UNIT_POS == 0 {
-        factor_gradients[CUBE_POS_X as usize] = total;
+        let total = plane_total(total, cube);
+        if lane == 0 {
+            factor_gradients[row as usize] = total;
+        }
     }
 }
 
@@ -183,7 +246,7 @@ pub fn swiglu<E: Float>(
     half: usize,
 ) -> Result<(), PointwiseError> {
     check("half", half, 8, LONGEST)?;
-    let (cube, vectors, bytes) = (CubeShape::of(client), rows * half / 8, 8 * size_of::<E>());
+    let (cube, vectors, bytes) = (CubeShape::of(client).fitting(half / 8), rows * half / 8, 8 * size_of::<E>());
     let (x, factors) = (buffer("x", x, 2 * vectors, bytes)?, buffer("factors", factors, rows, 4)?);
     let out = buffer("out", out, vectors, bytes)?;
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
@@ -219,11 +282,11 @@ pub fn swiglu_gradients<E: Float>(
     let out_gradient = buffer("out_gradient", out_gradient, vectors, bytes)?;
     let x_gradient = buffer("x_gradient", x_gradient, 2 * vectors, bytes)?;
     let factor_gradients = buffer("factor_gradients", factor_gradients, rows, 4)?;
-    // SAFETY: every cube stays in its row, and the buffers hold all rows.
+    // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
         weighted_backward::launch_unchecked::<E>(
             client,
-            CubeCount::Static(rows as u32, 1, 1),
+            CubeCount::Static((rows as u32).div_ceil(cube.planes() as u32), 1, 1),
             cube.dim(),
             x,
             factors,
@@ -231,6 +294,7 @@ pub fn swiglu_gradients<E: Float>(
             x_gradient,
             factor_gradients,
             half as u32 / 8,
+            rows as u32,
             cube,
         )
     };

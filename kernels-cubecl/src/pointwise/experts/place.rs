@@ -7,6 +7,10 @@ use cubecl::server::Handle;
 
 /// Tokens of a cube.
 pub const CHUNK: u32 = 64;
+/// Numbers that have a bit for each of them.
+const WORDS: u32 = CHUNK / 32;
+/// Most experts, whose bits shared memory holds.
+const MOST_EXPERTS: usize = 2048;
 /// Most parts of an expert.
 const MOST_PARTS: usize = 1024;
 
@@ -31,7 +35,7 @@ pub struct PlaceShape {
 
 impl PlaceShape {
     fn check(&self) -> Result<(), PointwiseError> {
-        check("experts", self.experts, 1, MOST)?;
+        check("experts", self.experts, 1, MOST_EXPERTS)?;
         check("parts of an expert", self.parts, 1, MOST_PARTS)?;
         check("tokens", self.tokens, 1, MOST / self.experts / self.parts)?;
         check("experts of a token", self.top_k, 1, self.experts.min(128))?;
@@ -45,7 +49,8 @@ impl PlaceShape {
     }
 }
 
-/// A cube takes a chunk of tokens, a unit an expert.
+/// A cube takes a chunk of tokens, a unit an expert of a token. In shared memory every expert has a bit for each of the tokens
+/// that use it: those in front are counted at once.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn place_copies(
@@ -57,60 +62,80 @@ pub fn place_copies(
     of_tokens: &mut [i32],
     of_slots: &mut [i32],
     tokens: u32,
-    experts: u32,
     each: u32,
     room: u32,
     rows: u32,
+    #[comptime] experts: u32,
     #[comptime] top_k: u32,
     #[comptime] parts: u32,
 ) {
     let mut chunk = Shared::<[i32]>::new_slice(comptime![(CHUNK * top_k) as usize]);
+    let users = Shared::<[Atomic<u32>]>::new_slice(comptime![(WORDS * experts) as usize]);
+    let mut word = UNIT_POS;
+    while word < comptime![WORDS * experts] {
+        users[word as usize].store(0u32);
+        word += CUBE_DIM_X;
+    }
     read_chunk(choice, &mut chunk, tokens, 1u32, 0u32, top_k);
-    let mut expert = UNIT_POS;
-    while expert < experts {
-        let mut rank = before[(CUBE_POS_X * experts + expert) as usize] as u32;
-        let mut at = 0u32;
-        while at < comptime![CHUNK * top_k] {
-            if chunk[at as usize] == expert as i32 {
-                if rank < room {
-                    let token = CUBE_POS_X * CHUNK + at / top_k;
-                    let slot = token * experts + expert;
-                    // Copies of a token in the order of the rows: by member, of which `parts` share experts, and expert.
-                    let mut earlier = at % top_k;
-                    let mut same = 1u32;
-                    if comptime![parts > 1] {
-                        earlier = 0u32;
-                        same = 0u32;
-                        let mut nth = 0u32;
-                        while nth < top_k {
-                            let other = chunk[(at / top_k * top_k + nth) as usize];
-                            if other >= 0 {
-                                earlier += select(other as u32 / each < expert / each, 1u32, 0u32);
-                                same += select(other as u32 / each == expert / each, 1u32, 0u32);
-                            }
-                            nth += 1;
+    let mut at = UNIT_POS;
+    while at < comptime![CHUNK * top_k] {
+        let expert = chunk[at as usize];
+        if expert >= 0 {
+            let inside = at / top_k;
+            users[(expert as u32 * WORDS + inside / 32) as usize].fetch_or(1u32 << (inside % 32));
+        }
+        at += CUBE_DIM_X;
+    }
+    sync_cube();
+    let mut at = UNIT_POS;
+    while at < comptime![CHUNK * top_k] {
+        if chunk[at as usize] >= 0 {
+            let expert = chunk[at as usize] as u32;
+            let inside = at / top_k;
+            let mut rank = before[(CUBE_POS_X * experts + expert) as usize] as u32;
+            #[unroll]
+            for i in 0..WORDS {
+                let bits = users[(expert * WORDS + i) as usize].load();
+                let in_front = (1u32 << (inside % 32)) - 1;
+                let own = select(i == inside / 32, bits & in_front, 0u32);
+                rank += select(i < inside / 32, bits, own).count_ones();
+            }
+            if rank < room {
+                let token = CUBE_POS_X * CHUNK + inside;
+                let slot = token * experts + expert;
+                // Copies of a token in the order of the rows: by member, of which `parts` share experts, and expert.
+                let mut earlier = at % top_k;
+                let mut same = 1u32;
+                if comptime![parts > 1] {
+                    earlier = 0u32;
+                    same = 0u32;
+                    let mut nth = 0u32;
+                    while nth < top_k {
+                        let other = chunk[(at / top_k * top_k + nth) as usize];
+                        if other >= 0 {
+                            earlier += select(other as u32 / each < expert / each, 1u32, 0u32);
+                            same += select(other as u32 / each == expert / each, 1u32, 0u32);
                         }
-                    }
-                    let inside = at % top_k - select(comptime![parts > 1], earlier, at % top_k);
-                    let mut part = 0u32;
-                    while part < parts {
-                        let start = starts[(part * experts + expert) as usize];
-                        let row = start as u32 + rank;
-                        if start >= 0 && row < rows {
-                            tokens_of[row as usize] = token as i32;
-                            slots_of[row as usize] = slot as i32;
-                            let column = earlier * parts + part * same + inside;
-                            of_tokens[(token * comptime![top_k * parts] + column) as usize] = row as i32;
-                            of_slots[(slot * parts + part) as usize] = row as i32;
-                        }
-                        part += 1;
+                        nth += 1;
                     }
                 }
-                rank += 1;
+                let behind = at % top_k - select(comptime![parts > 1], earlier, at % top_k);
+                let mut part = 0u32;
+                while part < parts {
+                    let start = starts[(part * experts + expert) as usize];
+                    let row = start as u32 + rank;
+                    if start >= 0 && row < rows {
+                        tokens_of[row as usize] = token as i32;
+                        slots_of[row as usize] = slot as i32;
+                        let column = earlier * parts + part * same + behind;
+                        of_tokens[(token * comptime![top_k * parts] + column) as usize] = row as i32;
+                        of_slots[(slot * parts + part) as usize] = row as i32;
+                    }
+                    part += 1;
+                }
             }
-            at += 1;
         }
-        expert += CUBE_DIM_X;
+        at += CUBE_DIM_X;
     }
 }
 
@@ -164,10 +189,10 @@ pub fn place(
             of_tokens,
             of_slots,
             tokens as u32,
-            experts as u32,
             each as u32,
             room.min(MOST) as u32,
             rows as u32,
+            experts as u32,
             top_k as u32,
             parts as u32,
         )

@@ -11,7 +11,7 @@ use cubecl::server::Handle;
 
 /// Half of a vector's sums.
 #[cube]
-fn half(sums: &mut Array<f32>, #[comptime] first: usize) -> F32x4 {
+pub(in crate::pointwise) fn half(sums: &mut Array<f32>, #[comptime] first: usize) -> F32x4 {
     let mut half = F32x4::empty();
     #[unroll]
     for i in 0..4usize {

@@ -2,6 +2,7 @@
 use super::{EPS, Element, download, poisoned, random, report, report_rounded, round, upload};
 use cubecl::prelude::*;
 use half::bf16;
+use kernels_cubecl::pointwise::head_norms::{self, HeadsShape};
 use kernels_cubecl::pointwise::norm::{
     Affine, Gradients, NormShape, Plan, backward, backward_planned, forward, forward_planned,
 };
@@ -141,4 +142,37 @@ pub fn rms_norm_with_sum<E: Element>(client: &Client, rows: usize, columns: usiz
 
 pub fn layer_norm_with_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
     with_sum::<E>(client, rows, columns, true)
+}
+
+/// Norms of the heads of a packed projection, forward and backward; values stay as they are.
+pub fn of_heads<E: Element>(client: &Client, shape: HeadsShape) -> usize {
+    let HeadsShape { tokens, heads, kv_heads, all_heads, head_dim } = shape;
+    let len = tokens * all_heads * head_dim;
+    let [x, slope] = [1, 2].map(|seed| random(len, seed));
+    let weights = [3, 4].map(|seed| random(head_dim, seed));
+    let (mut y, mut dx, mut affine) = (x.clone(), slope.clone(), vec![]);
+    for (first, count, w) in [(0, heads, &weights[0]), (heads, kv_heads, &weights[1])] {
+        let rows = || (0..tokens).flat_map(|token| (first..first + count).map(move |head| token * all_heads + head));
+        let of = |from: &[f64]| -> Vec<f64> {
+            rows().flat_map(|row| from[row * head_dim..(row + 1) * head_dim].to_vec()).collect()
+        };
+        let expected = formula(&of(&x), w, None, &of(&slope));
+        for (i, row) in rows().enumerate() {
+            let (to, from) = (row * head_dim..(row + 1) * head_dim, i * head_dim..(i + 1) * head_dim);
+            y[to.clone()].copy_from_slice(&expected.y[from.clone()]);
+            dx[to].copy_from_slice(&expected.dx[from]);
+        }
+        affine.extend(expected.affine);
+    }
+    let [x, slope] = [&x, &slope].map(|values| upload::<E>(client, values));
+    let [q, k] = [&weights[0], &weights[1]].map(|values| upload::<E>(client, values));
+    let [found, found_dx] = [(); 2].map(|()| poisoned::<E>(client, len));
+    let sums = poisoned::<f32>(client, affine.len());
+    let eps = EPS as f32;
+    head_norms::forward::<E>(client, &x, [&q, &k], &found, eps, shape).expect("legal");
+    head_norms::backward::<E>(client, &x, [&q, &k], &slope, [&found_dx, &sums], eps, shape).expect("legal");
+    let name = format!("norms of heads {}, {shape:?}", E::NAME);
+    report_rounded::<E>(&name, &download::<E>(client, &found), &y, |_, y| round::<E>(y))
+        + report_rounded::<E>("its gradient of x", &download::<E>(client, &found_dx), &dx, |_, dx| round::<E>(dx))
+        + report("its gradients of weights", &download::<f32>(client, &sums), &affine, 1e-5)
 }

@@ -103,15 +103,10 @@ pub fn embedding<E: Element>(client: &Client, shape: TableShape) -> usize {
     }
     let sum: Vec<f64> = gradient.iter().zip(&before).map(|(a, b)| a + b).collect();
     let (table, slope, ids) = (upload::<E>(client, &table), upload::<E>(client, &slope), upload_i32(client, &ids));
-    let (found, written) = (poisoned::<E>(client, tokens * hidden), upload::<E>(client, &vec![0.0; rows * hidden]));
-    let added = upload::<f32>(client, &before);
+    let found = poisoned::<E>(client, tokens * hidden);
     embedding::forward(client, &table, &ids, &found, shape, size_of::<E>()).expect("legal");
-    embedding::backward::<E, E>(client, &slope, &ids, &written, shape, false).expect("legal");
-    embedding::backward::<E, f32>(client, &slope, &ids, &added, shape, true).expect("legal");
     let name = format!("embedding {}, {tokens} of {rows} × {hidden}", E::NAME);
-    let mut failures = report(&name, &download::<E>(client, &found), &out, 0.0)
-        + report("embedding gradient", &download::<E>(client, &written), &gradient, E::LIMIT)
-        + report("the same, added in fp32", &download::<f32>(client, &added), &sum, 1e-6);
+    let mut failures = report(&name, &download::<E>(client, &found), &out, 0.0);
     let plan = embedding::Plan::of(client, shape);
     for plan in [
         plan,

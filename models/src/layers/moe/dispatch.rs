@@ -7,7 +7,7 @@ use std::sync::Arc;
 use backend_dist::comm::Group;
 use backend_dist::ops::conjugate::{Partial, gather_from_sequence_parallel, reduce_scatter_to_sequence_parallel};
 use backend_dist::ops::moe::routing::Chosen;
-use backend_dist::ops::moe::{Journey, Piece, RowMap, Splits, all_to_all, gather_rows, pieces_beside};
+use backend_dist::ops::moe::{Journey, Piece, RowMap, Splits, all_to_all, gather_rows, is_quicker_in_two};
 use burn::tensor::{Device, FloatDType, IntDType, Tensor};
 
 use super::config::Dispatcher;
@@ -29,6 +29,9 @@ pub(super) struct Dispatch {
     pub multiple: usize,
     /// All-to-alls run beside the experts' products.
     pub overlap: bool,
+    /// Into how many pieces a rank's experts are cut for that. `None` leaves it to arithmetic, by which CPU ranks do one after
+    /// the other.
+    pub pieces: Option<usize>,
 }
 
 impl Dispatch {
@@ -66,9 +69,9 @@ impl Dispatch {
             Choices::Device(choice) => choice.counts(pad_to),
         };
         let counts = self.group.all_gather_host(own);
-        let count = if self.overlap { self.pieces(&counts, &x, experts) } else { 1 };
+        let beside = self.pieces(&counts, &x, experts);
         let pieces: Vec<(Members, Splits)> =
-            self.members.pieces(count).map(|members| (members, splits(&members, &counts))).collect();
+            self.members.pieces(beside.unwrap_or(1)).map(|members| (members, splits(&members, &counts))).collect();
         let own = &counts[self.members.rank];
         let (copies, slot_map) = match choice {
             Choices::Host(choice) => {
@@ -87,7 +90,7 @@ impl Dispatch {
         };
         let (group, probs) = (self.group.clone(), slots(probs));
         let mut pieces: Vec<Piece> = pieces.into_iter().map(piece).collect();
-        if self.overlap {
+        if beside.is_some() {
             return experts.through(x, probs, &Arc::new(Journey { group, copies, slots: slot_map, pieces }));
         }
         let Piece { splits, by_expert, counts } = pieces.remove(0);
@@ -97,12 +100,16 @@ impl Dispatch {
         gather_rows(all_to_all(y, &splits.receive, &splits.send, &group), &copies.reversed())
     }
 
-    /// Into how many pieces every member's experts are cut, by what all members know.
-    fn pieces(&self, counts: &[Vec<usize>], x: &Tensor<2>, experts: &Experts) -> usize {
-        let (members, [hidden, _]) = (self.members.count(), experts.features());
+    /// Into how many pieces every member's experts are cut, so that exchanges run beside them; `None` if they do not. All
+    /// members know the same.
+    fn pieces(&self, counts: &[Vec<usize>], x: &Tensor<2>, experts: &Experts) -> Option<usize> {
+        let (members, [hidden, _], most) = (self.members.count(), experts.features(), self.members.own().len());
+        if !self.overlap || self.pieces.is_some() {
+            return self.pieces.filter(|_| self.overlap).map(|pieces| pieces.min(most));
+        }
         let sent = counts.iter().flatten().sum::<usize>() * self.members.etp / members;
         let bytes = sent * hidden * x.dtype().size() / members * (members - 1);
-        pieces_beside(&x.device(), bytes, experts.features()).min(self.members.experts / self.members.ep)
+        (most > 1 && is_quicker_in_two(&x.device(), bytes, experts.features())).then_some(2)
     }
 
     fn by_all_gather(&self, x: Tensor<2>, Routing { choice, probs, pad_to }: Routing, experts: &Experts) -> Tensor<2> {

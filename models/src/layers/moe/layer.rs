@@ -58,11 +58,11 @@ impl MoeLayer {
             let on_device = router.is_on_device().then_some(config.dispatcher);
             (together, multiple) = (fp8_together(&place, params.parallel().size(), on_device)?, multiple.max(MULTIPLE));
         }
-        let ExpertParallel { group, etp, ep, overlap, .. } = place;
+        let ExpertParallel { group, etp, ep, overlap, pieces, .. } = place;
         let rank = group.rank();
         let members = Members { etp: etp.size, ep: ep.size, experts: config.experts, rank, together, piece: [0, 1] };
         let overlap = overlap && !experts.are_fp8();
-        let dispatch = Dispatch { group, members, how: config.dispatcher, multiple, overlap };
+        let dispatch = Dispatch { group, members, how: config.dispatcher, multiple, overlap, pieces };
         Ok(Self { router, experts, shared, dispatch, parallel: params.parallel().clone() })
     }
 

@@ -50,6 +50,13 @@ impl Members {
     pub fn own(&self) -> Range<usize> {
         self.experts_of(self.rank)
     }
+
+    /// The groups of rows of this member: its experts, each with every block of members.
+    fn groups(&self) -> Vec<(usize, Range<usize>)> {
+        let blocks =
+            |expert| (0..self.count()).step_by(self.together).map(move |first| (expert, first..first + self.together));
+        self.own().flat_map(blocks).collect()
+    }
 }
 
 /// A row to be made: the token that it is a copy of and its expert; `None` is a row of zeros.
@@ -155,14 +162,12 @@ pub(super) fn sort(
     multiple: usize,
 ) -> Grouped<Vec<Run>> {
     let (own, begins) = (members.own(), starts(receive));
-    let senders: Vec<(&Vec<usize>, usize)> = counts.iter().zip(begins).collect();
-    let groups: Vec<(usize, &[(&Vec<usize>, usize)])> =
-        own.clone().flat_map(|expert| senders.chunks(members.together).map(move |block| (expert, block))).collect();
-    let rows = |(expert, block): &(usize, &[(&Vec<usize>, usize)])| block.iter().map(|(from, _)| from[*expert]).sum();
+    let groups = members.groups();
+    let rows = |(expert, block): &(usize, Range<usize>)| counts[block.clone()].iter().map(|from| from[*expert]).sum();
     let filled = filled(groups.iter().map(rows), multiple);
     let mut runs = Vec::new();
     for ((expert, block), mut to) in groups.into_iter().zip(starts(&filled)) {
-        for (from, begin) in block {
+        for (from, begin) in counts[block.clone()].iter().zip(&begins[block]) {
             let from_row = begin + from[own.start..expert].iter().sum::<usize>();
             runs.push(Run { to, from: from_row, len: from[expert] });
             to += from[expert];
@@ -181,16 +186,15 @@ pub(super) fn pick(
 ) -> Grouped<Vec<Copy>> {
     let rows = |(choice, pad_to): &(Choice, Option<usize>)| padded(choice, &counts(choice, members.experts, *pad_to));
     let by_member: Vec<Vec<Vec<Copy>>> = choices.iter().map(rows).collect();
-    let numbered: Vec<(usize, Vec<Vec<Copy>>)> = by_member.into_iter().enumerate().collect();
-    let group = |expert: usize, block: &[(usize, Vec<Vec<Copy>>)]| -> Vec<Copy> {
-        let rows = block.iter().flat_map(|(member, by_expert)| {
-            by_expert[expert].iter().map(move |row| row.map(|(token, expert)| (member * tokens + token, expert)))
+    let group = |(expert, block): (usize, Range<usize>)| -> Vec<Copy> {
+        let rows = block.flat_map(|member| {
+            by_member[member][expert]
+                .iter()
+                .map(move |row| row.map(|(token, expert)| (member * tokens + token, expert)))
         });
         rows.collect()
     };
-    let blocks = || numbered.chunks(members.together);
-    let groups: Vec<Vec<Copy>> =
-        members.own().flat_map(|expert| blocks().map(move |block| (expert, block))).map(|(e, b)| group(e, b)).collect();
+    let groups: Vec<Vec<Copy>> = members.groups().into_iter().map(group).collect();
     let counts = filled(groups.iter().map(Vec::len), multiple);
     let fill = |(mut group, count): (Vec<Copy>, &usize)| {
         group.resize(*count, None);

@@ -2,46 +2,44 @@
 
 use std::collections::BTreeMap;
 
-use backend_dist::collective::all_reduce;
-use backend_dist::comm::ReduceOp;
 use backend_dist::launch::{Rank, launch};
-use backend_dist::mesh::{Axis, GridKind, Mesh};
+use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::ops::context::{ContextParallel, CpCommType};
 use backend_dist::ops::pull_back;
-use backend_dist::shard::{Registry, Unit};
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor, TensorData};
+use backend_dist::shard::Unit;
+use burn::module::Module;
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use models::layers::{FeedForward, Ffn, Norm, NormKind};
 use models::{MicroBatch, ParamBuilder, Recompute, recompute};
 
 use super::{Case, EPS, Found, HIDDEN, SAMPLES, Weights, element};
-use crate::harness::{Local, assemble, host};
+use crate::harness::{Collect, Local, assemble, host};
 
 /// What the layer finds, and the number of micro-batches that the samples were: one for each data parallel rank.
 pub fn run(case: &Case, layout: &str) -> (Found, usize) {
-    run_with(case, layout, &Recompute::default(), false)
+    run_with(case, layout, &Recompute::default(), None)
 }
 
 /// The same with the experts' activations made again in the backward pass.
 pub fn run_again(case: &Case, layout: &str) -> (Found, usize) {
-    run_with(case, layout, &Recompute::selective(&[recompute::Module::MlpActivation]), false)
+    run_with(case, layout, &Recompute::selective(&[recompute::Module::MlpActivation]), None)
 }
 
-/// The same with exchanges beside the experts, and activations that are kept or made again.
-pub fn run_beside(case: &Case, layout: &str, again: bool) -> (Found, usize) {
+/// The same with exchanges beside this many pieces of the experts, and activations that are kept or made again.
+pub fn run_beside(case: &Case, layout: &str, pieces: usize, again: bool) -> (Found, usize) {
     let modules = if again { &[recompute::Module::MlpActivation][..] } else { &[] };
-    run_with(case, layout, &Recompute::selective(modules), true)
+    run_with(case, layout, &Recompute::selective(modules), Some(pieces))
 }
 
 /// Values of some samples and positions.
 type Part = (Vec<usize>, Vec<usize>, Vec<f64>);
 
-fn run_with(case: &Case, layout: &str, recompute: &Recompute, overlap: bool) -> (Found, usize) {
+fn run_with(case: &Case, layout: &str, recompute: &Recompute, beside: Option<usize>) -> (Found, usize) {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let ranks = launch(&mesh, &[Device::flex()], |rank: Rank| {
         let (samples, positions) = (samples(&rank), positions(&rank, case.seq));
         let params = ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(&Weights).with_recompute(recompute);
-        let mut params = params.with_moe_comm_overlap(overlap);
+        let mut params = params.with_moe_comm_overlap(beside.is_some(), beside);
         params.begin(Unit::Layer(0));
         let norm = Norm::new(&mut params, "norm", HIDDEN, NormKind::Rms, EPS)?;
         let layer = FeedForward::new(&mut params, "layers.0.mlp", &Ffn::Moe(case.config))?;
@@ -59,7 +57,13 @@ fn run_with(case: &Case, layout: &str, recompute: &Recompute, overlap: bool) -> 
         let grads = pull_back(y, Tensor::<3>::from_data(values("w"), (&rank.device, DType::F64)));
         let x_grad = host(x.grad(&grads).expect("the input has a gradient"));
         let registry = params.take_registry();
-        let mut collect = Collect { rank: &rank, registry: &registry, grads: &grads, locals: Vec::new() };
+        let mut collect = Collect {
+            rank: &rank,
+            registry: &registry,
+            gradients: &grads,
+            replicas: Some(Axis::DpCp),
+            locals: Vec::new(),
+        };
         norm.visit(&mut collect);
         layer.visit(&mut collect);
         let part = |values| -> Part { (samples.clone(), positions.clone(), values) };
@@ -101,38 +105,4 @@ fn whole<'a>(seq: usize, parts: impl Iterator<Item = &'a Part>) -> Vec<f64> {
     }
     assert_eq!(found.len(), SAMPLES * seq);
     found.into_values().flatten().collect()
-}
-
-/// Gradients summed over all ranks that have a summand.
-struct Collect<'a> {
-    rank: &'a Rank,
-    registry: &'a Registry,
-    grads: &'a Gradients,
-    locals: Vec<Local>,
-}
-
-impl ModuleVisitor for Collect<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let spec = self.registry.get(param.id.val()).expect("every parameter is registered");
-        if !spec.trained {
-            return;
-        }
-        let grad = param.val().grad(self.grads).unwrap_or_else(|| panic!("{} has no gradient", spec.name()));
-        let replicas = if spec.unit.grid() == GridKind::Dense { Axis::DpCp } else { Axis::Edp };
-        let grad = all_reduce(grad, ReduceOp::Sum, &self.rank.group(replicas)).reshape([spec.local_len()]);
-        let mut local = host(grad.clone());
-        for sum in spec.gradient_sums() {
-            let group = self.rank.subgroup(Axis::Tp, sum.ranks);
-            let part = grad.clone().narrow(0, sum.elements.start, sum.elements.len());
-            local[sum.elements].copy_from_slice(&host(all_reduce(part, ReduceOp::Sum, &group)));
-        }
-        let first = if spec.unit.grid() == GridKind::Dense {
-            self.rank.coords.dp + self.rank.coords.cp == 0
-        } else {
-            self.rank.coords.edp == 0
-        };
-        if first {
-            self.locals.push((spec.clone(), local));
-        }
-    }
 }

@@ -105,7 +105,7 @@ fn assert_layouts(case: Case, layouts: &[&str]) {
             let (found, micro_batches) = layer::run(&Case { config, ..case }, layout);
             assert_same(&format!("{layout} {dispatcher:?}"), &found, &plain::run(&case, micro_batches));
         }
-        let (found, micro_batches) = layer::run_beside(&case, layout, false);
+        let (found, micro_batches) = layer::run_beside(&case, layout, 2, false);
         assert_same(&format!("{layout}, beside the experts"), &found, &plain::run(&case, micro_batches));
     }
 }
@@ -187,8 +187,22 @@ fn recomputation_changes_no_bit() {
         let (kept, again) = (layer::run(&mixtral(), layout).0, layer::run_again(&mixtral(), layout).0);
         assert!(kept.out == again.out && kept.x_grad == again.x_grad && kept.weights == again.weights, "{layout}");
     }
-    let [kept, again] = [false, true].map(|again| layer::run_beside(&mixtral(), "DP2 EP2", again).0);
+    let [kept, again] = [false, true].map(|again| layer::run_beside(&mixtral(), "DP2 EP2", 2, again).0);
     assert!(kept.out == again.out && kept.x_grad == again.x_grad && kept.weights == again.weights);
+}
+
+/// An expert is in one piece, so its gradients have the bits of all experts at once.
+#[test]
+fn pieces_of_experts_change_no_gradient_of_theirs() {
+    let case = Case { auxiliary: 0.0, ..mixtral() };
+    let plain = layer::run(&case, "DP2 EP2").0;
+    for pieces in [1, 3, 9] {
+        let found = layer::run_beside(&case, "DP2 EP2", pieces, false).0;
+        for (name, values) in plain.weights.iter().filter(|(name, _)| name.contains("experts.")) {
+            assert!(found.weights[name] == *values, "{pieces} pieces: {name}");
+        }
+        assert_same(&format!("{pieces} pieces"), &found, &plain);
+    }
 }
 
 /// The operations that GPUs route with, here on tables that come to the host and go back.

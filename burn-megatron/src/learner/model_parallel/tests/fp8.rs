@@ -3,6 +3,7 @@
 
 use backend_dist::ops::fp8::{AmaxAlgorithm, Fp8Format, Fp8Scaling};
 use models::Fp8Config;
+use models::recompute::{Granularity, Module, Recompute};
 
 use super::*;
 use crate::checkpoint::{Checkpoint, SaverOptions};
@@ -144,5 +145,34 @@ fn fp8_learns_what_f32_learns() {
             late.push(later / exact_later - 1.0);
         }
         assert!(mean(&late).abs() < 1e-2, "{:?}: {late:?}", fp8.recipe);
+    }
+}
+
+/// NVIDIA/TransformerEngine issues 1190 and 539: with layers computed again, and several micro-batches in a pipeline, magnitudes of
+/// gradients were lost, or a pass was done again with other scales.
+#[test]
+fn transformer_engine_1190_539_layers_that_are_computed_again_use_the_same_scales() {
+    let steps = |layout: &str, fp8: &Fp8Config, recompute: Recompute| {
+        let folder = tempfile::tempdir().unwrap();
+        let (mesh, config) = (Mesh::new(layout.parse().unwrap()).unwrap(), config());
+        let engine = EngineConfig { recompute: recompute.clone(), ..engine() };
+        let (dims, layers, fp8) = (config.dims(), config.num_hidden_layers, fp8.clone());
+        let run = Pretraining::new(mesh, engine, 6, (data(900, 1), data(200, 2)), dims, move |rank, part| {
+            let params = ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part).with_fp8(&fp8, layers);
+            Ok(Llama::build(&config, params.with_recompute(&recompute))?)
+        });
+        finished(&run.evaluate(3, 1).directory(folder.path().join("run")));
+        numbers(folder.path(), 0)
+    };
+    let full = Recompute { granularity: Granularity::Full, num_layers: 1, ..Recompute::default() };
+    let modules = Recompute::selective(&[Module::MlpActivation, Module::Norms]);
+    for fp8 in [tensorwise(), delayed()] {
+        for layout in ["TP1", "PP2"] {
+            let kept = steps(layout, &fp8, Recompute::default());
+            assert_eq!(kept.len(), 12);
+            for recompute in [&full, &modules] {
+                assert_eq!(steps(layout, &fp8, recompute.clone()), kept, "{layout} {:?} {recompute:?}", fp8.recipe);
+            }
+        }
     }
 }

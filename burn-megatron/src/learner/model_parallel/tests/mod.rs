@@ -18,7 +18,7 @@ use burn::train::LearningResult;
 use models::{CausalLm, Llama, LlamaConfig, ModelConfig, ParamBuilder};
 
 use super::*;
-use crate::data::{TokenDataset, TokensInMemory};
+use crate::data::{Sample, TokenDataset, TokensInMemory};
 use crate::engine::EngineConfig;
 use crate::generate::{GenerateOptions, Sampling, generate};
 use crate::lr::{LrConfig, LrDecay, Span};
@@ -116,6 +116,52 @@ fn layouts_log_the_same_steps_and_end_with_the_same_weights_and_text() {
                 assert!(difference < 1e-9, "{layout}: {key} {value:?} instead of {expected:?}");
             }
         }
+    }
+}
+
+/// Samples of which only the first `index % 5` predictions count, or all.
+struct Uneven(Arc<dyn TokenDataset>);
+
+impl TokenDataset for Uneven {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn seq_length(&self) -> usize {
+        self.0.seq_length()
+    }
+
+    fn sample(&self, index: usize) -> Sample {
+        let counts = |place: usize| index.is_multiple_of(5) || place < index % 5;
+        Sample { loss_mask: Some((0..SEQ).map(counts).collect()), ..self.0.sample(index) }
+    }
+}
+
+/// pytorch/torchtitan pull request 4167, NVIDIA/Megatron-LM pull request 7207: the validation loss was a mean of the batches' means,
+/// so that tokens of batches in which few count weighed more.
+#[test]
+fn torchtitan_4167_megatron_lm_7207_tokens_weigh_the_same_in_every_batch_of_a_validation() {
+    let folder = tempfile::tempdir().unwrap();
+    let held_out: Arc<dyn TokenDataset> = Arc::new(Uneven(data(200, 2)));
+    let rows = GlobalBatch::new(held_out.clone(), 0, 24);
+    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
+    let mesh = Mesh::new("DP2".parse().unwrap()).unwrap();
+    let build = move |rank: &Rank, part| {
+        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F64, 7).with_part(part))?)
+    };
+    let run = Pretraining::new(mesh, engine(), 2, (data(900, 1), held_out.clone()), LlamaConfig::tiny().dims(), build)
+        .evaluate(2, 3)
+        .directory(folder.path())
+        .finish(move |_, engine| {
+            let at_once = engine.eval_step(&rows.read(0..24))?;
+            Ok((at_once.loss, at_once.tokens, loss_over(engine, &held_out)?))
+        });
+    assert!(launch(&run).error.is_none());
+    let (loss, tokens, over) = run.finished().unwrap();
+    assert_eq!((over.tokens, tokens), (86, 86));
+    let line = log(folder.path()).into_iter().find(|line| line["kind"] == "valid").unwrap();
+    for found in [line["loss"].as_f64().unwrap(), over.loss] {
+        assert!((found - loss).abs() < 1e-12, "{found} instead of {loss}");
     }
 }
 

@@ -1,0 +1,127 @@
+//! Experts in FP8: small sizes against the emulation on the CPU in f64, and what a layer takes next to one in bf16.
+use crate::reference::numbers;
+use crate::time::{counts, median};
+use backend_dist::comm::Group;
+use backend_dist::ops::fp8::{self, ExpertCut, ExpertRanks, Fp8Experts, Fp8Format, Fp8Recipe};
+use backend_dist::ops::main_grads::{self, MainGrad};
+use backend_dist::ops::{moe, pull_back};
+use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
+use std::sync::Arc;
+
+/// `‖found - expected‖ / ‖expected‖`: results rounded to 16 bits, and sums that keep some 14 bits.
+const LIMIT: f64 = 1.5e-2;
+
+fn layer(experts: usize, format: Fp8Format) -> Fp8Experts {
+    let ranks = ExpertRanks { experts, own: 0..experts, parts: Group::single(), tokens: None };
+    Fp8Experts::new("layer", Fp8Recipe::tensorwise(format), ExpertCut::Outputs, ranks)
+}
+
+pub fn check(device: &Device) -> usize {
+    let mut bad = 0;
+    // Experts, rows of groups, outputs and inputs; empty groups, empty experts, tiles that are not full.
+    let sizes: [(usize, &[usize], [usize; 2]); 4] = [
+        (1, &[128], [64, 64]),
+        (3, &[256, 128, 0, 0, 0, 384], [192, 320]),
+        (2, &[16, 0, 272, 48], [176, 80]),
+        (4, &[1024, 128, 512, 256], [512, 1024]),
+    ];
+    for (experts, counts, [features, inner]) in sizes {
+        for (dtype, format) in [(DType::BF16, Fp8Format::Hybrid), (DType::F16, Fp8Format::E4m3)] {
+            let counts: Arc<[usize]> = counts.into();
+            let run = |device: &Device, dtype, sums| {
+                results(device, dtype, &layer(experts, format), (&counts, experts), [features, inner], sums)
+            };
+            let expected = run(&Device::flex(), DType::F64, false);
+            for sums in [false, true] {
+                let found = run(device, dtype, sums);
+                let errors: Vec<f64> =
+                    found.iter().zip(&expected).map(|(found, expected)| error(found, expected)).collect();
+                let good = errors.iter().all(|error| *error <= LIMIT);
+                let verdict = if good { "ok" } else { "BAD" };
+                let errors: Vec<String> = errors.iter().map(|error| format!("{error:.1e}")).collect();
+                let errors = errors.join(" ");
+                println!("FP8 {dtype:?} {format:?} sums {sums} {counts:?} · {features} · {inner}: {errors} {verdict}");
+                bad += usize::from(!good);
+            }
+        }
+    }
+    bad
+}
+
+/// Output and gradients of the rows and of the matrices, these summed up in place with `sums`.
+fn results(
+    device: &Device,
+    dtype: DType,
+    layer: &Fp8Experts,
+    (counts, experts): (&Arc<[usize]>, usize),
+    [features, inner]: [usize; 2],
+    sums: bool,
+) -> [Vec<f64>; 3] {
+    let (rows, len) = (counts.iter().sum::<usize>(), experts * features * inner);
+    let tensor = |shape: [usize; 2], seed, size: f64| {
+        let numbers: Vec<f64> = numbers(shape[0] * shape[1], seed).into_iter().map(|x| x * size).collect();
+        let data = TensorData::new(numbers, [shape[0] * shape[1]]);
+        Tensor::<1>::from_data(data, (&device.clone().autodiff(), dtype)).reshape(shape)
+    };
+    let x = tensor([rows, inner], 1, 1.0).detach().require_grad();
+    let w = tensor([experts * features, inner], 2, 0.125).detach().require_grad();
+    let place = sums.then(|| {
+        let sum = Tensor::<1>::full([len], f32::NAN, (device, DType::F32));
+        main_grads::attach(&w, MainGrad::new(sum.clone()));
+        sum
+    });
+    let y = fp8::grouped_linear(x.clone(), w.clone(), counts, layer);
+    let grads = pull_back(y.clone(), tensor([rows, features], 3, 1.0));
+    let of_w = place.unwrap_or_else(|| w.grad(&grads).expect("a gradient of the matrices").reshape([len]));
+    main_grads::detach_all();
+    let of_x = x.grad(&grads).expect("a gradient of the rows").reshape([rows * inner]);
+    [y.reshape([rows * features]), of_x, of_w].map(host)
+}
+
+fn host(x: Tensor<1>) -> Vec<f64> {
+    x.into_data().convert::<f64>().try_to_vec().expect("converted to f64")
+}
+
+fn error(found: &[f64], expected: &[f64]) -> f64 {
+    let pairs = found.iter().zip(expected);
+    let (off, size) = pairs.fold((0.0, 0.0), |(off, size), (a, b)| (off + (a - b).powi(2), size + b * b));
+    if found.len() == expected.len() { f64::sqrt(off / size) } else { f64::INFINITY }
+}
+
+/// Four experts of a Mixtral 8x7B, of one micro-batch and of two that meet, forward and with both gradients; casts included,
+/// but for those of the matrices, which are kept.
+pub fn time(device: &Device) {
+    fp8::weights_changed();
+    for (name, features, inner) in [("in", 28_672, 4096), ("out", 4096, 14_336)] {
+        for each in [1, 2] {
+            let counts: Arc<[usize]> = counts(4 * each, 16_384).into();
+            let autodiff = device.clone().autodiff();
+            let random = |[rows, columns]: [usize; 2]| {
+                let numbers =
+                    Tensor::<1>::random([rows * columns], Distribution::Normal(0.0, 1.0), (&autodiff, DType::BF16));
+                numbers.reshape([rows, columns]).detach()
+            };
+            let (x, w) = (random([16_384, inner]).require_grad(), random([4 * features, inner]).require_grad());
+            let gradient = random([16_384, features]);
+            let sum = Tensor::<1>::zeros([4 * features * inner], (device, DType::F32));
+            main_grads::attach(&w, MainGrad::new(sum));
+            let quantised = layer(4, Fp8Format::Hybrid);
+            let whole: Arc<[usize]> = counts.chunks(each).map(|counts| counts.iter().sum()).collect();
+            let in_fp8 = || fp8::grouped_linear(x.clone(), w.clone(), &counts, &quantised);
+            let in_bf16 = || moe::grouped_linear(x.clone(), w.clone(), &whole);
+            let near = gradient.clone().inner();
+            let flops = 2.0 * 16_384.0 * (features * inner) as f64 / 1e12;
+            let rate = |products: f64, seconds: f64| products * flops / seconds;
+            let ways: [(&str, &dyn Fn() -> Tensor<2>); 2] = [("bf16", &in_bf16), ("FP8", &in_fp8)];
+            for (what, way) in ways {
+                let forward = rate(1.0, median(|| drop(way()), &near));
+                let all = rate(3.0, median(|| drop(pull_back(way(), gradient.clone())), &near));
+                println!(
+                    "{name:<4} {each} micro-batches {what:<5} forward {forward:7.1} with gradients {all:7.1} TFLOP/s"
+                );
+            }
+            main_grads::detach_all();
+        }
+    }
+    fp8::weights_may_change();
+}

@@ -1,0 +1,96 @@
+//! Flags that are called otherwise here: Megatron-LM's, and keys without their section.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Error, Parser};
+
+use super::Cli;
+use crate::config::{find_anywhere, size_names};
+
+/// Megatron-LM's flags that no key is an alias of, and what stands for them.
+const FLAGS: [(&str, &str); 24] = [
+    ("num-layers", "--model.num-hidden-layers N"),
+    ("ffn-hidden-size", "--model.intermediate-size N"),
+    ("num-query-groups", "--model.num-key-value-heads N"),
+    ("group-query-attention", "--model.num-key-value-heads N"),
+    ("kv-channels", "--model.head-dim N"),
+    ("moe-router-topk", "--model.num-experts-per-tok N"),
+    ("moe-ffn-hidden-size", "--model.moe-intermediate-size N"),
+    ("rotary-base", "--model.rope-theta X"),
+    ("untie-embeddings-and-output-weights", "--model.tie-word-embeddings false"),
+    ("swiglu", "--model.preset NAME or --model.family llama"),
+    ("normalization", "--model.preset NAME or --model.family NAME"),
+    ("position-embedding-type", "--model.preset NAME or --model.family NAME"),
+    ("bf16", "--training.dtype bf16"),
+    ("fp16", "--training.dtype f16"),
+    ("load", "--checkpoint.resume PATH; without it a run goes on from its own checkpoint.directory"),
+    ("data-path", "--data.prefixes PREFIX,.. and --data.weights W,.."),
+    ("tokenizer-model", "--data.tokenizer FILE"),
+    ("use-distributed-optimizer", "--zero 1"),
+    ("data-parallel-sharding-strategy", "--zero 1, 2 or 3"),
+    ("recompute-activations", "--recompute.granularity selective"),
+    ("lr-warmup-samples", "--lr.warmup \"N samples\""),
+    ("lr-decay-samples", "--lr.decay \"N samples\""),
+    ("overlap-grad-reduce", "nothing: sums of gradients run beside the backward pass"),
+    ("overlap-param-gather", "nothing: gathers of weights run beside the update and the forward pass"),
+];
+
+/// Commands whose flags are the keys of a configuration.
+const WITH_KEYS: [&str; 3] = ["train", "plan", "bench"];
+
+/// The command line, or the end of the program with what is wrong with it.
+pub fn parse() -> Cli {
+    let with_keys = std::env::args_os().nth(1).is_some_and(|command| WITH_KEYS.iter().any(|name| command == *name));
+    Cli::try_parse().unwrap_or_else(|error| if with_keys { answered(error) } else { error }.exit())
+}
+
+/// The error of a flag that another name is known for, with that name.
+fn answered(mut error: Error) -> Error {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return error };
+    let Some(ours) = ours(flag).filter(|_| error.kind() == ErrorKind::UnknownArgument) else { return error };
+    error.remove(ContextKind::SuggestedArg);
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![format!("here it is {ours}").into()]));
+    error
+}
+
+/// What stands for an unknown flag.
+fn ours(flag: &str) -> Option<String> {
+    let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
+    let foreign = FLAGS.iter().find(|(foreign, _)| *foreign == name).map(|(_, ours)| ours.to_string());
+    let key = || find_anywhere(name).map(|key| format!("--{} VALUE", key.path));
+    let size = || size_names().contains(&name.to_string()).then(|| format!("--model.{name} VALUE"));
+    foreign.or_else(key).or_else(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn megatrons_flags_are_answered_with_ours() {
+        let said = |flag: &str| {
+            let error = Cli::try_parse_from(["burn-megatron", "train", "run.toml", flag]).unwrap_err();
+            answered(error).to_string()
+        };
+        for (flag, ours) in [
+            ("--num-layers", "--model.num-hidden-layers N"),
+            ("--train-iters=5", "--training.steps VALUE"),
+            ("--lr", "--lr.max VALUE"),
+            ("--seq-length", "--training.seq-length VALUE"),
+            ("--save", "--checkpoint.directory VALUE"),
+            ("--hidden-size", "--model.hidden-size VALUE"),
+            ("--bf16", "--training.dtype bf16"),
+        ] {
+            assert!(said(flag).contains(&format!("here it is {ours}")), "{}", said(flag));
+        }
+        assert!(said("--training.stepz").contains("--training.steps"), "as clap has it: {}", said("--training.stepz"));
+    }
+
+    #[test]
+    fn what_stands_for_a_foreign_flag_exists() {
+        for (_, ours) in FLAGS.iter().filter(|(_, ours)| ours.starts_with("--")) {
+            let flag = ours.split(' ').next().unwrap_or_default();
+            let error = Cli::try_parse_from(["burn-megatron", "train", "run.toml", &format!("{flag}=1")]);
+            assert!(!error.is_err_and(|error| error.kind() == ErrorKind::UnknownArgument), "{ours}");
+        }
+    }
+}
