@@ -153,7 +153,7 @@ fn noted(
         let result = if by_rows { rows * out } else { matrices * inner * out };
         let read = rows * left.columns + matrix * right.columns;
         Operation {
-            name: format!("{matrices} FP8 products [{rows}, {inner}] · [{inner}, {out}] {what}").into(),
+            name: format!("{matrices} FP8 products [rows, {inner}] · [{inner}, {out}] {what}").into(),
             kind: Kind::Product,
             precision: profile::Precision::Fp8,
             flops: 2.0 * rows as f64 * (inner * out) as f64,

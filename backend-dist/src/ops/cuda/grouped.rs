@@ -156,7 +156,7 @@ fn noted(
         let (rows, groups) = (call.rows(), counts.len());
         let weights = groups * features * inner;
         Operation {
-            name: format!("{groups} products [{rows}, {inner}] · [{inner}, {features}] {what}").into(),
+            name: format!("{groups} products [rows, {inner}] · [{inner}, {features}] {what}").into(),
             kind: Kind::Product,
             precision: Precision::Half,
             flops: 2.0 * rows as f64 * (features * inner) as f64,
