@@ -70,7 +70,10 @@ fn queue(what: Named, a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &C
         let held = operand.bytes.handle.size_in_used() as usize;
         let fits = operand.bytes.dtype == DType::U8 && held >= operand.rows * operand.inner;
         assert!(fits, "{what}: an operand is {:?} in a buffer of {held} bytes", operand.bytes.dtype);
-        assert!(operand.inverse.dtype == DType::F32 && operand.inverse.handle.size_in_used() >= 4, "{what}: no scale");
+        let scale = &operand.inverse.handle;
+        assert!(operand.inverse.dtype == DType::F32 && scale.size_in_used() >= 4, "{what}: no scale");
+        let start = scale.offset_start.unwrap_or(0);
+        assert!(start.is_multiple_of(MULTIPLE as u64), "{what}: a scale starts {start} bytes into its memory");
         operand.bytes.assert_is_on_same_device(out);
         operand.inverse.assert_is_on_same_device(out);
     }

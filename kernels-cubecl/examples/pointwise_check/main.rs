@@ -10,7 +10,7 @@ mod mixtures;
 mod plans;
 mod timings;
 
-use checks::{activation, experts, latent, norm, optimizer, routing, rows, tokens};
+use checks::{activation, experts, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
@@ -19,7 +19,6 @@ use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::experts::RowSums;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
-use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
 
@@ -79,10 +78,6 @@ fn all_checks() -> Vec<(&'static str, Check)> {
             tokens::rope::<bf16>(c, shape)
                 + tokens::rope::<bf16>(c, RopeShape { head_dim: 64, rotated: 64, heads: 12, ..shape })
                 + tokens::rope::<bf16>(c, RopeShape { head_dim: 192, rotated: 64, heads: 12, ..shape })
-        }),
-        ("latent keys", |c| {
-            let shape = LatentShape { tokens: 37, heads: 20, shared: 64, own: 128, value: 128 };
-            latent::latent::<bf16>(c, shape) + latent::latent::<bf16>(c, LatentShape { heads: 128, tokens: 9, ..shape })
         }),
         ("cross entropy", |c| {
             let shape = LogitsShape { rows: 70, columns: 1064, valid: 1003, first_row: 5000 };

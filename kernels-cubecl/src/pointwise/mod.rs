@@ -12,7 +12,6 @@ pub mod experts;
 pub mod flat;
 pub mod gelu;
 pub mod head_norms;
-pub mod latent;
 pub mod momentum;
 pub mod muon;
 pub mod norm;

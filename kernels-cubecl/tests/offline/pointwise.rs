@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, column_sum, cross_entropy, dropout, experts, flat, gelu, head_norms, latent, momentum, muon,
-    norm, rope, swiglu,
+    CubeShape, adamw, column_sum, cross_entropy, dropout, experts, flat, gelu, head_norms, momentum, muon, norm, rope,
+    swiglu,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -23,14 +23,6 @@ fn rope_compiles() {
         let kernel = kernel!(rope::rotate::Rotate<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), half, head));
         check("rope", kernel);
     }
-}
-
-#[test]
-fn latent_keys_compile() {
-    use latent::{join_keys::JoinKeys, part_gradients::PartGradients, sum_heads::SumHeads};
-    check("keys", kernel!(JoinKeys<bf16>, settings(), (b(), b(), b(), (), 8, 16, 16)));
-    check("gradients", kernel!(PartGradients<bf16>, settings(), (b(), b(), b(), (), 8, 16, 16)));
-    check("shared gradient", kernel!(SumHeads<bf16>, settings(), (b(), b(), (), (), 8, 16)));
 }
 
 #[test]

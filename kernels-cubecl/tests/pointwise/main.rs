@@ -5,7 +5,7 @@
 #[path = "checks/mod.rs"]
 mod checks;
 
-use checks::{activation, experts, latent, norm, optimizer, routing, rows, tokens};
+use checks::{activation, experts, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
@@ -14,7 +14,6 @@ use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::experts::RowSums;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
-use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
 
@@ -102,12 +101,6 @@ fn rope() {
     both!(tokens::rope, RopeShape { rows: 5, batch: 1, heads: 3, all_heads: 3, head_dim: 16, rotated: 16 });
     both!(tokens::rope, RopeShape { rows: 3, batch: 2, heads: 4, all_heads: 4, head_dim: 40, rotated: 16 });
     both!(tokens::rope, RopeShape { rows: 3, batch: 1, heads: 2, all_heads: 3, head_dim: 48, rotated: 32 });
-}
-
-#[test]
-fn latent_keys() {
-    both!(latent::latent, LatentShape { tokens: 5, heads: 3, shared: 16, own: 24, value: 8 });
-    both!(latent::latent, LatentShape { tokens: 2, heads: 11, shared: 8, own: 8, value: 16 });
 }
 
 #[test]

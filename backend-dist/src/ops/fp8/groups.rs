@@ -20,7 +20,7 @@ pub struct Groups<B: LocalKernels> {
     pub columns: usize,
     /// Each group is its transpose, `[columns, rows]`.
     pub turned: bool,
-    /// The reciprocals of the scales, `[groups]`.
+    /// The reciprocals of the scales, in the backend's own form.
     pub inverse: FloatTensor<B>,
     /// Which numbers.
     pub number: Number,
