@@ -132,7 +132,6 @@ fn main() {
     timings::runs(&mut clock);
     mixtures::all(&mut clock);
     if clock.asks_for("plans") {
-        plans::layer_gradients(&mut clock);
         plans::column_sums(&mut clock);
         plans::embeddings(&mut clock);
     }

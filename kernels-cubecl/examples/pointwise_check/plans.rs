@@ -1,5 +1,4 @@
-//! LayerNorm's gradients, column sums and gradients of an embedding cut into cubes in other ways than the chosen one, which
-//! another card may like better.
+//! Column sums and gradients of an embedding cut into cubes in other ways than the chosen one, which another card may like better.
 use crate::checks::tokens::upload_i32;
 use crate::clock::Clock;
 use crate::timings::{VOCABULARY, even_ids, gradient_bytes, zipf_ids};
@@ -7,35 +6,9 @@ use half::bf16;
 use kernels_cubecl::pointwise::column_sum::{Slicing, column_sum_sliced};
 use kernels_cubecl::pointwise::embedding::{self, TableShape, backward_planned};
 use kernels_cubecl::pointwise::flat::FloatType;
-use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape, Plan};
 
 const ROWS: usize = 8192;
 const COLUMNS: usize = 4096;
-
-pub fn layer_gradients(clock: &mut Clock) {
-    let client = clock.client;
-    let all = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
-    let (shape, len) = (NormShape { rows: ROWS, columns: COLUMNS }, ROWS * COLUMNS);
-    let half = |len| clock.tensor(FloatType::Bf16, len);
-    let (x, y, slope, w) = (half(len), half(len), half(len), half(COLUMNS));
-    let (affine, sums) = (Affine::Layer(w.at(0), w.at(1)), client.empty(8 * COLUMNS));
-    let chosen = Plan::of(client, COLUMNS, true);
-    for plan in [
-        chosen,
-        // The same number of turns for all.
-        Plan { cubes: Some(128), ..chosen },
-        Plan { side: 3, ahead: 0, ..chosen },
-        Plan { side: 3, ahead: 0, cubes: Some(all - 1), ..chosen },
-    ] {
-        let Plan { units, vectors, side, ahead, cubes, .. } = plan;
-        let name = format!("layer gradient plans: {units} × {vectors}, {side} side, {ahead} ahead, {cubes:?}");
-        clock.time(&name, 6 * len, |i| {
-            let targets = Gradients { x: y.at(i), affine: &sums };
-            norm::backward_planned::<bf16>(client, x.at(i), affine, slope.at(i), None, targets, 1e-5, shape, plan)
-                .expect("legal")
-        });
-    }
-}
 
 pub fn column_sums(clock: &mut Clock) {
     let client = clock.client;

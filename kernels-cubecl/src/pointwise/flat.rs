@@ -119,6 +119,19 @@ pub fn copy_chunks(source: &[f32], target: &mut [f32], from: &[u32], to: &[u32],
     let chunk = CUBE_POS_X as usize;
     let (from, to, len) = (from[chunk], to[chunk], lens[chunk]);
     let mut at = UNIT_POS;
+    // Four loads are on their way at a time.
+    while at + 3 * CUBE_DIM_X < len {
+        let mut held = Array::<f32>::new(4usize);
+        #[unroll]
+        for k in 0..4usize {
+            held[k] = source[(from + at + comptime![k as u32] * CUBE_DIM_X) as usize];
+        }
+        #[unroll]
+        for k in 0..4usize {
+            target[(to + at + comptime![k as u32] * CUBE_DIM_X) as usize] = held[k];
+        }
+        at += 4 * CUBE_DIM_X;
+    }
     while at < len {
         target[(to + at) as usize] = source[(from + at) as usize];
         at += CUBE_DIM_X;
