@@ -121,20 +121,20 @@ fn documents_of_unequal_lengths_are_dealt_out_and_reported() {
         ("training.micro-batch", "1"),
         ("data.reset-attention-mask", "true"),
         ("data.reset-position-ids", "true"),
-        ("context.max-tokens-per-rank", "32"),
     ];
+    let by_length = [("context.dynamic", "true"), ("context.max-tokens-per-rank", "32")];
     let lengths: DocumentLengths = "lognormal:12,1.1".parse().unwrap();
     let data = Arc::new(SyntheticTokens::new(256, 64, 28).with_documents(Some(lengths)));
     let starts = data.sample(5).documents.unwrap();
     assert!(starts[0] == 0 && starts.is_sorted() && starts.len() > 1 && *starts.last().unwrap() < 64, "{starts:?}");
-    let run = |dynamic: &str| {
-        let config = resolve("tiny", &[keys.as_slice(), &[("context.dynamic", dynamic)]].concat(), 2, 0).unwrap();
+    let run = |more: &[(&str, &str)]| {
+        let config = resolve("tiny", &[keys.as_slice(), more].concat(), 2, 0).unwrap();
         let seen = measure(&config, data.clone(), vec![burn::tensor::Device::flex()], TIMING, &|_, _, _| ()).unwrap();
         let documents = DocumentReport::of(&config, &*data, 4 * TIMING.warmup, 6, false);
         let setup = Setup::of("tiny", &config, "random tokens");
         Record::new(&config, setup, Device::default(), TIMING, None, documents, seen)
     };
-    let (dynamic, fixed) = (run("true"), run("false"));
+    let (dynamic, fixed) = (run(&by_length), run(&[]));
     // The same tokens teach the same, whoever computes them.
     assert!((dynamic.first_loss - fixed.first_loss).abs() < 1e-5, "{} {}", dynamic.first_loss, fixed.first_loss);
     assert!((dynamic.last_loss - fixed.last_loss).abs() < 1e-3, "{} {}", dynamic.last_loss, fixed.last_loss);
