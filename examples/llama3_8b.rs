@@ -197,6 +197,10 @@ fn train(args: Args) -> Result<()> {
     setting.config.dims().check(&layout, setting.seq_length)?;
     recipe.plan(layout.dp)?;
     recipe.lr.schedule(setting.global_batch)?;
+    let saved = args.out.join("checkpoints");
+    if !args.resume && saved.is_dir() && !Checkpoint::list(&saved)?.is_empty() {
+        bail!("{} has checkpoints: go on with --resume, or name another folder with --out", saved.display());
+    }
 
     let files = match &args.data {
         Some(file) => vec![file.clone()],
