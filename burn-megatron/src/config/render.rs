@@ -48,8 +48,19 @@ impl RunConfig {
 fn line(text: &mut String, name: &str, value: &Value, doc: &str) {
     let value = match value {
         Value::Null => format!("\"{NONE}\""),
-        value => toml::Value::try_from(value).map_or_else(|error| error.to_string(), |value| value.to_string()),
+        value => toml::Value::try_from(without_nothing(value)).expect("numbers, texts and tables").to_string(),
     };
     let assignment = format!("{name} = {value}");
     let _ = writeln!(text, "{assignment:<COMMENT$} # {doc}");
+}
+
+/// TOML has no word for nothing: what is missing in a table is not named.
+fn without_nothing(value: &Value) -> Value {
+    match value {
+        Value::Object(table) => {
+            let named = table.iter().filter(|(_, value)| !value.is_null());
+            named.map(|(name, value)| (name.clone(), without_nothing(value))).collect()
+        }
+        value => value.clone(),
+    }
 }

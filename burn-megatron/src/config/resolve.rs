@@ -144,7 +144,7 @@ impl Values {
     }
 
     /// Refuses keys that another key's value leaves without meaning; what a file says gives way where the command line
-    /// has changed that other key. The optimizer's other keys get the defaults of its kind.
+    /// has changed that other key, and `none` asks for nothing. The optimizer's other keys get the defaults of its kind.
     fn sort_out(&mut self) {
         let given = std::mem::take(&mut self.given);
         for (&path, place) in &given {
@@ -158,7 +158,9 @@ impl Values {
                 self.values.insert(path, key.default_value());
             }
             let mut above = std::iter::successors(Some(decider), |path| super::foreign::decider(path));
-            if *place != Place::CommandLine && above.any(|path| given.get(path) == Some(&Place::CommandLine)) {
+            let gives_way =
+                *place != Place::CommandLine && above.any(|path| given.get(path) == Some(&Place::CommandLine));
+            if gives_way || value.is_null() {
                 continue;
             }
             let what =

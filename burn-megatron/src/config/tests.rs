@@ -68,8 +68,10 @@ fn what_is_printed_reads_the_same() {
         good("[pipeline]\nlayout = \"Et|tL\"\nschedule = \"zb-h1\"\n", &[("parallel.pp", "2")]),
         good("[recompute]\ngranularity = \"selective\"\nmodules = [\"norms\"]\n", &[]),
         good("[recompute]\ngranularity = \"full\"\nmethod = \"block\"\n", &[]),
+        good("[context]\nhierarchical-sizes = \"none\"\nmax-tokens-per-rank = \"none\"\n", &[]),
     ];
-    for run in runs {
+    let presets = model::presets().map(|(name, _)| good("", &[("model.preset", name)]));
+    for run in runs.into_iter().chain(presets) {
         let text = run.to_toml();
         assert_eq!(RunConfig::parse("elsewhere.toml", &text, &[]), Ok(run), "{text}");
     }
