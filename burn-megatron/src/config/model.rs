@@ -186,6 +186,9 @@ fn apply(config: &FamilyConfig, entry: &Entry) -> Result<(String, FamilyConfig),
         let guess = did_you_mean(&entry.path, paths.iter().map(String::as_str));
         return Err(problem(format!("unknown key `{}` for family {}{guess}", entry.path, config.family())));
     };
+    if let (true, Ok(changed)) = (entry.value.is(NONE), with(config, &name, Value::Null)) {
+        return Ok((name, changed));
+    }
     let kind = match old {
         Value::Bool(_) => Some(Kind::Flag),
         Value::Number(number) if number.is_u64() => Some(Kind::Whole),
