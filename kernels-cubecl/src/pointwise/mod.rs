@@ -15,7 +15,7 @@ pub mod head_norms;
 pub mod momentum;
 pub mod muon;
 pub mod norm;
-mod parts;
+pub mod parts;
 pub mod rope;
 pub mod swiglu;
 
