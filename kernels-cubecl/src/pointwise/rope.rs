@@ -44,7 +44,7 @@ impl RopeShape {
 }
 
 /// Cube `(token, items)`: an item is a pair of vectors to rotate or a vector to copy. `half` vectors make half of what is rotated
-/// of a head, `head` a whole one.
+/// of a head, `head` a whole one; `copies` is whether there are such vectors.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn rotate<E: Float>(
@@ -58,6 +58,7 @@ pub fn rotate<E: Float>(
     sign: f32,
     #[comptime] half: u32,
     #[comptime] head: u32,
+    #[comptime] copies: bool,
 ) {
     let rest = comptime![head - 2 * half];
     let item = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
@@ -81,41 +82,50 @@ pub fn rotate<E: Float>(
         out[first] = low;
         out[second] = high;
     } else {
-        let item = item - pairs;
-        let inside = heads * rest;
-        if item < inside + (all_heads - heads) * head {
-            // Behind the heads' rotated parts, then the other heads.
-            let mut at = token + heads * comptime![2 * half] + item;
-            if comptime![rest > 0] {
-                if item < inside {
-                    at = token + (item / rest) * head + comptime![2 * half] + item % rest;
+        if copies {
+            let item = item - pairs;
+            let inside = heads * rest;
+            if item < inside + (all_heads - heads) * head {
+                // Behind the heads' rotated parts, then the other heads.
+                let mut at = token + heads * comptime![2 * half] + item;
+                if comptime![rest > 0] {
+                    if item < inside {
+                        at = token + (item / rest) * head + comptime![2 * half] + item % rest;
+                    }
                 }
+                out[at as usize] = x[at as usize];
             }
-            out[at as usize] = x[at as usize];
         }
     }
 }
 
-/// `out` from `x` and the angles `cos, sin [rows, rotated / 2]`, all of type `E` (2 bytes) and without gaps; rotates by the
-/// negative angles if `back`.
+/// `out` from `x` and the angles `cos, sin [rows, rotated / 2]`, all of type `E` (2 bytes) and without gaps; without `out` in the
+/// place of `x`, where what is not rotated is not touched. Rotates by the negative angles if `back`.
 pub fn apply<E: Float>(
     client: &Client,
     x: &Handle,
     (cos, sin): (&Handle, &Handle),
-    out: &Handle,
+    out: Option<&Handle>,
     shape: RopeShape,
     back: bool,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
     let (vectors, half, head) = (shape.len() / 8, shape.rotated / 16, shape.head_dim / 8);
-    let (x, out) = (buffer("x", x, vectors, 8 * size_of::<E>())?, buffer("out", out, vectors, size_of::<Vec8<E>>())?);
+    let x = buffer("x", x, vectors, 8 * size_of::<E>())?;
+    let (out, copies) = match out {
+        Some(out) => (buffer("out", out, vectors, 8 * size_of::<E>())?, true),
+        None => (BufferArg::alias(0, vectors), false),
+    };
     let (cos, sin) = (
         buffer("cos", cos, shape.rows * half, 8 * size_of::<E>())?,
-        buffer("sin", sin, shape.rows * half, size_of::<Vec8<E>>())?,
+        buffer("sin", sin, shape.rows * half, 8 * size_of::<E>())?,
     );
-    let items = shape.heads * (head - half) + (shape.all_heads - shape.heads) * head;
+    let items = match copies {
+        true => shape.heads * (head - half) + (shape.all_heads - shape.heads) * head,
+        false => shape.heads * half,
+    };
     let cube = CubeShape::of(client);
-    // SAFETY: every unit stays in its token and its row of angles, and the buffers hold them all.
+    // SAFETY: every unit stays in its token and its row of angles and reads what it overwrites before, and the buffers hold all.
     unsafe {
         rotate::launch_unchecked::<E>(
             client,
@@ -131,6 +141,7 @@ pub fn apply<E: Float>(
             if back { -1.0 } else { 1.0 },
             half as u32,
             head as u32,
+            copies,
         )
     };
     Ok(())
