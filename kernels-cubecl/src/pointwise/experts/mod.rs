@@ -2,6 +2,7 @@
 //! where: the choice of experts, counts, places.
 pub mod choose;
 pub mod count;
+pub mod order;
 pub mod place;
 
 use crate::pointwise::cube::plane_total;
