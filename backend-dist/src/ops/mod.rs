@@ -12,6 +12,7 @@
 //! `[sequence, batch, heads, head_dim]`. f32 and f64 are computed in their own precision, bf16 and f16 through f32.
 
 mod api;
+mod attended;
 mod autodiff;
 pub mod conjugate;
 pub mod context;
@@ -52,6 +53,7 @@ pub use api::{
     add_bias, attention, attention_packed, dropout, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed,
     swiglu,
 };
+pub use attended::{Attended, keep_attended, with_attended};
 pub use cross_entropy::vocab_parallel_cross_entropy;
 pub use determinism::deterministic;
 pub use drop_key::DropKey;

@@ -146,6 +146,7 @@ pub const KEYS: &[Key] = {
             .or(&["recompute-modules"]),
         key("recompute.method", Choice(&["uniform", "block"]), "\"uniform\"", "Full: all layers, or the first ones of each stage")
             .or(&["recompute-method"]),
+        key("recompute.keep-attention", Flag, "false", "Full: attention's output and softmax statistics are kept, not computed again"),
         key("recompute.num-layers", Count, "1", "Full: layers between two kept inputs (uniform), layers per stage (block)")
             .or(&["recompute-num-layers"]),
         key("training.steps", Count, "1000", "Optimizer steps").or(&["train-iters"]),

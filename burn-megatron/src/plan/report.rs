@@ -103,6 +103,7 @@ impl StepTime {
 fn recompute_name(recompute: &Recompute) -> String {
     match recompute.granularity {
         Granularity::None => "none".into(),
+        Granularity::Full if recompute.keep_attention => "full but attention".into(),
         Granularity::Full => "full".into(),
         Granularity::Selective => "selective".into(),
     }

@@ -155,7 +155,8 @@ fn expert_sizes(decoder: &Decoder, tp: usize, dp: usize) -> Vec<(usize, Option<u
 fn variants(wish: &Wish, layout: ParallelLayout, rows: usize, divisions: &mut Divisions, found: &mut Vec<Job>) {
     let selective = Recompute::selective(&[Module::CoreAttention, Module::MlpActivation, Module::Norms]);
     let full = Recompute { granularity: Granularity::Full, ..Recompute::default() };
-    let recomputes = [Recompute::default(), selective, full];
+    let attention_kept = Recompute { keep_attention: true, ..full.clone() };
+    let recomputes = [Recompute::default(), selective, attention_kept, full];
     for micro_batch in [1, 2, 4, 8, 16].into_iter().filter(|size| rows.is_multiple_of(*size)) {
         for spec in schedules(&layout, rows / micro_batch) {
             for stages in divisions.of(spec.placement()) {

@@ -121,10 +121,10 @@ impl Clock<'_> {
             if op.flops[2] > 0.0 {
                 passes[2].add(self.roofline(op, op.flops[2], moved, false));
             }
-            if unit.recomputed || op.again {
+            if unit.repeats(op) {
                 passes[1].add(local(self.roofline(op, op.flops[0], moved, true)));
             }
-            if unit.recomputed {
+            if unit.recomputed && unit.repeats(op) {
                 passes[1].send(over, sent);
             }
             if let Some(exchange) = exchange.filter(|exchange| exchange.again) {
