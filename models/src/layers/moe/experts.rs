@@ -42,16 +42,21 @@ impl Experts {
             let name = format!("{name}.{expert}.down_proj.weight");
             (Section::split(name, &[hidden, intermediate], 1, etp.size, etp), output)
         };
-        let fp8 = [hidden, intermediate / etp.size].iter().all(|size| size.is_multiple_of(fp8::MULTIPLE)).then(|| {
-            let of = |layer: &str, cut| params.fp8_experts(&format!("{name}.{layer}"), experts, cut);
-            Some([of("gate_up", ExpertCut::Outputs)?, of("down", ExpertCut::Inputs)?])
-        });
+        let fp8 = match [hidden, intermediate / etp.size].iter().all(|size| size.is_multiple_of(fp8::MULTIPLE)) {
+            true => {
+                let of = |layer: &str, cut| params.fp8_experts(&format!("{name}.{layer}"), experts, cut);
+                of("gate_up", ExpertCut::Outputs)?
+                    .zip(of("down", ExpertCut::Inputs)?)
+                    .map(|(first, second)| [first, second])
+            }
+            false => None,
+        };
         let gate_up = own.clone().flat_map(|expert| [first(expert, "gate"), first(expert, "up")]).collect();
         Ok(Self {
             gate_up: params.expert_sections(gate_up)?,
             down: params.expert_sections(own.map(second).collect())?,
             recompute_activation: params.recompute().selects(recompute::Module::MlpActivation),
-            fp8: fp8.flatten(),
+            fp8,
         })
     }
 
