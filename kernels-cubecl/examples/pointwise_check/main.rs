@@ -123,6 +123,7 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + rows::column_sum::<bf16>(c, 39, 24)
                 + rows::column_sum::<bf16>(c, 1501, 4096)
         }),
+        ("thirds", |c| rows::thirds(c, 301, 128) + rows::thirds(c, 33, 8)),
         ("accumulate", |c| rows::accumulate::<bf16>(c, 100_000, 0) + rows::accumulate::<bf16>(c, 3001, 3)),
         ("runs", |c| rows::runs(c) + rows::copies(c)),
         ("squares", rows::squares),

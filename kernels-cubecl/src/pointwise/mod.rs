@@ -20,6 +20,7 @@ pub mod norm;
 pub mod parts;
 pub mod rope;
 pub mod swiglu;
+pub mod thirds;
 
 pub use cube::CubeShape;
 pub(crate) use cube::{UNITS, cube_max};

@@ -7,7 +7,7 @@ use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
     CubeShape, adamw, column_sum, columns, cross_entropy, dropout, experts, flat, gelu, head_norms, latent, momentum,
-    muon, norm, parts, rope, swiglu,
+    muon, norm, parts, rope, swiglu, thirds,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -21,8 +21,11 @@ fn check(what: &str, kernel: impl CubeKernel) {
 fn rope_compiles() {
     for (half, head, copies) in [(4, 8, true), (8, 16, true), (4, 24, true), (1, 5, true), (4, 24, false)] {
         let target = if copies { b() } else { BufferCompilationArg { inplace: Some(0) } };
-        let kernel =
-            kernel!(rope::rotate::Rotate<bf16>, settings(), (b(), b(), b(), target, (), (), (), (), half, head, copies));
+        let kernel = kernel!(
+            rope::rotate::Rotate<bf16>,
+            settings(),
+            (b(), b(), b(), target, (), (), (), (), half, head, copies)
+        );
         check(&format!("rope {half} {head} {copies}"), kernel);
     }
 }
@@ -173,6 +176,11 @@ fn norms_of_heads_compile() {
             compile(&format!("gradients of norms of heads {head_dim} ring {ring} units {units}"), kernel);
         }
     }
+}
+
+#[test]
+fn thirds_compile() {
+    check("thirds", kernel!(thirds::split_thirds::SplitThirds, settings(), (b(), b(), (), ())));
 }
 
 #[test]

@@ -150,6 +150,11 @@ fn column_sum() {
 }
 
 #[test]
+fn thirds_of_numbers() {
+    assert_eq!(rows::thirds(&client(), 5, 24) + rows::thirds(&client(), 1, 8), 0);
+}
+
+#[test]
 fn accumulate() {
     both!(rows::accumulate, 1000, 0);
     both!(rows::accumulate, 37, 3);
