@@ -19,6 +19,7 @@ pub mod muon;
 pub mod norm;
 pub mod parts;
 pub mod rope;
+pub mod shares;
 pub mod swiglu;
 pub mod thirds;
 

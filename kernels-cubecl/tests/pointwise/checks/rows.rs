@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::accumulate::accumulate as add_up;
 use kernels_cubecl::pointwise::column_sum;
 use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
+use kernels_cubecl::pointwise::shares::{self, SharesShape};
 use kernels_cubecl::pointwise::thirds::split;
 
 pub fn column_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
@@ -14,6 +15,35 @@ pub fn column_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> u
     let (x, total) = (upload::<E>(client, &x), poisoned::<f32>(client, columns));
     column_sum::column_sum::<E>(client, &x, &total, rows, columns).expect("legal");
     report(&format!("column sum {}, {rows} × {columns}", E::NAME), &download::<f32>(client, &total), &expected, 1e-5)
+}
+
+/// Shares of positive numbers, and of exponentials of which one is far below the others.
+pub fn shares(client: &Client, shape: SharesShape) -> usize {
+    let SharesShape { rows, columns, softmax } = shape;
+    let (mut x, slope, least) = (random(rows * columns, 1), random(rows * columns, 2), 0.25);
+    match softmax {
+        true => x[columns / 2] = -1e30,
+        false => x.iter_mut().for_each(|x| *x = x.abs()),
+    }
+    let (mut y, mut totals, mut gradient) = (vec![], vec![], vec![]);
+    for (x, slope) in x.chunks_exact(columns).zip(slope.chunks_exact(columns)) {
+        let top = x.iter().copied().fold(f64::MIN, f64::max);
+        let parts: Vec<f64> = x.iter().map(|x| if softmax { (x - top).exp() } else { *x }).collect();
+        let total = parts.iter().sum::<f64>() + least;
+        let along: f64 = parts.iter().zip(slope).map(|(part, slope)| part / total * slope).sum();
+        for (part, slope) in parts.iter().zip(slope) {
+            y.push(part / total);
+            gradient.push((slope - along) / total * if softmax { *part } else { 1.0 });
+        }
+        totals.push(total);
+    }
+    let (x, slope) = (upload::<f32>(client, &x), upload::<f32>(client, &slope));
+    let [found, sums, dx] = [y.len(), rows, y.len()].map(|len| poisoned::<f32>(client, len));
+    shares::forward(client, &x, [&found, &sums], least as f32, shape).expect("legal");
+    shares::backward(client, [&found, &sums], &slope, &dx, shape).expect("legal");
+    report(&format!("shares, {rows} × {columns}, softmax {softmax}"), &download::<f32>(client, &found), &y, 1e-6)
+        + report("totals", &download::<f32>(client, &sums), &totals, 1e-6)
+        + report("gradient", &download::<f32>(client, &dx), &gradient, 1e-5)
 }
 
 /// The three numbers of bf16 add up to that of fp32, and each is rounded from what the ones in front leave.
