@@ -42,6 +42,7 @@ mod plain;
 mod product;
 mod prologue;
 mod residual;
+mod shares;
 mod split;
 mod sums;
 mod tape;
@@ -66,6 +67,7 @@ pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rot
 pub use product::{Entry, Exit};
 pub use prologue::Prologue;
 pub use residual::Residual;
+pub use shares::{shares, softmax};
 pub use split::split;
-pub use sums::{expand_dim, log_sum_exp, matmul, shares, softmax, sum, sum_dim};
+pub use sums::{expand_dim, log_sum_exp, matmul, sum, sum_dim};
 pub use tape::{Tape, pull_back};
