@@ -6,20 +6,23 @@
 #[path = "../../tests/pointwise/checks/mod.rs"]
 mod checks;
 mod clock;
+mod latents;
 mod mixtures;
 mod plans;
 mod timings;
 
-use checks::{activation, experts, norm, optimizer, routing, rows, tokens};
+use checks::{activation, experts, latent, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
+use kernels_cubecl::pointwise::columns::Columns;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::experts::RowSums;
 use kernels_cubecl::pointwise::experts::spread::RowCopies;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
+use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
 
@@ -86,6 +89,18 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + tokens::rope::<bf16>(c, RopeShape { head_dim: 64, rotated: 64, heads: 12, ..shape })
                 + tokens::rope::<bf16>(c, RopeShape { head_dim: 192, rotated: 64, heads: 12, ..shape })
         }),
+        ("latent keys", |c| {
+            let shape = LatentShape { tokens: 74, batch: 2, heads: 128, rotated: 64, own: 128, value: 128 };
+            latent::keys::<bf16>(c, shape)
+                + latent::keys::<bf16>(c, LatentShape { heads: 5, rotated: 48, own: 8, value: 24, ..shape })
+                + latent::keys::<f16>(c, LatentShape { tokens: 3, batch: 1, heads: 33, rotated: 16, ..shape })
+                + latent::keys::<f32>(c, LatentShape { tokens: 1, batch: 1, heads: 1, rotated: 128, ..shape })
+        }),
+        ("columns of rows", |c| {
+            let of = Columns { rows: 301, width: 2112, first: 1536, columns: 512 };
+            latent::columns::<bf16>(c, of)
+                + latent::columns::<bf16>(c, Columns { rows: 3, first: 2104, columns: 8, ..of })
+        }),
         ("cross entropy", |c| {
             let shape = LogitsShape { rows: 70, columns: 1064, valid: 1003, first_row: 5000 };
             let wide = LogitsShape { rows: 33, columns: 20_008, valid: 20_008, first_row: 0 };
@@ -135,6 +150,7 @@ fn main() {
     timings::optimizers(&mut clock);
     timings::activations(&mut clock);
     timings::norms(&mut clock);
+    latents::all(&mut clock);
     timings::tokens(&mut clock);
     timings::runs(&mut clock);
     mixtures::all(&mut clock);

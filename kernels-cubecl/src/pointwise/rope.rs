@@ -110,26 +110,31 @@ pub fn rotate<E: Float>(
     }
 }
 
-/// `out` from `x` and the angles `cos, sin [rows, rotated / 2]`, all of type `E` (2 bytes) and without gaps; rotates by the
-/// negative angles if `back`.
+/// `out` from `x` and the angles `cos, sin [rows, rotated / 2]`, all of type `E` (2 bytes) and without gaps; without `out` in the
+/// place of `x`, where what is not rotated is not touched. Rotates by the negative angles if `back`.
 pub fn apply<E: Float>(
     client: &Client,
     x: &Handle,
     (cos, sin): (&Handle, &Handle),
-    out: &Handle,
+    out: Option<&Handle>,
     shape: RopeShape,
     back: bool,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
     let (vectors, half, head) = (shape.len() / 8, shape.rotated / 16, shape.head_dim / 8);
-    let (x, out) = (buffer("x", x, vectors, 8 * size_of::<E>())?, buffer("out", out, vectors, size_of::<Vec8<E>>())?);
+    let x = buffer("x", x, vectors, 8 * size_of::<E>())?;
+    let (out, copies) = match out {
+        Some(out) => (buffer("out", out, vectors, 8 * size_of::<E>())?, true),
+        None => (BufferArg::alias(0, vectors), false),
+    };
     let (cos, sin) = (
         buffer("cos", cos, shape.rows * half, 8 * size_of::<E>())?,
-        buffer("sin", sin, shape.rows * half, size_of::<Vec8<E>>())?,
+        buffer("sin", sin, shape.rows * half, 8 * size_of::<E>())?,
     );
-    let items = shape.all_heads * pairs(half as u32, head as u32, true) as usize;
+    let taken = if copies { shape.all_heads } else { shape.heads };
+    let items = taken * pairs(half as u32, head as u32, copies) as usize;
     let cube = CubeShape::of(client).fitting(items);
-    // SAFETY: every unit stays in its token and its row of angles, and the buffers hold them all.
+    // SAFETY: every unit stays in its token and its row of angles and reads what it overwrites before, and the buffers hold all.
     unsafe {
         rotate::launch_unchecked::<E>(
             client,
@@ -145,7 +150,7 @@ pub fn apply<E: Float>(
             if back { -1.0 } else { 1.0 },
             half as u32,
             head as u32,
-            true,
+            copies,
         )
     };
     Ok(())

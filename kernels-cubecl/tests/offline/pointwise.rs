@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, column_sum, cross_entropy, dropout, experts, flat, gelu, head_norms, momentum, muon, norm, parts,
-    rope, swiglu,
+    CubeShape, adamw, column_sum, columns, cross_entropy, dropout, experts, flat, gelu, head_norms, latent, momentum,
+    muon, norm, parts, rope, swiglu,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -19,11 +19,27 @@ fn check(what: &str, kernel: impl CubeKernel) {
 
 #[test]
 fn rope_compiles() {
-    for (half, head, copies) in [(4, 8, true), (8, 16, true), (4, 24, true), (1, 5, true), (4, 24, false)] {
-        let kernel =
-            kernel!(rope::rotate::Rotate<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), half, head, copies));
-        check(&format!("rope {half} {head} {copies}"), kernel);
+    for (half, head) in [(4, 8), (8, 16), (4, 24), (1, 5)] {
+        for (target, copies) in [(b(), true), (BufferCompilationArg { inplace: Some(0) }, false)] {
+            let kernel = kernel!(
+                rope::rotate::Rotate<bf16>,
+                settings(),
+                (b(), b(), b(), target, (), (), (), (), half, head, copies)
+            );
+            check(&format!("rope {half} {head} {copies}"), kernel);
+        }
     }
+}
+
+#[test]
+fn latent_keys_compile() {
+    use latent::{Parts, join_keys::JoinKeys, part_gradients::PartGradients};
+    for parts in [Parts { half: 4, own: 16, value: 16 }, Parts { half: 3, own: 1, value: 2 }] {
+        check("latent keys", kernel!(JoinKeys<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), parts)));
+        let kernel = kernel!(PartGradients<bf16>, settings(), (b(), b(), b(), b(), b(), b(), (), (), parts, GPU));
+        check("gradients of latent keys", kernel);
+    }
+    check("columns", kernel!(columns::copy_columns::CopyColumns<bf16>, settings(), (b(), b(), (), (), (), (), (), ())));
 }
 
 #[test]
