@@ -72,6 +72,10 @@ fn the_embedding_compiles() {
         (embedding::Plan { ahead: 3, ..slender }, true),
         (wide, true),
         (embedding::Plan { ahead: 3, ..wide }, true),
+        (embedding::Plan { ahead: 3, run: 6, ..wide }, true),
+        (embedding::Plan { ahead: 2, run: 6, ..wide }, true),
+        (embedding::Plan { ahead: 2, run: 4, ..wide }, true),
+        (embedding::Plan { ahead: 1, run: 4, ..wide }, true),
         (widest, true),
         (embedding::Plan { ahead: 3, ..widest }, true),
     ] {
