@@ -79,8 +79,8 @@ impl Experts {
         grouped_swiglu_linear(x, p, self.down.val(), counts, self.recompute_activation)
     }
 
-    /// For each token `x [tokens, hidden]` the sum of what its experts make of it on whichever rank, with probabilities
-    /// `p [slots, 1]`. Exchanges run beside these products.
+    /// What its expert makes of each row `x [rows, hidden]`, with probabilities `p [rows, 1]`, on whichever rank. Exchanges run
+    /// beside these products.
     pub fn through(&self, x: Tensor<2>, p: Tensor<2>, journey: &Arc<Journey>) -> Tensor<2> {
         through_experts(x, p, [self.gate_up.val(), self.down.val()], journey, self.recompute_activation)
     }
