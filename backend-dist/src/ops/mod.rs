@@ -33,7 +33,7 @@ mod local;
 pub mod main_grads;
 pub mod moe;
 mod options;
-#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "CPU ranks exchange nothing beside products"))]
 pub(crate) mod pieces;
 mod plain;
 mod product;
@@ -57,6 +57,7 @@ pub use head::{Head, LOGITS_AT_ONCE, linear_cross_entropy, positions_at_once};
 pub use head_norms::norm_heads;
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
+pub use pieces::is_worth_a_piece;
 pub use product::{Entry, Exit};
 pub use prologue::Prologue;
 pub use residual::Residual;
