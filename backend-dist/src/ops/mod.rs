@@ -36,7 +36,7 @@ pub mod main_grads;
 pub mod moe;
 mod options;
 mod outputs;
-#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "CPU ranks exchange nothing beside products"))]
 pub(crate) mod pieces;
 mod plain;
 mod product;
@@ -64,6 +64,7 @@ pub use head_norms::norm_heads;
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use latent::latent_keys;
 pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
+pub use pieces::is_worth_a_piece;
 pub use product::{Entry, Exit};
 pub use prologue::Prologue;
 pub use residual::Residual;

@@ -25,7 +25,10 @@ impl RunConfig {
 
     /// What is wrong with model, layout, batch and pipeline.
     pub(super) fn layout_problems(&self) -> Vec<Problem> {
-        let mut problems = Vec::new();
+        let mut problems = self.size_problems();
+        if !problems.is_empty() {
+            return problems;
+        }
         let mut note = |result: Result<(), String>| problems.extend(result.err().map(Problem::new));
         let (training, layout) = (&self.training, &self.parallel);
         let sizes = self.model.config.check().map_err(|error| format!("model: {error}"));

@@ -67,6 +67,7 @@ fn on(job: &Job, rung: Rung) -> Job {
 
 /// Bytes of the fullest rank; `None` where the schedule does not exist.
 pub fn peak(job: &Job) -> Option<u64> {
+    let job = job.fullest_rows();
     let schedule = Schedule::new(job.schedule).ok()?;
-    memory(job, &schedule).iter().map(|rank| rank.peak()).max()
+    memory(&job, &schedule).iter().map(|rank| rank.peak()).max()
 }

@@ -122,6 +122,9 @@ pub fn describe(job: &Job) -> String {
     if job.recompute.granularity != Granularity::None {
         _ = write!(text, ", recompute {}", recompute_name(&job.recompute));
     }
+    if let Some(most) = job.dynamic {
+        _ = write!(text, ", dynamic:{most}");
+    }
     text
 }
 

@@ -239,8 +239,7 @@ fn through_experts<B: MoeKernels, C: CheckpointStrategy, P: Products<B>>(
     let tracked = inputs.each_ref().map(|input| input.is_tracked());
     let purpose = |keep| if tracked.contains(&true) { Purpose::Train { keep } } else { Purpose::Evaluate };
     let purposes = [purpose(tracked[2]), purpose(tracked[3] && !recompute)];
-    let [(x, x_node), (p, p_node), (gate_up, first_node), (down, second_node)] =
-        inputs.map(|input| input.into_parts());
+    let [(x, x_node), (p, p_node), (gate_up, first_node), (down, second_node)] = inputs.map(|input| input.into_parts());
     let nodes = [x_node, p_node, first_node, second_node];
     let (y, pieces) = journey::forward::<B, P>(x, p, &layers, [&gate_up, &down], &journey, purposes);
     match ThroughExperts::<P>(PhantomData).prepare::<C>(nodes).compute_bound().stateful() {
