@@ -89,11 +89,6 @@ impl<M: CausalLm> RankEngine<M> {
         &self.plan
     }
 
-    /// What every pipeline rank does in a step.
-    pub fn schedule(&self) -> &Schedule {
-        &self.pipeline
-    }
-
     /// Finished optimizer steps.
     pub fn steps(&self) -> u64 {
         self.step

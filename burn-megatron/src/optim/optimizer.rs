@@ -174,11 +174,6 @@ impl Optimizer {
         &self.buckets[bucket].spec
     }
 
-    /// The kind of optimizer and its constants.
-    pub fn config(&self) -> &OptimizerConfig {
-        &self.config
-    }
-
     /// Bytes of all buffers.
     pub fn memory(&self) -> Memory {
         let mut memory = Memory { grads_peak: self.grads_peak, ..Memory::default() };
