@@ -18,6 +18,8 @@ impl RunConfig {
         let mut note = |result: Result<(), String>| problems.extend(result.err().map(Problem::new));
         let training = &self.training;
         note(self.lr.schedule(training.global_batch).map(drop).map_err(|error| format!("lr: {error}")));
+        let decay = self.weight_decay.schedule(self.optimizer.weight_decay(), training.global_batch);
+        note(decay.map(drop).map_err(|error| error.to_string()));
         self.check_ranges(&mut note);
         self.check_data(&mut note);
         ConfigErrors::from_problems(problems)
@@ -105,8 +107,30 @@ impl RunConfig {
              one can be true"
                 .into()
         }));
+        self.check_counts(note);
         let clip = self.training.clip.unwrap_or(1.0);
         note(demand(clip > 0.0, || format!("training.clip = {clip} is not above 0; \"none\" does not clip")));
+    }
+
+    /// Tokens are counted in 64 bits.
+    fn check_counts(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let (training, evaluation) = (&self.training, &self.evaluation);
+        let rows = [("training.global-batch", training.global_batch), ("training.seq-length", training.seq_length)];
+        for batches in [
+            ("training.steps", training.steps),
+            ("evaluation.batches", evaluation.batches),
+            ("evaluation.final-batches", evaluation.final_batches),
+        ] {
+            let sizes = [batches, rows[0], rows[1]];
+            let (key, value) = sizes.into_iter().max_by_key(|(_, value)| *value).expect("three sizes");
+            let others =
+                sizes.iter().filter(|(other, _)| *other != key).map(|(_, value)| *value as u128).product::<u128>();
+            let most = (u64::MAX as u128 / others.max(1)).max(1);
+            note(demand(value as u128 <= most, || {
+                let [a, b, c] = sizes.map(|(key, _)| key);
+                format!("{key} = {value}: {a} x {b} x {c} tokens are more than can be counted; nearest legal: {most}")
+            }));
+        }
     }
 
     fn check_data(&self, note: &mut impl FnMut(Result<(), String>)) {
