@@ -115,20 +115,14 @@ impl RunConfig {
     /// Tokens are counted in 64 bits.
     fn check_counts(&self, note: &mut impl FnMut(Result<(), String>)) {
         let (training, evaluation) = (&self.training, &self.evaluation);
-        let rows = [("training.global-batch", training.global_batch), ("training.seq-length", training.seq_length)];
-        for batches in [
+        let most = u64::MAX / (training.global_batch as u64).saturating_mul(training.seq_length as u64).max(1);
+        for (key, batches) in [
             ("training.steps", training.steps),
             ("evaluation.batches", evaluation.batches),
             ("evaluation.final-batches", evaluation.final_batches),
         ] {
-            let sizes = [batches, rows[0], rows[1]];
-            let (key, value) = sizes.into_iter().max_by_key(|(_, value)| *value).expect("three sizes");
-            let others =
-                sizes.iter().filter(|(other, _)| *other != key).map(|(_, value)| *value as u128).product::<u128>();
-            let most = (u64::MAX as u128 / others.max(1)).max(1);
-            note(demand(value as u128 <= most, || {
-                let [a, b, c] = sizes.map(|(key, _)| key);
-                format!("{key} = {value}: {a} x {b} x {c} tokens are more than can be counted; nearest legal: {most}")
+            note(demand(batches as u64 <= most, || {
+                format!("{key} = {batches}: their tokens are more than can be counted; nearest legal: {most}")
             }));
         }
     }
