@@ -97,6 +97,14 @@ impl TokenBatch {
         }
     }
 
+    /// Takes all rows but the first `rows` out of the loss.
+    pub fn count_first(&mut self, rows: usize) {
+        if rows < self.rows {
+            let mask = self.mask.get_or_insert_with(|| vec![true; self.tokens.len()]);
+            mask[rows * self.seq..].fill(false);
+        }
+    }
+
     /// Number of predictions that count.
     pub fn counted(&self) -> usize {
         self.mask.as_ref().map_or(self.tokens.len(), |mask| mask.iter().filter(|counts| **counts).count())
@@ -161,6 +169,13 @@ mod tests {
         assert_eq!(weights(&batch, 0.5).iter::<f64>().collect::<Vec<_>>(), [0.5, 0.0, 0.0, 0.5]);
         let second = batch.at_places(&[1..2]);
         assert_eq!((second.tokens, second.labels, second.mask), (vec![2, 5], vec![3, 6], Some(vec![false, true])));
-        assert_eq!(weights(&TokenBatch { mask: None, ..batch }, 1.0).iter::<f64>().sum::<f64>(), 4.0);
+        let mut all = TokenBatch { mask: None, ..batch.clone() };
+        assert_eq!(weights(&all, 1.0).iter::<f64>().sum::<f64>(), 4.0);
+        all.count_first(2);
+        assert_eq!(all.mask, None);
+        all.count_first(1);
+        assert_eq!(all.mask, Some(vec![true, true, false, false]));
+        batch.count_first(1);
+        assert_eq!(batch.mask, Some(vec![true, false, false, false]));
     }
 }
