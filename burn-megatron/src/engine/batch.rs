@@ -1,5 +1,6 @@
 //! Rows of tokens on the host, and the device tensors of one micro-batch.
 
+use super::EngineError;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::ops::Range;
 
@@ -97,6 +98,25 @@ impl TokenBatch {
         }
     }
 
+    /// Whether all tokens, and all labels that count, are among the first `vocabulary`: an embedding or a loss of others would
+    /// silently be that of none.
+    ///
+    /// # Errors
+    /// Names the first that is not.
+    pub(super) fn check_tokens(&self, vocabulary: usize) -> Result<(), EngineError> {
+        let known = 0..vocabulary as i64;
+        let counts = |place: &usize| self.mask.as_ref().is_none_or(|mask| mask[*place]);
+        let token = (0..self.tokens.len()).find(|place| !known.contains(&self.tokens[*place]));
+        let label = (0..self.labels.len()).filter(counts).find(|place| !known.contains(&self.labels[*place]));
+        let (what, ids, place) = match (token, label) {
+            (Some(place), _) => ("token", &self.tokens, place),
+            (None, Some(place)) => ("label", &self.labels, place),
+            (None, None) => return Ok(()),
+        };
+        let (row, position) = (place / self.seq, place % self.seq);
+        Err(EngineError::Token { what, id: ids[place], position, row, vocabulary })
+    }
+
     /// Takes all rows but the first `rows` out of the loss.
     pub fn count_first(&mut self, rows: usize) {
         if rows < self.rows {
@@ -143,6 +163,18 @@ impl TokenBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_that_a_model_lacks_are_named_and_labels_only_where_they_count() {
+        let mut batch = TokenBatch::from_sequences(&[1, 2, 3, 4, 5, 6], 2);
+        assert_eq!(batch.check_tokens(7), Ok(()));
+        let token = |what, id, row| Err(EngineError::Token { what, id, position: 1, row, vocabulary: 6 });
+        assert_eq!(batch.check_tokens(6), token("label", 6, 1));
+        batch.mask = Some(vec![true, true, true, false]);
+        assert_eq!(batch.check_tokens(6), Ok(()));
+        batch.tokens[1] = -1;
+        assert_eq!(batch.check_tokens(6), token("token", -1, 0));
+    }
 
     #[test]
     fn rows_labels_and_masks_stay_together() {

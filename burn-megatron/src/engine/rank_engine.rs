@@ -63,6 +63,8 @@ pub struct RankEngine<M> {
     /// A GPU works behind the host; reading a loss would end that.
     runs_ahead: bool,
     hidden: usize,
+    /// Tokens that the model knows.
+    vocabulary: usize,
     /// Of the whole model.
     elements: usize,
     recorder: Recorder,

@@ -4,6 +4,7 @@
 
 mod case;
 mod draw;
+mod failures;
 mod run;
 
 use case::Case;

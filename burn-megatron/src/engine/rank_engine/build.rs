@@ -118,6 +118,7 @@ impl<M: CausalLm> RankEngine<M> {
             dtype,
             runs_ahead: Buffer::fits(&rank.device, DType::F32),
             hidden: dims.hidden,
+            vocabulary: dims.vocab,
             rank: rank.clone(),
             recorder: Recorder::off(),
             peak_in_flight: 0,

@@ -16,10 +16,11 @@ impl<M: CausalLm> RankEngine<M> {
     /// times data-parallel ranks.
     ///
     /// # Errors
-    /// If the rows or their length do not divide.
+    /// If the rows or their length do not divide, or have tokens that the model lacks.
     pub fn eval_step(&mut self, batch: &TokenBatch) -> Result<EvalReport, EngineError> {
         let plan = BatchPlan::from_global(batch.rows, self.plan.micro, self.plan.data_parallel)?;
         check_sequence(self.rank.mesh.layout(), batch.seq)?;
+        batch.check_tokens(self.vocabulary)?;
         let rows = |micro| batch.slice(plan.rows(micro, self.rank.coords.dp));
         let own: Vec<Share> = (0..plan.accumulation).map(|micro| self.share(&rows(micro))).collect();
         let mut mail = self.mail(&own);
