@@ -189,7 +189,7 @@ fn a_rank_that_had_no_rows_takes_the_scales_of_those_that_had_some() {
 const COUNTS: [usize; 4] = [16, 32, 0, 16];
 
 fn experts(cut: ExpertCut) -> Fp8Experts {
-    let ranks = ExpertRanks { experts: 2, own: 0..2, parts: Group::single(), tokens: None };
+    let ranks = ExpertRanks { experts: 2, own: 0..2, parts: Group::single(), tokens: None, replicas: 0..1 };
     Fp8Experts::new("experts", Fp8Recipe::tensorwise(Fp8Format::Hybrid), cut, ranks)
 }
 

@@ -59,6 +59,9 @@ fn what_is_asked_for_is_taken() {
     let config = resolve("llama3-8b", &keys, 8, 40).unwrap();
     assert_eq!(config.parallel.to_string(), "TP2 PP2 DP2");
     assert_eq!((config.training.global_batch, config.training.steps), (16, 7));
+    assert_eq!(config.pipeline.layout.as_deref(), Some("Et*17|t*15L"), "the output layer costs two layers");
+    let equal = resolve("llama3-8b", &[&keys[..], &[("pipeline.layout", "none")]].concat(), 8, 40).unwrap();
+    assert_eq!(equal.pipeline.layout, None);
     let error = resolve("tiny", &[("parallel.tensor-parallel", "4")], 6, 0).unwrap_err().to_string();
     assert!(error.contains("6 ranks cannot be divided into replicas of 4"), "{error}");
     let error = recipe::find("llama3-9b").unwrap_err().to_string();

@@ -127,7 +127,7 @@ pub const KEYS: &[Key] = {
         key("pipeline.group-size", Count, "\"none\"", "Interleaved: micro-batches that a chunk takes in a row; none: as many as stages")
             .or(&["microbatch-group-size", "microbatch-group-size-per-virtual-pipeline-stage"])
             .optional(),
-        key("pipeline.layout", Text, "\"none\"", "Layers of every stage as Megatron writes them: Et*3|(tt|)*4L")
+        key("pipeline.layout", Text, "\"none\"", "Layers of every stage as Megatron writes them, Et*3|(tt|)*4L; auto: by what they and the output layer cost")
             .or(&["pipeline-layout", "pipeline-model-parallel-layout"])
             .optional(),
         key("pipeline.first-layers", Count, "\"none\"", "Layers of the first rank; none: as the others")

@@ -12,6 +12,7 @@ use super::layer::{Entry, read_file, read_overrides};
 use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Place, Problem, did_you_mean};
 use super::run::RunConfig;
+use crate::plan::Decoder;
 
 impl RunConfig {
     /// Reads a TOML file, or takes the defaults where there is none, with `--section.key value` pairs on top.
@@ -225,7 +226,11 @@ impl Values {
             _ => Value::Null,
         };
         sections["model"] = model;
-        serde_json::from_value(Value::Object(sections)).map_err(|error| ConfigErrors(vec![Problem::new(error)]))
+        let config = serde_json::from_value(Value::Object(sections));
+        let mut config: RunConfig = config.map_err(|error| ConfigErrors(vec![Problem::new(error)]))?;
+        let costs = Decoder::from(&config.model.config).part_costs(config.training.seq_length);
+        config.pipeline.settle(&config.parallel, &costs);
+        Ok(config)
     }
 }
 

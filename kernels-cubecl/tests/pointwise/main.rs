@@ -5,15 +5,18 @@
 #[path = "checks/mod.rs"]
 mod checks;
 
-use checks::{activation, experts, norm, optimizer, routing, rows, tokens};
+use checks::{activation, experts, latent, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
+use kernels_cubecl::pointwise::columns::Columns;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::experts::RowSums;
+use kernels_cubecl::pointwise::experts::spread::RowCopies;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
+use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
 
@@ -49,6 +52,13 @@ fn sums_of_rows() {
     both!(experts::sum_rows, RowSums { rows: 20, columns: 1, out: 33, terms: 2 });
     // More terms than are read at a time.
     both!(experts::sum_rows, RowSums { rows: 20, columns: 8, out: 5, terms: 10 });
+}
+
+#[test]
+fn copies_of_rows() {
+    both!(experts::copies_of_rows, RowCopies { rows: 9, columns: 40, out: 31, terms: 2 });
+    both!(experts::copies_of_rows, RowCopies { rows: 7, columns: 8, out: 5, terms: 1 });
+    both!(experts::copies_of_rows, RowCopies { rows: 5, columns: 24, out: 150, terms: 8 });
 }
 
 #[test]
@@ -101,6 +111,21 @@ fn rope() {
     both!(tokens::rope, RopeShape { rows: 5, batch: 1, heads: 3, all_heads: 3, head_dim: 16, rotated: 16 });
     both!(tokens::rope, RopeShape { rows: 3, batch: 2, heads: 4, all_heads: 4, head_dim: 40, rotated: 16 });
     both!(tokens::rope, RopeShape { rows: 3, batch: 1, heads: 2, all_heads: 3, head_dim: 48, rotated: 32 });
+}
+
+#[test]
+fn latent_keys() {
+    let shape = LatentShape { tokens: 6, batch: 2, heads: 5, rotated: 16, own: 8, value: 24 };
+    both!(latent::keys, shape);
+    // More columns of the shared key than units, a head more than others.
+    both!(latent::keys, LatentShape { tokens: 3, batch: 1, heads: 1, rotated: 48, own: 16, value: 8 });
+    both!(latent::keys, LatentShape { tokens: 1, batch: 1, heads: 7, rotated: 32, own: 8, value: 8 });
+}
+
+#[test]
+fn columns_of_rows() {
+    both!(latent::columns, Columns { rows: 7, width: 40, first: 8, columns: 24 });
+    both!(latent::columns, Columns { rows: 3, width: 16, first: 0, columns: 16 });
 }
 
 #[test]

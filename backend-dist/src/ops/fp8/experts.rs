@@ -2,9 +2,10 @@
 //!
 //! An operand's scale is that of one expert, as in Transformer Engine's `GroupedLinear`, and of the tokens of one micro-batch
 //! of one replica: where tokens of several replicas meet at an expert, each replica's are a group of rows with a scale of its
-//! own. So a number does not depend on what else a call computes, and every layout casts what one device would. What is
-//! exchanged are the magnitudes of parts: ranks that share an expert's features, and, where a tensor parallel group's tokens
-//! go to several ranks that hold the same experts, all ranks of that group.
+//! own, but for replicas that share sequences, whose groups have one. So a number does not depend on what else a call computes,
+//! and every layout casts what one device would. What is exchanged are the magnitudes of parts: ranks that share an expert's
+//! features, and, where tokens of a tensor parallel group, or of ranks that share sequences, go to several ranks that hold
+//! the same experts, all ranks of that group.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,9 +23,9 @@ use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups};
 use super::kernels::{Precision, Scales, Sides};
 use super::linear::Purpose;
 use super::recipe::{Fp8Recipe, Number};
+use super::sharing::{Sharing, largest};
 use super::weights::{self, Cached};
-use crate::comm::{Group, ReduceOp};
-use crate::exchange::Exchange;
+use crate::comm::Group;
 use crate::ops::kernels::LocalKernels;
 use crate::ops::main_grads::place;
 use crate::ops::weight_grads::run_or_defer;
@@ -49,6 +50,8 @@ pub struct ExpertRanks {
     pub parts: Group,
     /// The ranks that have the tokens of a micro-batch between them, if these go to several ranks that hold the same parts.
     pub tokens: Option<Group>,
+    /// The replicas of the pipeline stage whose tokens come here. Where there are several, each has a group of an expert's rows.
+    pub replicas: Range<usize>,
 }
 
 /// The FP8 side of a layer of a rank's experts. Clones are the same layer.
@@ -89,12 +92,14 @@ impl Fp8Experts {
         self.ranks.own.len()
     }
 
-    /// Scales for the groups of `x`, as many for each expert. With `note` their magnitudes go into the histories.
+    /// Scales for the groups of `x`, as many for each expert, of replicas that share tokens as `sharing` says. With `note`
+    /// their magnitudes go into the histories.
     fn scales<B: Fp8GroupKernels>(
         &self,
         x: FloatTensor<B>,
         counts: &[usize],
         operand: Operand,
+        sharing: &Sharing,
         note: bool,
     ) -> Scales<B> {
         let number = match operand {
@@ -102,6 +107,7 @@ impl Fp8Experts {
             Operand::Gradient => self.recipe.backward(),
         };
         let amax = self.over_ranks::<B>(B::fp8_groups_amax(x, counts), operand);
+        let amax = if operand == Operand::Weight { amax } else { self.over_blocks::<B>(amax, sharing) };
         let Some(slots) = &self.slots else { return B::fp8_scales(amax, number, self.recipe.margin) };
         let each = counts.len() / self.count();
         if note {
@@ -122,16 +128,42 @@ impl Fp8Experts {
 
     /// The largest magnitudes of groups of which several ranks have parts.
     fn over_ranks<B: Fp8GroupKernels>(&self, amax: FloatTensor<B>, operand: Operand) -> FloatTensor<B> {
-        let max = |amax, group: &Group| B::exchange(amax, Exchange::AllReduce(ReduceOp::Max), None, group.clone());
         if let Some(tokens) = &self.ranks.tokens {
-            let all = max(B::fp8_primitive(self.among_all(B::fp8_tensor(amax))), tokens);
-            return B::fp8_primitive(B::fp8_tensor(all).narrow(0, self.ranks.own.start, self.count()));
+            return B::fp8_primitive(self.largest_of_experts::<B>(B::fp8_tensor(amax), tokens));
         }
         let is_whole = match self.cut {
             ExpertCut::Outputs => operand == Operand::Input,
             ExpertCut::Inputs => operand == Operand::Gradient,
         };
-        if is_whole || self.ranks.parts.size() == 1 { amax } else { max(amax, &self.ranks.parts) }
+        if is_whole { amax } else { largest::<B>(amax, &self.ranks.parts) }
+    }
+
+    /// The largest magnitudes of the groups of replicas that share sequences, for each of these groups: of those that are here,
+    /// and of those of other ranks if such have tokens of the same sequences.
+    fn over_blocks<B: Fp8GroupKernels>(&self, amax: FloatTensor<B>, sharing: &Sharing) -> FloatTensor<B> {
+        let (replicas, experts) = (&self.ranks.replicas, self.count());
+        let blocks = sharing.blocks_of(replicas);
+        if blocks.iter().all(|block| block.len() == 1) {
+            return amax;
+        }
+        let amax = B::fp8_tensor(amax).reshape([experts, replicas.len()]);
+        let of_block = |block: &Range<usize>| {
+            let here = block.start.max(replicas.start)..block.end.min(replicas.end);
+            let top = amax.clone().narrow(1, here.start - replicas.start, here.len()).max_dim(1);
+            let top = match &sharing.ranks {
+                Some(ranks) if here.len() < block.len() => self.largest_of_experts::<B>(top.reshape([experts]), ranks),
+                _ => top.reshape([experts]),
+            };
+            top.reshape([experts, 1]).repeat_dim(1, here.len())
+        };
+        let all = Tensor::cat(blocks.iter().map(of_block).collect(), 1);
+        B::fp8_primitive(all.reshape([experts * replicas.len()]))
+    }
+
+    /// The largest of the numbers of this rank's experts, `[own]`, over the ranks of `group`, which may hold others.
+    fn largest_of_experts<B: Fp8GroupKernels>(&self, own: Tensor<1>, group: &Group) -> Tensor<1> {
+        let all = largest::<B>(B::fp8_primitive(self.among_all(own)), group);
+        B::fp8_tensor(all).narrow(0, self.ranks.own.start, self.count())
     }
 
     /// Numbers of this rank's experts among those of all, `[experts]`, zero elsewhere.
@@ -149,7 +181,7 @@ impl Fp8Experts {
             return found;
         }
         let counts = self.rows(&w.shape());
-        let scales = self.scales::<B>(w.clone(), &counts, Operand::Weight, true);
+        let scales = self.scales::<B>(w.clone(), &counts, Operand::Weight, &Sharing::default(), true);
         let sides = Sides { by_rows: true, by_columns: weights::are_kept() };
         let matrices = B::fp8_groups_cast(w, &scales, self.recipe.forward(), &counts, sides);
         let found = QuantizedExperts { scales, matrices };
@@ -187,6 +219,7 @@ pub(super) struct Kept<B: LocalKernels> {
     input: Option<Groups<B>>,
     input_scales: Scales<B>,
     weight_scales: Scales<B>,
+    sharing: Sharing,
 }
 
 /// `x_g · w_eᵀ` for the groups `counts` of the rows of `x [rows, in]`, as many for each expert.
@@ -200,13 +233,14 @@ pub(super) fn forward<B: Fp8GroupKernels>(
     let (training, keep) = (purpose != Purpose::Evaluate, purpose == Purpose::Train { keep: true });
     let dtype = x.dtype();
     let weight = layer.weight::<B>(w);
-    let input_scales = layer.scales::<B>(x.clone(), counts, Operand::Input, training);
+    let sharing = Sharing::current();
+    let input_scales = layer.scales::<B>(x.clone(), counts, Operand::Input, &sharing, training);
     let sides = Sides { by_rows: true, by_columns: keep };
     let QuantizedGroups { by_rows, by_columns } =
         B::fp8_groups_cast(x, &input_scales, layer.recipe.forward(), counts, sides);
     let (x, w) = (by_rows.expect("rows were asked for"), weight.matrices.by_rows.expect("a weight is kept in rows"));
     let y = B::fp8_groups_product(&x, &w, dtype, Precision::Fast);
-    (y, Kept { input: by_columns, input_scales, weight_scales: weight.scales })
+    (y, Kept { input: by_columns, input_scales, weight_scales: weight.scales, sharing })
 }
 
 /// Experts' matrices that want a gradient.
@@ -230,7 +264,7 @@ pub(super) fn backward<B: Fp8GroupKernels>(
     grads: &mut Gradients,
 ) -> Option<FloatTensor<B>> {
     let (dtype, number, experts) = (grad.dtype(), layer.recipe.backward(), layer.count());
-    let scales = layer.scales::<B>(grad.clone(), counts, Operand::Gradient, true);
+    let scales = layer.scales::<B>(grad.clone(), counts, Operand::Gradient, &kept.sharing, true);
     let sides = Sides { by_rows: w.is_some(), by_columns: weight.is_some() };
     let QuantizedGroups { by_rows, by_columns } = B::fp8_groups_cast(grad, &scales, number, counts, sides);
     if let Some(Weight { id, is_leaf, input }) = weight {

@@ -82,9 +82,9 @@ pub fn grouped_swiglu_linear(
     Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_swiglu_linear(x, p, w, counts.clone(), recompute))
 }
 
-/// For each token `x [tokens, hidden]` the sum of what its experts make of it, wherever they are: [`grouped_linear`] with
+/// What its expert makes of each of the rows `x [rows, hidden]` that `journey` sends, on whichever rank: [`grouped_linear`] with
 /// `gate_up` and [`grouped_swiglu_linear`] with `down` between two [`all_to_all`]s, which run beside the experts where every
-/// member has a GPU. `p [slots, 1]` are the probabilities. All members must call it.
+/// member has a GPU. `p [rows, 1]` are the probabilities. All members must call it.
 ///
 /// # Panics
 /// If the shapes or types do not fit.
@@ -95,17 +95,10 @@ pub fn through_experts(
     journey: &Arc<Journey>,
     recompute: bool,
 ) -> Tensor<2> {
-    let ([tokens, hidden], [slots, _], [rows, inner], experts) =
-        (x.dims(), p.dims(), gate_up.dims(), journey.experts());
-    let maps = [journey.copies.inputs(), journey.slots.inputs()];
-    assert_eq!([tokens, slots], maps, "experts: tokens and slots, and those that the maps take");
+    let ([count, hidden], [rows, inner], experts) = (x.dims(), gate_up.dims(), journey.experts());
+    assert_eq!(count, journey.rows(), "experts: rows, and those that are sent");
     let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    assert_eq!(
-        (p.dims()[1], p.dtype()),
-        (1, wide),
-        "experts: a probability in each slot, for tokens of {:?}",
-        x.dtype()
-    );
+    assert_eq!((p.dims(), p.dtype()), ([count, 1], wide), "experts: a probability for each row of {:?}", x.dtype());
     let fits =
         inner == hidden && rows.is_multiple_of(2 * experts) && down.dims() == [experts * hidden, rows / experts / 2];
     assert!(fits, "{experts} experts: matrices {:?} and {:?}, {hidden} features", [rows, inner], down.dims());

@@ -1,4 +1,5 @@
-//! Rows to the ranks of their experts, through the experts and back, as one node of the graph.
+//! Rows to the ranks of their experts, through the experts and back, as one node of the graph. What makes rows of tokens and
+//! tokens of rows are nodes in front and behind, so that the rows can be made before the host knows where they go.
 //!
 //! The experts of every rank are cut into pieces. Forward the rows of the second piece come while the first piece's experts
 //! compute, and the results of the first go back while the second's do. Backward it is the same, and gradients of the
@@ -31,11 +32,7 @@ use crate::ops::weight_grads::run_or_defer;
 pub struct Journey {
     /// Who holds the experts.
     pub group: Group,
-    /// From tokens to the rows that are sent, those of the first piece first.
-    pub copies: RowMap,
-    /// From slots, a probability each, to the same rows.
-    pub slots: RowMap,
-    /// The pieces of this rank's experts, in the order of the experts.
+    /// The pieces of this rank's experts, in the order of the experts. Rows of the first are sent first.
     pub pieces: Vec<Piece>,
 }
 
@@ -54,6 +51,11 @@ impl Journey {
     /// Experts that this rank computes.
     pub(super) fn experts(&self) -> usize {
         self.pieces.iter().map(|piece| piece.counts.len()).sum()
+    }
+
+    /// Rows that this rank sends, and gets back.
+    pub(super) fn rows(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.splits.sent()).sum()
     }
 
     /// Each piece with its first row among those that are sent and its first expert.
@@ -80,7 +82,7 @@ pub(super) struct Kept<B: MoeKernels> {
     input: Option<FloatTensor<B>>,
 }
 
-/// `x [tokens, hidden]`, `p [slots, 1]`, and the matrices of both layers, to the sum of what its experts make of each token.
+/// `x [rows, hidden]`, `p [rows, 1]`, and the matrices of both layers, to what its expert makes of each row.
 pub(super) fn forward<B: MoeKernels>(
     x: FloatTensor<B>,
     p: FloatTensor<B>,
@@ -88,10 +90,9 @@ pub(super) fn forward<B: MoeKernels>(
     journey: &Journey,
     recompute: bool,
 ) -> (FloatTensor<B>, Vec<Kept<B>>) {
-    let Journey { group, copies, slots, .. } = journey;
-    let sent = [B::sum_rows(x, B::table(&copies.tables().0)), B::sum_rows(p, B::table(&slots.tables().0))];
+    let (group, sent) = (&journey.group, [x, p]);
     let coming: Vec<_> = journey.places().map(|(piece, row, _)| B::start(&sent, row, &piece.splits, group)).collect();
-    let mut results = B::none_of(copies.outputs());
+    let mut results = B::none_of(journey.rows());
     drop(sent);
     let mut kept = Vec::new();
     for ((piece, _, expert), coming) in journey.places().zip(coming) {
@@ -110,7 +111,7 @@ pub(super) fn forward<B: MoeKernels>(
         B::join(vec![B::sum_rows(y, B::table(&back))], &splits.reversed(), group, &mut results);
     }
     let [y] = B::joined(results).try_into().expect("results");
-    (B::sum_rows(y, B::table(&copies.tables().1)), kept)
+    (y, kept)
 }
 
 /// Gradients of `x` and `p`; those of the matrices, which are these nodes if they want one, go to their places.
@@ -122,10 +123,10 @@ fn backward<B: MoeKernels>(
     journey: &Arc<Journey>,
     grads: &mut Gradients,
 ) -> [FloatTensor<B>; 2] {
-    let Journey { group, copies, slots, pieces } = &**journey;
-    let sent = [B::sum_rows(grad, B::table(&copies.tables().0))];
+    let Journey { group, pieces } = &**journey;
+    let sent = [grad];
     let coming: Vec<_> = journey.places().map(|(piece, row, _)| B::start(&sent, row, &piece.splits, group)).collect();
-    let mut results = B::none_of(copies.outputs());
+    let mut results = B::none_of(journey.rows());
     drop(sent);
     let [mut of_first, mut of_second] = [Vec::new(), Vec::new()];
     for (((piece, _, expert), coming), kept) in journey.places().zip(coming).zip(kept) {
@@ -152,8 +153,7 @@ fn backward<B: MoeKernels>(
         B::join(back.into(), &splits.reversed(), group, &mut results);
     }
     B::sharing(true, || weight_grads::<B>(nodes[0], of_first, journey, grads));
-    let [x_grad, p_grad] = B::joined(results).try_into().expect("gradients of rows and probabilities");
-    [B::sum_rows(x_grad, B::table(&copies.tables().1)), B::sum_rows(p_grad, B::table(&slots.tables().1))]
+    B::joined(results).try_into().expect("gradients of rows and probabilities")
 }
 
 /// What the way through the experts keeps.

@@ -2,7 +2,9 @@
 //! where: the choice of experts, counts, places.
 pub mod choose;
 pub mod count;
+pub mod order;
 pub mod place;
+pub mod spread;
 
 use crate::pointwise::cube::plane_total;
 use crate::pointwise::swiglu::{gate_gradient, gated, sigmoid};

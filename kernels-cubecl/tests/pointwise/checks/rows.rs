@@ -72,19 +72,19 @@ pub fn squares(client: &Client) -> usize {
     report("squares", &download::<f32>(client, &sums), &expected, 1e-5)
 }
 
-/// Chunks out of an array and back into another one.
+/// Chunks out of an array and back into another one, one of them made of whole vectors.
 pub fn copies(client: &Client) -> usize {
     let x = random(3000, 1);
-    let chunks = [(7u32, 0u32, 1000u32), (2000, 1000, 1), (2500, 1001, 500)];
+    let chunks = [(1200u32, 0u32, 404u32), (7, 404, 1000), (2000, 1404, 1), (2500, 1405, 500)];
     let column = |pick: fn(&(u32, u32, u32)) -> u32| upload_u32(client, &chunks.iter().map(pick).collect::<Vec<_>>());
     let (apart, close, lens) = (column(|c| c.0), column(|c| c.1), column(|c| c.2));
     let (source, packed, target) =
-        (upload::<f32>(client, &x), poisoned::<f32>(client, 1501), upload::<f32>(client, &[0.0; 3000]));
-    let out = Copies { from: &apart, to: &close, lens: &lens, count: 3, ends: [3000, 1501] };
-    let back = Copies { from: &close, to: &apart, lens: &lens, count: 3, ends: [1501, 3000] };
+        (upload::<f32>(client, &x), poisoned::<f32>(client, 1905), upload::<f32>(client, &[0.0; 3000]));
+    let out = Copies { from: &apart, to: &close, lens: &lens, count: 4, ends: [3000, 1905] };
+    let back = Copies { from: &close, to: &apart, lens: &lens, count: 4, ends: [1905, 3000] };
     flat::copy(client, &source, &packed, out).expect("legal");
     flat::copy(client, &packed, &target, back).expect("legal");
-    let (mut together, mut again) = (vec![0.0; 1501], vec![0.0; 3000]);
+    let (mut together, mut again) = (vec![0.0; 1905], vec![0.0; 3000]);
     for (from, to, len) in chunks.map(|(from, to, len)| (from as usize, to as usize, len as usize)) {
         together[to..to + len].copy_from_slice(&x[from..from + len]);
         again[from..from + len].copy_from_slice(&x[from..from + len]);

@@ -98,8 +98,12 @@ impl MoeLayer {
         let first = self.parallel.group.rank() * rows;
         let x = x.reshape([rows * samples, hidden]);
         let tokens = Tokens::of(first..first + rows, all, samples, batch);
-        let (routing, made) = self.router.forward(x.clone(), tokens, batch, meanwhile);
-        let out = self.dispatch.through(x, routing, &self.experts);
+        let (routing, behind, (sent, made)) = self.router.forward(x.clone(), tokens, batch, |choice| {
+            let sent = choice.and_then(|choice| self.dispatch.early(x.clone(), choice, &self.experts));
+            (sent, meanwhile())
+        });
+        let out = self.dispatch.through(x, routing, sent, &self.experts);
+        let out = self.router.behind(out, behind, batch);
         (out.reshape([rows, samples, hidden]), made)
     }
 }
