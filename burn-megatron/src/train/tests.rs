@@ -211,6 +211,14 @@ fn a_hugging_face_folder_gives_sizes_and_first_weights() {
     }
     assert!(compared > 10);
 
+    // Without the folder the run goes on as well, and keeps what came with the model.
+    let mut on = config(folder.path(), &[&still[..], &[("training.steps", "2")]].concat());
+    on.model.hf = None;
+    let plan = Plan::new(&on, &["lr".into(), "data.samples".into()]).unwrap();
+    train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
+    let second = Checkpoint::open(folder.path().join("run/checkpoints")).unwrap();
+    assert_eq!((second.state().step, companions_of(&second)), (2, theirs.companions().clone()));
+
     let wider = [&still[..], &[("model.intermediate-size", "512")]].concat();
     let refused = Plan::new(&config(folder.path(), &wider), &["model".into()]).unwrap_err().to_string();
     assert!(refused.contains("mlp.") && refused.contains("leave its sizes"), "{refused}");

@@ -160,9 +160,5 @@ fn whatever_fails_ends_the_run_and_nothing_else() {
         assert_eq!(launch(&again), None, "{failure:?} in {layout}, again");
         assert_eq!(again.finished(), Some(6));
         assert_eq!(Checkpoint::open(&checkpoints).unwrap().state().step, 6);
-        eprintln!(
-            "{failure:?} in {layout}: {error}\n   {} threads",
-            std::fs::read_dir("/proc/self/task").unwrap().count()
-        );
     }
 }
