@@ -192,7 +192,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(400))]
+        #![proptest_config(ProptestConfig::with_cases(200))]
         #[test]
         fn any_sizes_are_planned_or_refused_at_once(
             model in 0usize..MODELS.len(),
