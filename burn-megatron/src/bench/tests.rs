@@ -171,4 +171,8 @@ fn documents_of_unequal_lengths_are_dealt_out_and_reported() {
             .flops_per_token
     );
     assert!(text(&dynamic).contains("simulated step"), "{}", text(&dynamic));
+    let twice = Record { tokens_per_second_per_rank: 2.0 * dynamic.tokens_per_second_per_rank, ..dynamic.clone() };
+    let compared = together(&[dynamic, twice]);
+    assert!(compared.lines().nth(1).unwrap().contains("  1.000  "), "{compared}");
+    assert!(compared.lines().nth(2).unwrap().contains("  2.000  "), "{compared}");
 }

@@ -157,6 +157,12 @@ fn announce(args: &Args, config: &RunConfig, timing: Timing) -> Result<()> {
     let setup = Setup::of(&args.what, config, &described);
     print(&format!("{}, {} parameters\n", setup.recipe, setup.parameters))?;
     print(&announcement(&setup, planned, documents.as_ref()))?;
+    if on_gpus && !Path::new(&args.what).is_file() {
+        say(format_args!(
+            "{:<22}no GPU was asked for its memory: nothing is given up for it, as it would be in a run",
+            ""
+        ));
+    }
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
-use models::{CausalLm, GptConfig, LlamaConfig, LlamaVariant, MixtralVariant, ModelConfig, ParamBuilder, WithModel};
+use models::{CausalLm, GptConfig, LlamaVariant, MixtralVariant, ModelConfig, ParamBuilder, WithModel};
 
 use super::*;
 
