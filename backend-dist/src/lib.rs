@@ -25,6 +25,8 @@ pub mod comm;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub mod exchange;
+#[cfg(any(test, feature = "cuda"))]
+mod failed;
 pub mod gpu;
 #[cfg(feature = "cuda")]
 pub mod idle;
