@@ -280,7 +280,7 @@ fn on_ranks<R: Send>(
 
 #[test]
 fn evaluation_sees_the_same() {
-    let evaluate = |layout, batch| on_ranks(layout, |engine| Ok(engine.eval_step(batch)?)).unwrap();
+    let evaluate = |layout: &str, batch: &TokenBatch| on_ranks(layout, |engine| Ok(engine.eval_step(batch)?)).unwrap();
     let batch = &packed(llama().vocab_size()).batches[0];
     let expected = evaluate("TP1", &alone(batch))[0];
     for layout in ["TP1", "CP2", "CP4 all_gather", "CP2 PP2", "TP2 SP CP2 a2a"] {

@@ -135,7 +135,10 @@ fn planned_memory_is_what_ranks_allocate() {
         (DEEPSEEK, "parallel.tp 2 parallel.sp true"),
         (DEEPSEEK, "parallel.pp 2"),
         (LLAMA, "training.seq-length 1024 training.micro-batch 1 training.global-batch 2"),
-        (LLAMA, "training.seq-length 1024 training.micro-batch 1 training.global-batch 2 parallel.cp 2 parallel.zero 2"),
+        (
+            LLAMA,
+            "training.seq-length 1024 training.micro-batch 1 training.global-batch 2 parallel.cp 2 parallel.zero 2",
+        ),
         (LLAMA, "training.seq-length 1024 training.micro-batch 1 training.global-batch 2 recompute.granularity full"),
     ] {
         for (rank, (measured, planned)) in compare(file, flags).into_iter().enumerate() {
