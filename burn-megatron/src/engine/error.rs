@@ -47,6 +47,23 @@ pub enum EngineError {
         /// Rows of the configuration.
         expected: usize,
     },
+    /// A batch has a token that the model does not have.
+    #[error(
+        "{what} {id} at position {position} of row {row} of a batch is no token of the model's {vocabulary}: data and model do not \
+         belong together"
+    )]
+    Token {
+        /// `token` or `label`.
+        what: &'static str,
+        /// The token.
+        id: i64,
+        /// Where in the row.
+        position: usize,
+        /// Row of the batch.
+        row: usize,
+        /// Tokens of the model.
+        vocabulary: usize,
+    },
     /// The batch sizes do not divide.
     #[error(transparent)]
     Batch(#[from] BatchError),

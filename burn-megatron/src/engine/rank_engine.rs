@@ -66,6 +66,8 @@ pub struct RankEngine<M> {
     hidden: usize,
     /// Of the whole model, wherever its experts are.
     is_mixture: bool,
+    /// Tokens that the model knows.
+    vocabulary: usize,
     /// Of the whole model.
     elements: usize,
     recorder: Recorder,

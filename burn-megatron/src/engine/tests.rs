@@ -37,6 +37,7 @@ struct NoConfig;
 impl ModelConfig for NoConfig {
     fn dims(&self) -> ModelDims {
         ModelDims {
+            vocab: VOCAB,
             hidden: VOCAB,
             heads: 1,
             kv_heads: 1,

@@ -19,6 +19,7 @@ use backend_dist::process::Processes;
 use burn::tensor::Device;
 use thiserror::Error;
 
+use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
 use crate::data::DataError;
 use crate::data::preprocess::{PreprocessError, Progress};
@@ -52,6 +53,9 @@ pub enum TrainError {
         /// Cause.
         cause: io::Error,
     },
+    /// The checkpoint to go on from cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// A tokenizer cannot be used.
     #[error("data.tokenizer = {}: {what}", path.display())]
     Tokenizer {

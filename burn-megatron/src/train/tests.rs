@@ -56,6 +56,27 @@ fn a_run_learns_and_is_the_same_in_another_layout() {
 }
 
 #[test]
+fn the_last_loss_is_over_every_row_once_in_every_layout() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let last = |micro: &str, dp: &str| {
+        let (micro, dp) = (("training.micro-batch", micro), ("parallel.dp", dp));
+        let rest = [("training.dtype", "f64"), ("training.steps", "1"), ("checkpoint.directory", "none")];
+        let config = config(folder.path(), &[&rest[..], &[micro, dp, ("training.global-batch", "8")]].concat());
+        let rows = RunData::open(&config, &mut |_| ()).unwrap().last.unwrap().len();
+        (rows, run(&config).unwrap().last.unwrap())
+    };
+    let (rows, one) = last("1", "1");
+    assert_eq!(one.tokens, rows as u64 * 16);
+    assert_ne!(rows % 8, 0, "the last batch of eight must not be full");
+    for (micro, dp) in [("8", "1"), ("4", "2"), ("1", "4")] {
+        let (_, other) = last(micro, dp);
+        assert_eq!(other.tokens, one.tokens, "{micro} x {dp}");
+        assert!((other.loss - one.loss).abs() < 1e-10 * one.loss, "{micro} x {dp}: {other:?} {one:?}");
+    }
+}
+
+#[test]
 fn prepared_prefixes_are_the_same_data() {
     let folder = tempfile::tempdir().unwrap();
     text(folder.path());
@@ -249,6 +270,14 @@ fn a_hugging_face_folder_gives_sizes_and_first_weights() {
         compared += 1;
     }
     assert!(compared > 10);
+
+    // Without the folder the run goes on as well, and keeps what came with the model.
+    let mut on = config(folder.path(), &[&still[..], &[("training.steps", "2")]].concat());
+    on.model.hf = None;
+    let plan = Plan::new(&on, &["lr".into(), "data.samples".into()]).unwrap();
+    train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
+    let second = Checkpoint::open(folder.path().join("run/checkpoints")).unwrap();
+    assert_eq!((second.state().step, companions_of(&second)), (2, theirs.companions().clone()));
 
     let wider = [&still[..], &[("model.intermediate-size", "512")]].concat();
     let refused = Plan::new(&config(folder.path(), &wider), &["model".into()]).unwrap_err().to_string();

@@ -219,6 +219,7 @@ impl ModelConfig for DeepSeekV3Config {
         let shared = if experts > 0 { self.shared_intermediate_size() } else { 0 };
         let intermediate = if dense > 0 { self.intermediate_size } else { 0 };
         ModelDims {
+            vocab: self.vocab_size,
             hidden: self.hidden_size,
             heads: self.num_attention_heads,
             kv_heads: self.num_attention_heads,

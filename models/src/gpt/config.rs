@@ -149,6 +149,7 @@ impl ModelConfig for GptConfig {
 
     fn dims(&self) -> ModelDims {
         ModelDims {
+            vocab: self.vocab_size,
             hidden: self.hidden_size,
             heads: self.num_attention_heads,
             kv_heads: self.num_attention_heads,

@@ -5,14 +5,14 @@ use serde_json::{Map, Value, json};
 use super::{ConfigReader, HfError};
 use crate::layers::{LinearScaling, Llama3Scaling, RopeScaling, YarnScaling};
 
-/// Base and scaling of the rotary frequencies.
-pub(crate) fn read(config: &ConfigReader) -> Result<(f64, Option<RopeScaling>), HfError> {
+/// Base and scaling of the rotary frequencies; `base` is that of a configuration that names none.
+pub(crate) fn read(config: &ConfigReader, base: f64) -> Result<(f64, Option<RopeScaling>), HfError> {
     let theta = config.number("rope_theta")?;
     let rope = match (config.object("rope_parameters")?, config.object("rope_scaling")?) {
         (Some(_), Some(_)) => return Err(config.unsupported("rope_scaling", "given twice", "`rope_parameters` alone")),
         (new, old) => new.or(old),
     };
-    let Some(rope) = rope else { return Ok((theta.unwrap_or(10_000.0), None)) };
+    let Some(rope) = rope else { return Ok((theta.unwrap_or(base), None)) };
     let nested = rope.number("rope_theta")?;
     if let (Some(theta), Some(nested)) = (theta, nested)
         && theta != nested
@@ -32,7 +32,7 @@ pub(crate) fn read(config: &ConfigReader) -> Result<(f64, Option<RopeScaling>), 
         Some(other) => return Err(rope.unsupported("rope_type", other, "default, linear, llama3, yarn")),
     };
     rope.finish(&[])?;
-    Ok((nested.or(theta).unwrap_or(10_000.0), scaling))
+    Ok((nested.or(theta).unwrap_or(base), scaling))
 }
 
 /// `rope_parameters`.

@@ -83,6 +83,20 @@ fn linear_scaling_is_read_and_written() {
     assert_eq!(said, "rope_scaling.factor = 0.5 is not at least 1; nearest legal: 1");
 }
 
+/// transformers gives a Mixtral another base than its relatives.
+#[test]
+fn without_a_rotary_base_each_family_has_its_own() {
+    for (text, base) in [(LLAMA3, 1e4), (QWEN3, 1e4), (MIXTRAL, 1e6), (QWEN3_MOE, 1e4)] {
+        let mut config = parse(text);
+        config.as_object_mut().unwrap().retain(|key, _| key != "rope_parameters" && key != "rope_theta");
+        match FamilyConfig::from_hf(&config).unwrap() {
+            FamilyConfig::Llama(read) => assert_eq!(read.rope_theta, base, "{text}"),
+            FamilyConfig::Mixtral(read) => assert_eq!(read.rope_theta, base, "{text}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// YaRN in any family that rotates, with transformers' defaults and without them.
 #[test]
 fn yarn_is_read_and_written() {

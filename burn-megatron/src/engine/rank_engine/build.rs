@@ -121,6 +121,7 @@ impl<M: CausalLm> RankEngine<M> {
             runs_ahead: Buffer::fits(&rank.device, DType::F32),
             hidden: dims.hidden,
             is_mixture: dims.experts.is_some(),
+            vocabulary: dims.vocab,
             rank: rank.clone(),
             recorder: Recorder::off(),
             peak_in_flight: 0,

@@ -19,10 +19,11 @@ impl<M: CausalLm> RankEngine<M> {
     /// has such are computed one by one. So what an expert has room for does not depend on them.
     ///
     /// # Errors
-    /// If the rows or their length do not divide.
+    /// If the rows or their length do not divide, or have tokens that the model lacks.
     pub fn eval_step(&mut self, batch: &TokenBatch) -> Result<EvalReport, EngineError> {
         let mut plan = BatchPlan::from_global(batch.rows, self.plan.micro, self.plan.data_parallel)?;
         check_sequence(self.rank.mesh.layout(), batch.seq)?;
+        batch.check_tokens(self.vocabulary)?;
         let ends = batch.ends();
         let filled = self.is_mixture && ends.iter().any(|end| *end < batch.seq);
         if filled {
