@@ -84,7 +84,8 @@ impl RunData {
     pub(super) fn digest(&self) -> Vec<String> {
         let of = |name: &str, data: &Arc<dyn TokenDataset>| {
             let rows = data.len();
-            let some = [0, rows / 3, rows / 2, rows.saturating_sub(1)];
+            // Rows that were checked: reading another one may panic.
+            let some = [0, rows / 2, rows.saturating_sub(1)];
             let tokens: Vec<String> = some.map(|row| format!("{:?}", data.sample(row).tokens)).into();
             format!("{rows} {name} rows with the hash {:016x}", stable_hash(&tokens.concat()))
         };

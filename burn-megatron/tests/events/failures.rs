@@ -89,7 +89,7 @@ fn run(folder: &Path, layout: &str, failure: Option<Failure>, draw: &mut Draw) -
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
     let checkpoints = folder.join("checkpoints");
-    let tokens: Vec<i64> = (0..ROWS * 8 * SEQ as usize + 1).map(|index| (index * 7 % 33) as i64).collect();
+    let tokens: Vec<i64> = (0..ROWS * 8 * SEQ + 1).map(|index| (index * 7 % 33) as i64).collect();
     let rows = |bad| Rows { rows: TokensInMemory::new(tokens.clone(), SEQ), bad, checkpoints: checkpoints.clone() };
     let (bad, rank) = (draw.below(4 * ROWS), draw.below(mesh.world_size()));
     let of = |kinds: &[Failure]| failure.filter(|failure| kinds.contains(failure)).map(|failure| (bad, failure));
