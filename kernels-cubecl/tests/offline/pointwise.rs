@@ -21,11 +21,8 @@ fn check(what: &str, kernel: impl CubeKernel) {
 fn rope_compiles() {
     for (half, head, copies) in [(4, 8, true), (8, 16, true), (4, 24, true), (1, 5, true), (4, 24, false)] {
         let target = if copies { b() } else { BufferCompilationArg { inplace: Some(0) } };
-        let kernel = kernel!(
-            rope::rotate::Rotate<bf16>,
-            settings(),
-            (b(), b(), b(), target, (), (), (), (), half, head, copies)
-        );
+        let kernel =
+            kernel!(rope::rotate::Rotate<bf16>, settings(), (b(), b(), b(), target, (), (), (), (), half, head, copies));
         check(&format!("rope {half} {head} {copies}"), kernel);
     }
 }
