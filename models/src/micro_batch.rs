@@ -1,8 +1,10 @@
 //! What layers must know of the micro-batch that they compute.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use backend_dist::ops::context::{ContextParallel, Documents};
+use backend_dist::ops::fp8::{Sharing, with_sharing};
 
 use crate::layers::DropoutKey;
 
@@ -14,6 +16,8 @@ pub struct MicroBatch {
     pub dropout: Option<DropoutKey>,
     /// The ranks that share the sequences, each with some of the positions.
     pub context: Option<ContextParallel>,
+    /// Blocks of replicas that share sequences in this pass, of all replicas, where they differ in size.
+    pub blocks: Option<Arc<[Range<usize>]>>,
     /// Attention does not cross the borders of documents.
     pub documents: Option<Documents>,
     /// Positions count from the start of each of these documents, not from that of the sequence.
@@ -37,6 +41,13 @@ impl MicroBatch {
             Some(context) if context.group.size() > 1 => context.positions(rows).to_vec(),
             _ => Vec::from([0..rows]),
         }
+    }
+
+    /// Runs layers whose FP8 scales are those of all tokens of the micro-batch, on whichever ranks they are.
+    pub(crate) fn in_whole<T>(&self, layers: impl FnOnce() -> T) -> T {
+        let ranks = self.context.as_ref().map(|context| context.group.clone());
+        let is_nothing = self.filled_from == Some(0);
+        with_sharing(Sharing { ranks, blocks: self.blocks.clone(), is_nothing }, layers)
     }
 
     /// Rows of the whole sequence of which this rank has `rows`.

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
-use backend_dist::mesh::Axis;
+use backend_dist::mesh::{Axis, Nearest};
 use backend_dist::ops::LOGITS_AT_ONCE;
 use backend_dist::ops::fp8::{ExpertCut, ExpertRanks, Fp8Experts, Fp8Linear, Fp8Recipe};
 use backend_dist::shard::{Place, Registry, Unit};
@@ -45,6 +45,8 @@ pub struct ParamBuilder<'a> {
     /// That share the work of drawing: of dense parameters, and of experts.
     replicas: [Option<Group>; 2],
     expert_replicas: Group,
+    /// Ranks that share sequences.
+    context_parallel: usize,
     /// All ranks that build the same layers.
     stage: Group,
     registry: Registry,
@@ -73,6 +75,7 @@ impl<'a> ParamBuilder<'a> {
             fp8: None,
             replicas: [None, None],
             expert_replicas: rank.group(Axis::Edp),
+            context_parallel: rank.mesh.axis_size(Axis::Cp),
             stage: rank.group(Axis::TpDpCp),
             registry: Registry::default(),
         }
@@ -191,11 +194,32 @@ impl<'a> ParamBuilder<'a> {
     }
 
     /// The FP8 side of the layer `name` of `experts` experts of what [`ParamBuilder::begin`] began.
-    pub fn fp8_experts(&self, name: &str, experts: usize, cut: ExpertCut) -> Option<Fp8Experts> {
-        let recipe = self.fp8_recipe()?;
+    ///
+    /// # Errors
+    /// If ranks that share sequences hold some of the experts together with ranks that do not.
+    pub fn fp8_experts(&self, name: &str, experts: usize, cut: ExpertCut) -> Result<Option<Fp8Experts>, BuildError> {
+        let Some(recipe) = self.fp8_recipe() else { return Ok(None) };
+        let (cp, replicas) = (self.context_parallel, self.expert_senders().len());
+        let legal = |cp: usize| cp.is_multiple_of(replicas) || replicas.is_multiple_of(cp);
+        if !legal(cp) {
+            return Err(BuildError::Fp8Experts(format!(
+                "context-parallel {cp} and the {replicas} replicas that divide a layer's experts (expert-parallel · \
+                 expert-tensor-parallel / tensor-parallel) must divide one the other; nearest legal context-parallel: {}",
+                Nearest::where_legal(cp, cp * replicas, legal)
+            )));
+        }
         let tokens = (self.parallel.size() > self.experts.group.size()).then(|| self.parallel.group.clone());
         let (own, parts) = (self.experts.local(experts), self.experts.parts.clone());
-        Some(Fp8Experts::new(name, recipe, cut, ExpertRanks { experts, own, parts, tokens }))
+        let ranks = ExpertRanks { experts, own, parts, tokens, replicas: self.expert_senders() };
+        Ok(Some(Fp8Experts::new(name, recipe, cut, ranks)))
+    }
+
+    /// The replicas of the stage whose tokens come to this rank's experts.
+    fn expert_senders(&self) -> Range<usize> {
+        let (tp, group) = (self.parallel.size(), &self.experts.group);
+        let first = group.ranks()[0];
+        let before = self.stage.ranks().iter().take_while(|rank| **rank != first).count();
+        before / tp..(before + group.size()).div_ceil(tp)
     }
 
     /// The recipe of the layer that [`ParamBuilder::begin`] began, if it has one.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 const LIMIT: f64 = 1.5e-2;
 
 fn layer(experts: usize, format: Fp8Format) -> Fp8Experts {
-    let ranks = ExpertRanks { experts, own: 0..experts, parts: Group::single(), tokens: None };
+    let ranks = ExpertRanks { experts, own: 0..experts, parts: Group::single(), tokens: None, replicas: 0..1 };
     Fp8Experts::new("layer", Fp8Recipe::tensorwise(format), ExpertCut::Outputs, ranks)
 }
 

@@ -46,6 +46,9 @@ pub struct MemoryUse {
     pub communicators: (usize, u64),
     /// Workspaces of cuBLASLt, and their size.
     pub workspaces: (usize, u64),
+    /// Messages to pipeline stages and round rings that are held until they have gone, and their size; CubeCL's memory.
+    #[serde(default)]
+    pub messages: (usize, u64),
 }
 
 impl MemoryUse {
@@ -84,6 +87,9 @@ impl fmt::Display for MemoryUse {
         )?;
         let ((communicators, nccl), (workspaces, scratch)) = (self.communicators, self.workspaces);
         write!(f, "; {communicators} communicators {}; {workspaces} workspaces {}", gib(nccl), gib(scratch))?;
+        if self.messages.0 > 0 {
+            write!(f, "; {} messages held {}", self.messages.0, gib(self.messages.1))?;
+        }
         write!(f, "; the rest {}", gib(self.rest()))
     }
 }
@@ -100,6 +106,7 @@ pub fn memory_use(device: &Device) -> Option<MemoryUse> {
         used: gpu.memory().ok()?.used(),
         communicators: ledger::sum(ledger::Kind::Communicator, index),
         workspaces: ledger::sum(ledger::Kind::Workspace, index),
+        messages: ledger::sum(ledger::Kind::Message, index),
     })
 }
 
@@ -142,7 +149,7 @@ mod asked {
     }
 }
 
-/// Memory that libraries take at a known moment, noted by whoever lets them.
+/// Memory that libraries take at a known moment, or that messages hold, noted by whoever lets them.
 #[cfg(feature = "cuda")]
 pub(crate) mod ledger {
     use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -151,6 +158,7 @@ pub(crate) mod ledger {
     pub(crate) enum Kind {
         Communicator,
         Workspace,
+        Message,
     }
 
     static ENTRIES: Mutex<Vec<(Kind, usize, u64)>> = Mutex::new(Vec::new());
@@ -194,10 +202,11 @@ mod tests {
             pool: PoolUse { reserved: gib(110), used: gib(102), most_reserved: gib(111), most_used: gib(105) },
             communicators: (3, gib(2)),
             workspaces: (1, gib(1)),
+            messages: (4, gib(3)),
         };
         assert_eq!([memory.allocator(), memory.pool_beside(), memory.rest()], [102, 8, 7].map(gib));
         let text = memory.to_string();
-        for part in ["120.00 in all", "pages of 4.00", "beside it 8.00", "3 communicators 2.00", "the rest 7.00"] {
+        for part in ["120.00 in all", "pages of 4.00", "beside it 8.00", "3 communicators 2.00", "4 messages held 3.00", "the rest 7.00"] {
             assert!(text.contains(part), "{text}");
         }
     }

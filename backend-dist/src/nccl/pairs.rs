@@ -1,9 +1,20 @@
 //! Send and receive between two GPUs.
 //!
 //! Every ordered pair of neighbours has a communicator of its own with its own stream, so that what goes one way never
-//! waits for what goes the other way, in whichever order the two ranks issue them. The compute stream does not wait for a
-//! send either: it would wait for the receiver, which may be waiting for something that comes later on this stream. It waits
-//! for a receive only where the tensor is used, so that one that is issued ahead runs beside the passes before.
+//! waits for what goes the other way, in whichever order the two ranks issue them. The compute stream waits for a receive only
+//! where the tensor is used, so that one that is issued ahead runs beside the passes before. For a pipeline's send it never
+//! waits: the receiver may be waiting for something that comes later on this stream. What is sent is held until the host sees
+//! that it has gone.
+//!
+//! In a ring that would hold far too much, since the host runs layers ahead of the GPU and all that it has posted until then
+//! would be held: 2 GiB a layer and backward pass for 32,768 tokens a rank of Llama 3 8B. There the compute stream waits for a
+//! send some messages later ([`send_round`]), and the memory is used again behind that.
+//!
+//! Invariant: all members of a ring issue the same rounds in the same order, and in a round the receive of a message comes on the
+//! receiver no more than two messages behind the place where it was sent on the sender. So when a rank's compute stream waits for a
+//! message, it waits for a receive that stands earlier in the list of what every member issues than the wait itself. A circle of
+//! waiting ranks would have to lead back to a later place: there is none. (Collectives stand at the same place on all members, a
+//! ring's receive waits for a send at an earlier one, and lists of stages are ordered by their schedule.)
 //!
 //! Whichever end comes first spins on the GPU until the other has come, so the kernels are small.
 
@@ -11,6 +22,7 @@ use super::library::finished;
 use super::{Communicator, Held, data_type, elements, exchanged, gpu_of, own_gpus};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::cuda::{dense, empty};
+use crate::gpu::memory_use::ledger;
 use crate::profile;
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Shape, Tensor};
@@ -26,17 +38,48 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// 80 GB/s over NVLink, which is enough beside passes of many milliseconds.
 const BLOCKS: i32 = 4;
 
-/// What is being sent, until its event has come.
+/// Messages of rings that are on their way before the compute stream waits for the oldest: keys and values, or their gradients,
+/// of two sends. At least two, see the invariant.
+const ON_THE_WAY: usize = 4;
+
+/// A message of a pipeline, until its event has come.
 struct Sent {
-    link: Arc<Communicator>,
-    slot: usize,
+    message: Message,
     /// Until then the slot's event may still tell of an earlier message.
     is_recorded: Arc<AtomicBool>,
-    _source: Held,
+}
+
+/// What is sent, and the event that will tell when it has gone.
+struct Message {
+    link: Arc<Communicator>,
+    slot: usize,
+    source: Source,
+}
+
+/// What must stay until a message has gone; counted in reports on memory.
+struct Source {
+    held: Held,
+    gpu: usize,
+    bytes: u64,
+}
+
+impl Source {
+    fn new(x: CubeTensor) -> Self {
+        let (gpu, bytes) = (usize::from(x.client.service_id().device.index_id), (elements(&x) * x.dtype.size()) as u64);
+        ledger::add(ledger::Kind::Message, gpu, bytes);
+        Self { held: Held::new(x), gpu, bytes }
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        ledger::remove(ledger::Kind::Message, self.gpu, self.bytes);
+    }
 }
 
 thread_local! {
     static IN_FLIGHT: RefCell<VecDeque<Sent>> = const { RefCell::new(VecDeque::new()) };
+    static IN_RINGS: RefCell<VecDeque<Message>> = const { RefCell::new(VecDeque::new()) };
 }
 
 /// Makes the communicators between neighbours of the ring `group`, if every member sits on a GPU of its own.
@@ -101,24 +144,43 @@ pub(crate) fn link(group: &Group, from: usize, to: usize) -> Option<(Group, Arc<
 /// Sends `x` from the first member of `pair` to the second.
 pub(crate) fn send(x: CubeTensor, pair: &Group, link: &Arc<Communicator>) {
     release();
-    let source = Held::new(dense(x));
-    let x = &source.tensor;
+    let is_recorded = Arc::new(AtomicBool::new(false));
+    let recorded = is_recorded.clone();
+    let message = start(x, pair, link, move || recorded.store(true, Ordering::Release));
+    IN_FLIGHT.with_borrow_mut(|sent| sent.push_back(Sent { message, is_recorded }));
+}
+
+/// The same in a ring, in which the compute stream then waits for the message [`ON_THE_WAY`] messages earlier.
+pub(crate) fn send_round(x: CubeTensor, pair: &Group, link: &Arc<Communicator>) {
+    let message = start(x, pair, link, || ());
+    let oldest = IN_RINGS.with_borrow_mut(|sent| {
+        sent.push_back(message);
+        if sent.len() > ON_THE_WAY { sent.pop_front() } else { None }
+    });
+    if let Some(Message { link, slot, source }) = oldest {
+        let x = source.held.tensor.clone();
+        pass(&link, slot, &x, source);
+    }
+}
+
+/// Queues a send; `recorded` is called once the event of the message is in its stream.
+fn start(x: CubeTensor, pair: &Group, link: &Arc<Communicator>, recorded: impl FnOnce() + Send + 'static) -> Message {
+    let source = Source::new(dense(x));
+    let x = &source.held.tensor;
     let (count, data_type) = (elements(x), data_type(x.dtype));
     let op = DeviceOp::new(DeviceOpKind::Message, x.dtype, x.meta.shape());
     let _noted = profile::operation(x, || exchanged(&op, count * x.dtype.size(), 2, ", sent"));
-    let sequence = pair.issue(op.clone());
-    let (slot, is_recorded) = (link.events.take(), Arc::new(AtomicBool::new(false)));
-    let recorded = is_recorded.clone();
+    let (sequence, slot) = (pair.issue(op.clone()), link.events.take());
     link.queue((sequence, op), [x], move |call, [from]| {
         call.follow()?;
         let (comm, stream) = call.target();
-        // SAFETY: the buffer holds `count` elements and is held until the event has come.
+        // SAFETY: the buffer holds `count` elements and is held until the event has come, or something else waits for it.
         finished(unsafe { nccl::send(from, count, data_type, 1, comm, stream) })?;
         call.record(slot)?;
-        recorded.store(true, Ordering::Release);
+        recorded();
         Ok(())
     });
-    IN_FLIGHT.with_borrow_mut(|sent| sent.push_back(Sent { link: link.clone(), slot, is_recorded, _source: source }));
+    Message { link: link.clone(), slot, source }
 }
 
 /// A tensor on its way here. Dropping it waits for it as [`Arriving::wait`] does.
@@ -131,7 +193,7 @@ impl Arriving {
     pub(crate) fn wait(mut self) -> CubeTensor {
         let (link, slot, buffer) = self.in_flight.take().expect("it is waited for once");
         let x = buffer.tensor.clone();
-        arrive(&link, slot, buffer);
+        pass(&link, slot, &x, buffer);
         x
     }
 }
@@ -142,18 +204,20 @@ impl Drop for Arriving {
             None => {}
             // The run ends. The buffer must not come back while NCCL may still write to it, so it never does.
             Some(in_flight) if std::thread::panicking() => std::mem::forget(in_flight),
-            Some((link, slot, buffer)) => arrive(&link, slot, buffer),
+            Some((link, slot, buffer)) => {
+                let x = buffer.tensor.clone();
+                pass(&link, slot, &x, buffer);
+            }
         }
     }
 }
 
-/// Lets the compute stream wait for the message of `slot`; the buffer is held until that is queued.
-fn arrive(link: &Arc<Communicator>, slot: usize, buffer: Held) {
-    let x = buffer.tensor.clone();
-    link.submit([&x], move |call, _| {
+/// Lets the compute stream wait for the message of `slot`, whose tensor is `x`; `held` is held until that is queued.
+fn pass(link: &Arc<Communicator>, slot: usize, x: &CubeTensor, held: impl Send + 'static) {
+    link.submit([x], move |call, _| {
         call.wait(slot)?;
         call.events().give(slot);
-        drop(buffer);
+        drop(held);
         Ok(())
     });
 }
@@ -192,15 +256,15 @@ pub(crate) fn anchor(device: &Device) -> Option<CubeTensor> {
     Tensor::<1>::empty([1], &device.clone().without_autodiff()).try_into_primitive::<Cube>().ok()
 }
 
-/// Lets go of what has arrived.
+/// Lets go of what has gone.
 fn release() {
     IN_FLIGHT.with_borrow_mut(|sent| {
-        sent.retain(|message| {
-            let is_here = message.is_recorded.load(Ordering::Acquire) && message.link.events.has_passed(message.slot);
-            if is_here {
-                message.link.events.give(message.slot);
+        sent.retain(|Sent { message: Message { link, slot, .. }, is_recorded }| {
+            let has_gone = is_recorded.load(Ordering::Acquire) && link.events.has_passed(*slot);
+            if has_gone {
+                link.events.give(*slot);
             }
-            !is_here
+            !has_gone
         });
     });
 }

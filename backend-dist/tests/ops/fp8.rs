@@ -169,7 +169,7 @@ fn delayed_scales_are_those_of_the_steps_before() {
 const COUNTS: [usize; 4] = [16, 32, 0, 16];
 
 fn experts(cut: ExpertCut) -> Fp8Experts {
-    let ranks = ExpertRanks { experts: 2, own: 0..2, parts: Group::single(), tokens: None };
+    let ranks = ExpertRanks { experts: 2, own: 0..2, parts: Group::single(), tokens: None, replicas: 0..1 };
     Fp8Experts::new("experts", Fp8Recipe::tensorwise(Fp8Format::Hybrid), cut, ranks)
 }
 

@@ -121,6 +121,16 @@ impl DynamicContext {
         self.order.iter().filter(move |packed| packed.ranks.contains(&rank))
     }
 
+    /// The blocks of ranks, without gaps, that share the rows which have number `round` on each of their ranks; a row has one
+    /// number on all of them, because wider rows come first and blocks lie inside each other. Who has no such row is alone.
+    pub fn blocks(&self, round: usize) -> Vec<Range<usize>> {
+        let block = |rank: usize| {
+            let row = self.of_rank(rank).nth(round);
+            (rank < self.loads.len()).then(|| row.map_or(rank..rank + 1, |row| row.ranks.clone()))
+        };
+        std::iter::successors(block(0), |before| block(before.end)).collect()
+    }
+
     fn busiest(&self) -> usize {
         let ranks = 0..self.loads.len();
         ranks.max_by(|a, b| self.loads[*a].total_cmp(&self.loads[*b])).unwrap_or_default()
@@ -240,6 +250,14 @@ mod tests {
             }
             prop_assert!((0..ranks).all(|rank| plan.of_rank(rank).next().is_some()), "a rank has nothing to do");
             prop_assert!(ends(&plan, ranks));
+            for round in 0..=plan.order.len() {
+                let blocks = plan.blocks(round);
+                prop_assert_eq!(blocks.iter().cloned().flatten().collect::<Vec<_>>(), (0..ranks).collect::<Vec<_>>());
+                for (rank, block) in blocks.iter().flat_map(|block| block.clone().map(move |rank| (rank, block))) {
+                    let own = plan.of_rank(rank).nth(round).map_or(rank..rank + 1, |row| row.ranks.clone());
+                    prop_assert_eq!(&own, block);
+                }
+            }
             // Never worse than the blocks that lengths ask for, unless a rank had nothing to do.
             let least: Vec<usize> = (lengths.iter())
                 .map(|length| *block_sizes(ranks).iter().find(|size| length.div_ceil(**size) <= most).unwrap())

@@ -12,7 +12,8 @@ pub(crate) trait Neighbours: Backend {
     /// Links neighbours in the ring of the members; collective when it is called for the first time.
     fn link(group: &Group, like: &FloatTensor<Self>);
 
-    /// Sends to member `to`; does not wait for it.
+    /// Sends to member `to` in a ring of the members; the host does not wait for it. Each rank receives what it is sent in the
+    /// order in which all of them send, and starts to no more than two messages later.
     fn post(x: FloatTensor<Self>, to: usize, group: &Group);
 
     /// Starts to receive what member `from` sends next. What comes from one member is taken in with
@@ -81,7 +82,7 @@ mod gpu {
 
         fn post(x: CubeTensor, to: usize, group: &Group) {
             match pairs::link(group, group.rank(), to) {
-                Some((pair, link)) => pairs::send(x, &pair, &link),
+                Some((pair, link)) => pairs::send_round(x, &pair, &link),
                 None => {
                     let data = burn::tensor::try_read_sync(Self::float_into_data(x));
                     let data =

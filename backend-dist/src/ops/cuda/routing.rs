@@ -5,12 +5,13 @@ use burn::tensor::{Device, Int, Shape, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::pointwise::experts::choose::{self, Selection as Kernel};
 use kernels_cubecl::pointwise::experts::count::{self, CountShape};
+use kernels_cubecl::pointwise::experts::order::{self, OrderShape};
 use kernels_cubecl::pointwise::experts::place::{self, PlaceShape, Places};
 
 use super::{empty, ids, is_here, launched, packed, work};
 use crate::cuda;
 use crate::ops::moe::RowMap;
-use crate::ops::moe::routing::{Run, Selection, Starts, table};
+use crate::ops::moe::routing::{Counted, Order, Run, Selection, Starts, table};
 
 /// Elements whose multiples a table in a shared buffer begins at: 256 bytes, as CubeCL aligns its own.
 const APART: usize = 64;
@@ -92,11 +93,13 @@ impl Totals {
         totals.map(int).collect::<Option<_>>().map(Self)
     }
 
-    /// The copy to the host stands in front of what `meanwhile` issues.
+    /// The copy to the host stands in front of what `meanwhile` issues. CubeCL hands work to the device 32 commands at a time:
+    /// without the flush the last ones would begin when the host has read the counts and issues more.
     pub fn read<T>(self, meanwhile: impl FnOnce() -> T) -> (Vec<Vec<i32>>, T) {
         let client = self.0[0].client.clone();
         let reading = client.read_async(self.0.iter().map(|totals| totals.handle.clone()).collect());
         let made = meanwhile();
+        cuda::flush(&self.0[0]);
         let all = cubecl::future::block_on(reading);
         let all = all.unwrap_or_else(|error| panic!("counts of experts on CUDA: {error:?}"));
         let number = |bytes: &[u8]| i32::from_le_bytes(bytes.try_into().expect("four bytes"));
@@ -117,9 +120,27 @@ pub fn place(choice: &Tensor<2, Int>, before: &Tensor<2, Int>, starts: &Starts) 
         return None;
     }
     let starts = rows.iter().map(|row| row.map_or(-1, |row| row as i32)).collect();
-    let starts = int(&table(starts, [parts, experts], &device))?;
-    let shapes = [[count, 1], [count, 1], [tokens, top_k * parts], [tokens * experts, parts]];
-    let all = empties(&choice, shapes);
+    Some(placed([&choice, &before, &int(&table(starts, [parts, experts], &device))?], shape))
+}
+
+pub fn place_in_order(choice: &Tensor<2, Int>, counted: &Counted, order: &Order) -> Option<(RowMap, RowMap)> {
+    let (choice, before, totals) = (int(choice)?, int(&counted.before)?, int(&counted.totals)?);
+    let Order { parts, each, pieces, count } = *order;
+    let ([tokens, top_k], experts) = (sizes(&choice), sizes(&before)[1]);
+    let shape = PlaceShape { tokens, experts, top_k, parts, each, room: usize::MAX, rows: count };
+    let in_order = OrderShape { experts, each, parts, pieces };
+    if !shape.has_kernel() || !in_order.has_kernel() {
+        return None;
+    }
+    let starts = empty(&choice, [parts, experts], DType::I32);
+    launched("starts of experts", order::starts(&choice.client, &totals.handle, &starts.handle, in_order));
+    Some(placed([&choice, &before, &starts], shape))
+}
+
+/// The maps of copies of tokens and of their slots by choice, tokens in front, and starts.
+fn placed(inputs: [&CubeTensor; 3], shape: PlaceShape) -> (RowMap, RowMap) {
+    let (choice, PlaceShape { tokens, experts, top_k, parts, rows, .. }) = (inputs[0], shape);
+    let all = empties(choice, [[rows, 1], [rows, 1], [tokens, top_k * parts], [tokens * experts, parts]]);
     let _noted = work::memory("places of copies", &all[3], |bytes| bytes);
     let places = Places {
         tokens_of: &all[0].handle,
@@ -127,33 +148,49 @@ pub fn place(choice: &Tensor<2, Int>, before: &Tensor<2, Int>, starts: &Starts) 
         of_tokens: &all[2].handle,
         of_slots: &all[3].handle,
     };
-    let inputs = [&choice.handle, &before.handle, &starts.handle];
-    launched("places", place::place(&choice.client, inputs, places, shape));
+    launched("places", place::place(&choice.client, inputs.map(|x| &x.handle), places, shape));
     let [tokens_of, slots_of, of_tokens, of_slots] = all.map(tensor);
-    Some((RowMap::of_tables(tokens_of, of_tokens), RowMap::of_tables(slots_of, of_slots)))
+    (RowMap::of_tables(tokens_of, of_tokens), RowMap::of_tables(slots_of, of_slots))
 }
 
 /// Tables of -1 in one buffer, which one command fills.
 fn empties<const N: usize>(near: &CubeTensor, shapes: [[usize; 2]; N]) -> [CubeTensor; N] {
-    let room = |[rows, columns]: [usize; 2]| (rows * columns).next_multiple_of(APART);
     let all = empty(near, [shapes.iter().copied().map(room).sum::<usize>()], DType::I32);
     cuda::fill(&all, 0xff);
     let mut start = 0;
-    shapes.map(|shape| {
-        let handle = all.handle.clone().offset_start((4 * start) as u64);
-        start += room(shape);
-        CubeTensor::new_contiguous(all.client.clone(), all.device.clone(), Shape::from(shape), handle, DType::I32)
-    })
+    shapes.map(|shape| part(&all, &mut start, shape))
 }
 
-pub fn runs(runs: &[Run], rows: usize, device: &Device) -> Option<Tensor<2, Int>> {
-    if runs.is_empty() {
+/// Elements of a table in a shared buffer.
+fn room([rows, columns]: [usize; 2]) -> usize {
+    (rows * columns).next_multiple_of(APART)
+}
+
+/// The table of this shape that begins at element `start` of a shared buffer; the next one begins behind.
+fn part(all: &CubeTensor, start: &mut usize, shape: [usize; 2]) -> CubeTensor {
+    let handle = all.handle.clone().offset_start((4 * *start) as u64);
+    *start += room(shape);
+    CubeTensor::new_contiguous(all.client.clone(), all.device.clone(), Shape::from(shape), handle, DType::I32)
+}
+
+/// `[rows, 1]` of each of `tables`, which are runs by their first row and a number of rows: one copy to the device, one buffer
+/// and one launch for all.
+pub fn runs(tables: &[(Vec<Run>, usize)], device: &Device) -> Option<Vec<Tensor<2, Int>>> {
+    let rows = |tables: &[(Vec<Run>, usize)]| tables.iter().map(|(_, rows)| room([*rows, 1])).sum::<usize>();
+    let moved = |(at, (runs, _)): (usize, &(Vec<Run>, usize))| {
+        let first = rows(&tables[..at]);
+        runs.iter().map(move |run| Run { to: first + run.to, ..*run }).collect::<Vec<_>>()
+    };
+    let all: Vec<Run> = tables.iter().enumerate().flat_map(moved).collect();
+    let (count, len) = (all.len(), rows(tables));
+    if count == 0 || len > i32::MAX as usize {
         return None;
     }
-    let column = |of: fn(&Run) -> usize| runs.iter().map(move |run| of(run) as i32);
+    let column = |of: fn(&Run) -> usize| all.iter().map(move |run| of(run) as i32);
     let values = column(|run| run.to).chain(column(|run| run.from)).chain(column(|run| run.len)).collect();
-    let numbers = int(&table(values, [3, runs.len()], device))?;
-    let out = empty(&numbers, [rows, 1], DType::I32);
-    launched("runs", place::runs(&numbers.client, &numbers.handle, &out.handle, [runs.len(), rows]));
-    Some(tensor(out))
+    let numbers = int(&table(values, [3, count], device))?;
+    let out = empty(&numbers, [len], DType::I32);
+    launched("runs", place::runs(&numbers.client, &numbers.handle, &out.handle, [count, len]));
+    let mut start = 0;
+    Some(tables.iter().map(|(_, rows)| tensor(part(&out, &mut start, [*rows, 1]))).collect())
 }

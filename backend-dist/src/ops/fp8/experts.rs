@@ -2,9 +2,10 @@
 //!
 //! An operand's scale is that of one expert, as in Transformer Engine's `GroupedLinear`, and of the tokens of one micro-batch
 //! of one replica: where tokens of several replicas meet at an expert, each replica's are a group of rows with a scale of its
-//! own. So a number does not depend on what else a call computes, and every layout casts what one device would. What is
-//! exchanged are the magnitudes of parts: ranks that share an expert's features, and, where a tensor parallel group's tokens
-//! go to several ranks that hold the same experts, all ranks of that group.
+//! own, but for replicas that share sequences, whose groups have one. So a number does not depend on what else a call computes,
+//! and every layout casts what one device would. What is exchanged are the magnitudes of parts: ranks that share an expert's
+//! features, and, where tokens of a tensor parallel group, or of ranks that share sequences, go to several ranks that hold
+//! the same experts, all ranks of that group.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,9 +23,9 @@ use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups};
 use super::kernels::{Precision, Scales, Sides};
 use super::linear::Purpose;
 use super::recipe::{Fp8Recipe, Number};
+use super::sharing::{Sharing, largest};
 use super::weights::{self, Cached};
-use crate::comm::{Group, ReduceOp};
-use crate::exchange::Exchange;
+use crate::comm::Group;
 use crate::ops::kernels::LocalKernels;
 use crate::ops::main_grads::place;
 use crate::ops::weight_grads::run_or_defer;
@@ -49,6 +50,8 @@ pub struct ExpertRanks {
     pub parts: Group,
     /// The ranks that have the tokens of a micro-batch between them, if these go to several ranks that hold the same parts.
     pub tokens: Option<Group>,
+    /// The replicas of the pipeline stage whose tokens come here. Where there are several, each has a group of an expert's rows.
+    pub replicas: Range<usize>,
 }
 
 /// The FP8 side of a layer of a rank's experts. Clones are the same layer.
@@ -63,10 +66,13 @@ pub struct Fp8Experts {
     slots: Option<Arc<Mutex<Slots>>>,
 }
 
+/// The matrices of a rank's experts.
 #[derive(Clone)]
-struct QuantizedExperts<B: LocalKernels> {
-    scales: Scales<B>,
-    matrices: QuantizedGroups<B>,
+pub(in crate::ops) struct QuantizedExperts<B: LocalKernels> {
+    /// Of all of them.
+    pub scales: Scales<B>,
+    /// Of all, or of some.
+    pub matrices: QuantizedGroups<B>,
 }
 
 impl fmt::Debug for Fp8Experts {
@@ -89,12 +95,21 @@ impl Fp8Experts {
         self.ranks.own.len()
     }
 
-    /// Scales for the groups of `x`, as many for each expert. With `note` their magnitudes go into the histories.
+    /// The layer of some of the rank's experts, with the same histories.
+    pub(super) fn piece(&self, experts: &Range<usize>) -> Self {
+        let first = self.ranks.own.start;
+        let own = first + experts.start..first + experts.end;
+        Self { ranks: ExpertRanks { own, ..self.ranks.clone() }, ..self.clone() }
+    }
+
+    /// Scales for the groups of `x`, as many for each expert, of replicas that share tokens as `sharing` says. With `note`
+    /// their magnitudes go into the histories.
     fn scales<B: Fp8GroupKernels>(
         &self,
         x: FloatTensor<B>,
         counts: &[usize],
         operand: Operand,
+        sharing: &Sharing,
         note: bool,
     ) -> Scales<B> {
         let number = match operand {
@@ -102,6 +117,7 @@ impl Fp8Experts {
             Operand::Gradient => self.recipe.backward(),
         };
         let amax = self.over_ranks::<B>(B::fp8_groups_amax(x, counts), operand);
+        let amax = if operand == Operand::Weight { amax } else { self.over_blocks::<B>(amax, sharing) };
         let Some(slots) = &self.slots else { return B::fp8_scales(amax, number, self.recipe.margin) };
         let each = counts.len() / self.count();
         if note {
@@ -122,16 +138,42 @@ impl Fp8Experts {
 
     /// The largest magnitudes of groups of which several ranks have parts.
     fn over_ranks<B: Fp8GroupKernels>(&self, amax: FloatTensor<B>, operand: Operand) -> FloatTensor<B> {
-        let max = |amax, group: &Group| B::exchange(amax, Exchange::AllReduce(ReduceOp::Max), None, group.clone());
         if let Some(tokens) = &self.ranks.tokens {
-            let all = max(B::fp8_primitive(self.among_all(B::fp8_tensor(amax))), tokens);
-            return B::fp8_primitive(B::fp8_tensor(all).narrow(0, self.ranks.own.start, self.count()));
+            return B::fp8_primitive(self.largest_of_experts::<B>(B::fp8_tensor(amax), tokens));
         }
         let is_whole = match self.cut {
             ExpertCut::Outputs => operand == Operand::Input,
             ExpertCut::Inputs => operand == Operand::Gradient,
         };
-        if is_whole || self.ranks.parts.size() == 1 { amax } else { max(amax, &self.ranks.parts) }
+        if is_whole { amax } else { largest::<B>(amax, &self.ranks.parts) }
+    }
+
+    /// The largest magnitudes of the groups of replicas that share sequences, for each of these groups: of those that are here,
+    /// and of those of other ranks if such have tokens of the same sequences.
+    fn over_blocks<B: Fp8GroupKernels>(&self, amax: FloatTensor<B>, sharing: &Sharing) -> FloatTensor<B> {
+        let (replicas, experts) = (&self.ranks.replicas, self.count());
+        let blocks = sharing.blocks_of(replicas);
+        if blocks.iter().all(|block| block.len() == 1) {
+            return amax;
+        }
+        let amax = B::fp8_tensor(amax).reshape([experts, replicas.len()]);
+        let of_block = |block: &Range<usize>| {
+            let here = block.start.max(replicas.start)..block.end.min(replicas.end);
+            let top = amax.clone().narrow(1, here.start - replicas.start, here.len()).max_dim(1);
+            let top = match &sharing.ranks {
+                Some(ranks) if here.len() < block.len() => self.largest_of_experts::<B>(top.reshape([experts]), ranks),
+                _ => top.reshape([experts]),
+            };
+            top.reshape([experts, 1]).repeat_dim(1, here.len())
+        };
+        let all = Tensor::cat(blocks.iter().map(of_block).collect(), 1);
+        B::fp8_primitive(all.reshape([experts * replicas.len()]))
+    }
+
+    /// The largest of the numbers of this rank's experts, `[own]`, over the ranks of `group`, which may hold others.
+    fn largest_of_experts<B: Fp8GroupKernels>(&self, own: Tensor<1>, group: &Group) -> Tensor<1> {
+        let all = largest::<B>(B::fp8_primitive(self.among_all(own)), group);
+        B::fp8_tensor(all).narrow(0, self.ranks.own.start, self.count())
     }
 
     /// Numbers of this rank's experts among those of all, `[experts]`, zero elsewhere.
@@ -144,12 +186,12 @@ impl Fp8Experts {
     }
 
     /// The experts' matrices `w [experts · out, in]` with rows at least, with both forms if they are kept.
-    fn weight<B: Fp8GroupKernels>(&self, w: FloatTensor<B>) -> QuantizedExperts<B> {
+    pub(super) fn weight<B: Fp8GroupKernels>(&self, w: FloatTensor<B>) -> QuantizedExperts<B> {
         if let Some(found) = self.weight.get() {
             return found;
         }
         let counts = self.rows(&w.shape());
-        let scales = self.scales::<B>(w.clone(), &counts, Operand::Weight, true);
+        let scales = self.scales::<B>(w.clone(), &counts, Operand::Weight, &Sharing::default(), true);
         let sides = Sides { by_rows: true, by_columns: weights::are_kept() };
         let matrices = B::fp8_groups_cast(w, &scales, self.recipe.forward(), &counts, sides);
         let found = QuantizedExperts { scales, matrices };
@@ -158,7 +200,7 @@ impl Fp8Experts {
     }
 
     /// The transposes of the experts' matrices, with the scales of the forward pass.
-    fn weight_columns<B: Fp8GroupKernels>(&self, w: FloatTensor<B>, scales: &Scales<B>) -> Groups<B> {
+    pub(super) fn weight_columns<B: Fp8GroupKernels>(&self, w: FloatTensor<B>, scales: &Scales<B>) -> Groups<B> {
         let cached = self.weight.get::<QuantizedExperts<B>>().and_then(|kept| kept.matrices.by_columns);
         let counts = self.rows(&w.shape());
         cached.unwrap_or_else(|| cast_columns::<B>(w, scales, self.recipe.forward(), &counts))
@@ -182,11 +224,12 @@ fn cast_columns<B: Fp8GroupKernels>(
 
 /// What the products of experts keep for their backward pass.
 #[derive(Clone, Debug)]
-pub(super) struct Kept<B: LocalKernels> {
+pub(in crate::ops) struct Kept<B: LocalKernels> {
     /// The quantised input's transposes, unless it is made again or the weight wants no gradient.
     input: Option<Groups<B>>,
     input_scales: Scales<B>,
-    weight_scales: Scales<B>,
+    pub(super) weight_scales: Scales<B>,
+    sharing: Sharing,
 }
 
 /// `x_g · w_eᵀ` for the groups `counts` of the rows of `x [rows, in]`, as many for each expert.
@@ -197,16 +240,27 @@ pub(super) fn forward<B: Fp8GroupKernels>(
     counts: &Arc<[usize]>,
     purpose: Purpose,
 ) -> (FloatTensor<B>, Kept<B>) {
+    product::<B>(layer, x, layer.weight::<B>(w), counts, purpose)
+}
+
+/// [`forward`] with matrices that are quantised.
+pub(super) fn product<B: Fp8GroupKernels>(
+    layer: &Fp8Experts,
+    x: FloatTensor<B>,
+    weight: QuantizedExperts<B>,
+    counts: &Arc<[usize]>,
+    purpose: Purpose,
+) -> (FloatTensor<B>, Kept<B>) {
     let (training, keep) = (purpose != Purpose::Evaluate, purpose == Purpose::Train { keep: true });
     let dtype = x.dtype();
-    let weight = layer.weight::<B>(w);
-    let input_scales = layer.scales::<B>(x.clone(), counts, Operand::Input, training);
+    let sharing = Sharing::current();
+    let input_scales = layer.scales::<B>(x.clone(), counts, Operand::Input, &sharing, training);
     let sides = Sides { by_rows: true, by_columns: keep };
     let QuantizedGroups { by_rows, by_columns } =
         B::fp8_groups_cast(x, &input_scales, layer.recipe.forward(), counts, sides);
     let (x, w) = (by_rows.expect("rows were asked for"), weight.matrices.by_rows.expect("a weight is kept in rows"));
     let y = B::fp8_groups_product(&x, &w, dtype, Precision::Fast);
-    (y, Kept { input: by_columns, input_scales, weight_scales: weight.scales })
+    (y, Kept { input: by_columns, input_scales, weight_scales: weight.scales, sharing })
 }
 
 /// Experts' matrices that want a gradient.
@@ -229,19 +283,35 @@ pub(super) fn backward<B: Fp8GroupKernels>(
     counts: &Arc<[usize]>,
     grads: &mut Gradients,
 ) -> Option<FloatTensor<B>> {
-    let (dtype, number, experts) = (grad.dtype(), layer.recipe.backward(), layer.count());
-    let scales = layer.scales::<B>(grad.clone(), counts, Operand::Gradient, true);
+    let (dtype, experts, weight_scales) = (grad.dtype(), layer.count(), kept.weight_scales.clone());
     let sides = Sides { by_rows: w.is_some(), by_columns: weight.is_some() };
-    let QuantizedGroups { by_rows, by_columns } = B::fp8_groups_cast(grad, &scales, number, counts, sides);
-    if let Some(Weight { id, is_leaf, input }) = weight {
-        let grad = by_columns.expect("columns were asked for");
-        let again = |x| cast_columns::<B>(x, &kept.input_scales, layer.recipe.forward(), counts);
-        let x = kept.input.or_else(|| input.map(again)).expect("the input is kept or made again");
+    let (node, input) = weight.map(|Weight { id, is_leaf, input }| ((id, is_leaf), input)).unzip();
+    let again = || input.flatten().expect("the input is kept or made again");
+    let (by_rows, pair) = gradient::<B>(layer, kept, grad, again, counts, sides);
+    if let (Some((id, is_leaf)), Some([grad, x])) = (node, pair) {
         let job = move |grads: &mut Gradients| deliver::<B>(grads, id, &grad, &x, experts, dtype);
         if is_leaf { run_or_defer(grads, job) } else { job(grads) }
     }
-    let w = layer.weight_columns::<B>(w?, &kept.weight_scales);
+    let w = layer.weight_columns::<B>(w?, &weight_scales);
     Some(B::fp8_groups_product(&by_rows.expect("rows were asked for"), &w, dtype, Precision::Full))
+}
+
+/// The gradient of a product's results as the gradient of its input needs it, and with the input as that of the matrices does;
+/// `again` makes an input that was not kept.
+pub(super) fn gradient<B: Fp8GroupKernels>(
+    layer: &Fp8Experts,
+    kept: Kept<B>,
+    grad: FloatTensor<B>,
+    again: impl FnOnce() -> FloatTensor<B>,
+    counts: &Arc<[usize]>,
+    sides: Sides,
+) -> (Option<Groups<B>>, Option<[Groups<B>; 2]>) {
+    let Kept { input, input_scales, sharing, .. } = kept;
+    let scales = layer.scales::<B>(grad.clone(), counts, Operand::Gradient, &sharing, true);
+    let QuantizedGroups { by_rows, by_columns } =
+        B::fp8_groups_cast(grad, &scales, layer.recipe.backward(), counts, sides);
+    let made = || cast_columns::<B>(again(), &input_scales, layer.recipe.forward(), counts);
+    (by_rows, by_columns.map(|grad| [grad, input.unwrap_or_else(made)]))
 }
 
 /// Brings the gradients of all experts' matrices to the place of the leaf or inner node `id`.

@@ -4,8 +4,9 @@
 //! `y = x · wᵀ` takes both as they lie, `dx = dy · w` the transpose of the weight, `dw = dyᵀ · x` those of the output's
 //! gradient and of the input. What is kept for the backward pass is the quantised input, a byte for each number.
 //!
-//! Scales are those of the whole tensor: where ranks hold parts of it, its largest magnitude is the largest of theirs. So a
-//! layer computes with the same numbers in every layout. Parts of a sequence are exchanged quantised.
+//! Scales are those of the whole tensor: where ranks hold parts of it, its largest magnitude is the largest of theirs, over the
+//! tensor parallel ranks and then over those that share sequences. So a layer computes with the same numbers in every
+//! layout. Parts of a sequence are exchanged quantised.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -20,9 +21,9 @@ use burn::tensor::Shape;
 use super::delayed::{self, Operand, Slots};
 use super::kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
 use super::recipe::{Fp8Recipe, Number};
+use super::sharing::{Sharing, largest};
 use super::weights::{self, Cached};
-use crate::comm::{Group, ReduceOp};
-use crate::exchange::Exchange;
+use crate::comm::Group;
 use crate::ops::kernels::LocalKernels;
 use crate::ops::main_grads::place;
 use crate::ops::plain;
@@ -62,14 +63,14 @@ impl Fp8Linear {
         Self { recipe, group, weight: Cached::default(), slots: delayed::slots(name, recipe, None) }
     }
 
-    /// Scales for `x`, of which this rank has a part if `is_part`. With `note` its magnitude goes into the history.
-    fn scales<B: Fp8Kernels>(&self, x: FloatTensor<B>, operand: Operand, is_part: bool, note: bool) -> Scales<B> {
+    /// Scales for `x`, of which this rank has what `part` says. With `note` its magnitude goes into the history.
+    fn scales<B: Fp8Kernels>(&self, x: FloatTensor<B>, operand: Operand, part: &Part, note: bool) -> Scales<B> {
         let number = match operand {
             Operand::Input | Operand::Weight => self.recipe.forward(),
             Operand::Gradient => self.recipe.backward(),
         };
         let known = self.slots.as_ref().and_then(|slots| delayed::scales(slots, operand));
-        let noting = self.slots.as_ref().filter(|_| note);
+        let noting = self.slots.as_ref().filter(|_| note && !part.of.is_nothing);
         let known =
             known.map(|[scale, inverse]| Scales { scale: B::fp8_primitive(scale), inverse: B::fp8_primitive(inverse) });
         if let (Some(known), None) = (&known, noting) {
@@ -82,11 +83,8 @@ impl Fp8Linear {
         if let Some(known) = known {
             return known;
         }
-        let amax = match is_part && self.group.size() > 1 {
-            true => B::exchange(amax, Exchange::AllReduce(ReduceOp::Max), None, self.group.clone()),
-            false => amax,
-        };
-        B::fp8_scales(amax, number, self.recipe.margin)
+        let amax = if part.is_cut { largest::<B>(amax, &self.group) } else { amax };
+        B::fp8_scales(part.of.largest::<B>(amax), number, self.recipe.margin)
     }
 
     /// The weight with rows at least, with both forms if it is kept.
@@ -95,7 +93,8 @@ impl Fp8Linear {
             return found;
         }
         let number = self.recipe.forward();
-        let scales = self.scales::<B>(w.clone(), Operand::Weight, true, true);
+        let part = Part { is_cut: true, of: Sharing::default() };
+        let scales = self.scales::<B>(w.clone(), Operand::Weight, &part, true);
         let sides = Sides { by_rows: true, by_columns: weights::are_kept() };
         let found = QuantizedWeight { matrix: B::fp8_cast(w, &scales, number, sides), scales };
         self.weight.set(&found);
@@ -109,6 +108,14 @@ impl Fp8Linear {
     }
 }
 
+/// What a rank has of a tensor.
+struct Part {
+    /// The tensor parallel ranks have others.
+    is_cut: bool,
+    /// The ranks that share sequences have other tokens.
+    of: Sharing,
+}
+
 /// What an FP8 product keeps for its backward pass.
 #[derive(Clone, Debug)]
 pub(in crate::ops) struct Fp8Kept<B: LocalKernels> {
@@ -117,6 +124,7 @@ pub(in crate::ops) struct Fp8Kept<B: LocalKernels> {
     input_scales: Scales<B>,
     weight_scales: Scales<B>,
     dtype: DType,
+    sharing: Sharing,
 }
 
 /// What will become of a forward pass.
@@ -152,8 +160,8 @@ pub(in crate::ops) fn forward<B: Fp8Kernels>(
     }
     let number = layer.recipe.forward();
     let weight = layer.weight::<B>(w);
-    let is_part = !matches!(ends.entry, Entry::Copied(_));
-    let input_scales = layer.scales::<B>(x.clone(), Operand::Input, is_part, training);
+    let part = Part { is_cut: !matches!(ends.entry, Entry::Copied(_)), of: Sharing::current() };
+    let input_scales = layer.scales::<B>(x.clone(), Operand::Input, &part, training);
     let gathering = gathering(&ends.entry);
     let sides = Sides { by_rows: true, by_columns: keep && gathering.is_none() };
     let Quantized { by_rows, by_columns } = B::fp8_cast(x, &input_scales, number, sides);
@@ -163,7 +171,7 @@ pub(in crate::ops) fn forward<B: Fp8Kernels>(
         Some(_) => Quantized { by_rows: Some(by_rows.clone()), by_columns: None },
         None => Quantized { by_rows: None, by_columns },
     });
-    let kept = Fp8Kept { input, input_scales, weight_scales: weight.scales, dtype };
+    let kept = Fp8Kept { input, input_scales, weight_scales: weight.scales, dtype, sharing: part.of };
     let x = gathering.map_or_else(|| by_rows.clone(), |group| B::fp8_gathered(by_rows.clone(), group));
     let w = weight.matrix.by_rows.expect("a weight is kept in rows");
     let (inside, behind) = if ends.exit.is_whole() { (bias, None) } else { (None, bias) };
@@ -210,7 +218,9 @@ pub(in crate::ops) fn backward<B: Fp8Kernels>(
         shape[0] *= group.size();
     }
     let sides = Sides { by_rows: w.is_some(), by_columns: weight.is_some() };
-    let mut grad = quantized_gradient::<B>(layer, grad, ends, scattered, sides);
+    let is_cut = scattered.is_some() || !matches!(ends.entry, Entry::Own);
+    let part = Part { is_cut, of: kept.sharing };
+    let mut grad = quantized_gradient::<B>(layer, grad, &part, scattered, sides);
     if let Some(Fp8Weight { id, is_leaf, input }) = weight {
         let (grad, entry) = (grad.by_columns.take().expect("columns were asked for"), ends.entry.clone());
         let (scales, number) = (kept.input_scales, layer.recipe.forward());
@@ -240,16 +250,15 @@ pub(in crate::ops) fn backward<B: Fp8Kernels>(
 fn quantized_gradient<B: Fp8Kernels>(
     layer: &Fp8Linear,
     grad: FloatTensor<B>,
-    ends: &Ends,
+    part: &Part,
     scattered: Option<&Group>,
     sides: Sides,
 ) -> Quantized<B> {
     let number = layer.recipe.backward();
-    let is_part = scattered.is_some() || !matches!(ends.entry, Entry::Own);
-    let scales = layer.scales::<B>(grad.clone(), Operand::Gradient, is_part, true);
+    let scales = layer.scales::<B>(grad.clone(), Operand::Gradient, part, true);
     let Some(group) = scattered else { return B::fp8_cast(grad, &scales, number, sides) };
-    let part = B::fp8_cast(grad, &scales, number, Sides { by_rows: true, by_columns: false });
-    let whole = B::fp8_gathered(part.by_rows.expect("rows were asked for"), group);
+    let rows = B::fp8_cast(grad, &scales, number, Sides { by_rows: true, by_columns: false });
+    let whole = B::fp8_gathered(rows.by_rows.expect("rows were asked for"), group);
     let by_columns = sides.by_columns.then(|| B::fp8_transposed(whole.clone()));
     Quantized { by_rows: sides.by_rows.then_some(whole), by_columns }
 }

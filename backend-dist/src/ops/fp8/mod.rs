@@ -11,7 +11,9 @@ mod groups;
 mod kernels;
 mod linear;
 mod node;
+mod pieces;
 mod recipe;
+mod sharing;
 mod weights;
 
 pub use delayed::{DelayedScaling, LayerHistory};
@@ -22,4 +24,5 @@ pub(super) use linear::{Fp8Kept, Fp8Weight, Purpose, backward, forward};
 pub use linear::{Fp8Linear, MULTIPLE};
 pub use node::{grouped_linear, grouped_swiglu_linear};
 pub use recipe::{AmaxAlgorithm, Fp8Format, Fp8Recipe, Fp8Scaling, Number};
+pub use sharing::{Sharing, with_sharing};
 pub use weights::{weights_changed, weights_may_change};

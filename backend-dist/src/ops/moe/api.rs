@@ -10,6 +10,7 @@ use super::journey::Journey;
 use super::rows::RowMap;
 use crate::comm::Group;
 use crate::exchange::{Exchange, ExchangeOps};
+use crate::ops::fp8;
 
 /// Rows of `x [rows, n]` as `map` says: a row of the result is the sum of rows of `x`, of at most one for a map that picks.
 ///
@@ -82,9 +83,9 @@ pub fn grouped_swiglu_linear(
     Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_swiglu_linear(x, p, w, counts.clone(), recompute))
 }
 
-/// For each token `x [tokens, hidden]` the sum of what its experts make of it, wherever they are: [`grouped_linear`] with
-/// `gate_up` and [`grouped_swiglu_linear`] with `down` between two [`all_to_all`]s, which run beside the experts where every
-/// member has a GPU. `p [slots, 1]` are the probabilities. All members must call it.
+/// What its expert makes of each of the rows `x [rows, hidden]` that `journey` sends, on whichever rank: [`grouped_linear`] with
+/// `gate_up` and [`grouped_swiglu_linear`] with `down`, or the same in FP8, between two [`all_to_all`]s, which run beside the
+/// experts where every member has a GPU. `p [rows, 1]` are the probabilities. All members must call it.
 ///
 /// # Panics
 /// If the shapes or types do not fit.
@@ -95,35 +96,34 @@ pub fn through_experts(
     journey: &Arc<Journey>,
     recompute: bool,
 ) -> Tensor<2> {
-    let ([tokens, hidden], [slots, _], [rows, inner], experts) =
-        (x.dims(), p.dims(), gate_up.dims(), journey.experts());
-    let maps = [journey.copies.inputs(), journey.slots.inputs()];
-    assert_eq!([tokens, slots], maps, "experts: tokens and slots, and those that the maps take");
+    let ([count, hidden], [rows, inner], experts) = (x.dims(), gate_up.dims(), journey.experts());
+    assert_eq!(count, journey.rows(), "experts: rows, and those that are sent");
     let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    assert_eq!(
-        (p.dims()[1], p.dtype()),
-        (1, wide),
-        "experts: a probability in each slot, for tokens of {:?}",
-        x.dtype()
-    );
+    assert_eq!((p.dims(), p.dtype()), ([count, 1], wide), "experts: a probability for each row of {:?}", x.dtype());
     let fits =
         inner == hidden && rows.is_multiple_of(2 * experts) && down.dims() == [experts * hidden, rows / experts / 2];
     assert!(fits, "{experts} experts: matrices {:?} and {:?}, {hidden} features", [rows, inner], down.dims());
+    if journey.fp8.is_some() {
+        let groups = journey.pieces.iter().flat_map(|piece| piece.counts.iter().copied());
+        let sizes: Vec<usize> = [hidden, down.dims()[1]].into_iter().chain(groups).collect();
+        let multiple = sizes.iter().all(|size| size.is_multiple_of(fp8::MULTIPLE));
+        assert!(multiple, "FP8 experts: features and groups of rows, {sizes:?}, must be multiples of {}", fp8::MULTIPLE);
+    }
     let [gate_up, down] = [gate_up, down].map(Tensor::into_dispatch);
     let (x, p, journey) = (x.into_dispatch(), p.into_dispatch(), journey.clone());
     Tensor::from_dispatch(<Dispatch as MoeOps>::op_through_experts(x, p, gate_up, down, journey, recompute))
 }
 
-/// Whether [`through_experts`] is quicker with a rank's experts in two pieces than one after the other, if an exchange brings
-/// `bytes` to a rank and the experts have this many features outside and inside. On CPU ranks nothing runs beside anything.
+/// Whether [`through_experts`] is quicker with a rank's experts in two pieces than one after the other, if every rank has a
+/// GPU, an exchange brings `bytes` to a rank and the experts have this many features outside and inside.
 #[cfg(feature = "cuda")]
-pub fn is_quicker_in_two(device: &Device, bytes: usize, features: [usize; 2]) -> bool {
-    is_gpu(device) && crate::ops::pieces::is_worth_a_piece(bytes, features)
+pub fn is_quicker_in_two(bytes: usize, features: [usize; 2]) -> bool {
+    crate::ops::pieces::is_worth_a_piece(bytes, features)
 }
 
 /// Never: on CPU ranks nothing runs beside anything.
 #[cfg(not(feature = "cuda"))]
-pub fn is_quicker_in_two(_: &Device, _: usize, _: [usize; 2]) -> bool {
+pub fn is_quicker_in_two(_: usize, _: [usize; 2]) -> bool {
     false
 }
 

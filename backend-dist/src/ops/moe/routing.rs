@@ -52,6 +52,39 @@ pub struct Starts {
     pub count: usize,
 }
 
+/// Rows of experts one behind the other without gaps: by piece of every member's experts, member, part, and expert. So they
+/// can stand before the host knows the counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Members that share an expert.
+    pub parts: usize,
+    /// Neighbouring experts that the same members share.
+    pub each: usize,
+    /// Pieces of a member's experts: piece `i` is the experts from `each i / pieces` to `each (i + 1) / pieces` of them.
+    pub pieces: usize,
+    /// Rows in all.
+    pub count: usize,
+}
+
+impl Order {
+    /// Where the rows of each expert begin if `counts[e]` tokens use it.
+    pub fn starts(&self, counts: &[usize]) -> Starts {
+        let (Self { parts, each, pieces, count }, experts) = (*self, counts.len());
+        let mut rows = vec![None; parts * experts];
+        let mut start = 0;
+        for (piece, member) in (0..pieces).flat_map(|piece| (0..experts / each).map(move |member| (piece, member))) {
+            let bound = |piece| member * each + each * piece / pieces;
+            for part in 0..parts {
+                for expert in bound(piece)..bound(piece + 1) {
+                    rows[part * experts + expert] = Some(start);
+                    start += counts[expert];
+                }
+            }
+        }
+        Starts { rows, parts, each, room: None, count }
+    }
+}
+
 /// Rows that follow each other here and there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -167,6 +200,28 @@ impl Chosen {
         let copies = map(placed.tokens_of, placed.of_tokens, tokens, top_k * parts);
         (copies, map(placed.slots_of, placed.of_slots, tokens * experts, parts))
     }
+
+    /// [`Chosen::place`] where the rows stand in `order`, which NVIDIA GPUs do without the host's knowing the counts. Rows
+    /// behind the last of `order` are left out.
+    ///
+    /// # Panics
+    /// If the sizes contradict each other.
+    pub fn place_in_order(&self, counted: &Counted, order: &Order) -> (RowMap, RowMap) {
+        let found = counted.before.dims();
+        let expected = [self.tokens().div_ceil(CHUNK), self.experts];
+        assert!(
+            found == expected && order.each > 0 && self.experts.is_multiple_of(order.each) && order.count > 0,
+            "routing: counts {found:?} of {} tokens' {} experts, {order:?}",
+            self.tokens(),
+            self.experts
+        );
+        #[cfg(feature = "cuda")]
+        if let Some(maps) = crate::ops::cuda::routing::place_in_order(&self.choice, counted, order) {
+            return maps;
+        }
+        let counts: Vec<usize> = ints(&counted.totals).into_iter().map(|count| count as usize).collect();
+        self.place(counted, &order.starts(&counts))
+    }
 }
 
 impl Counted {
@@ -190,34 +245,50 @@ impl Counted {
     }
 }
 
+/// What a map of rows is made of that copies runs of them: rows of its input, rows of its output, and the runs.
+pub type Runs = ([usize; 2], Vec<Run>);
+
 impl RowMap {
-    /// The map that makes `outputs` rows of `inputs` rows: those of runs are copies, others zero. No row is in two runs.
+    /// The maps that make rows of other rows: those of runs are copies, others zero. No row is in two runs of a map. All tables
+    /// are made at once.
     ///
     /// # Panics
     /// If a run is outside, or the rows of runs are not apart.
-    pub fn of_runs(inputs: usize, outputs: usize, runs: &[Run], device: &Device) -> Self {
+    pub fn of_runs(maps: &[Runs], device: &Device) -> Vec<Self> {
         let turned = |run: &Run| Run { to: run.from, from: run.to, len: run.len };
-        let back: Vec<Run> = runs.iter().map(turned).collect();
-        Self::of_tables(numbers(runs, [inputs, outputs], device), numbers(&back, [outputs, inputs], device))
+        let both_ways = |([inputs, outputs], runs): &Runs| {
+            [([*inputs, *outputs], runs.clone()), ([*outputs, *inputs], runs.iter().map(turned).collect())]
+        };
+        let mut tables = numbers(maps.iter().flat_map(both_ways), device).into_iter();
+        let mut next = || tables.next().expect("two tables for each map");
+        maps.iter().map(|_| Self::of_tables(next(), next())).collect()
     }
 }
 
-/// `[outputs, 1]`: where each row comes from.
-fn numbers(runs: &[Run], [inputs, outputs]: [usize; 2], device: &Device) -> Tensor<2, Int> {
-    let mut runs: Vec<Run> = runs.iter().filter(|run| run.len > 0).copied().collect();
-    runs.sort_unstable_by_key(|run| run.to);
-    let apart = runs.windows(2).all(|pair| pair[0].to + pair[0].len <= pair[1].to);
-    let inside = runs.iter().all(|run| run.to + run.len <= outputs && run.from + run.len <= inputs);
-    assert!(apart && inside && inputs.max(outputs) <= i32::MAX as usize, "runs {runs:?} of {inputs} to {outputs} rows");
+/// `[outputs, 1]` of each: where a row comes from.
+fn numbers(tables: impl Iterator<Item = Runs>, device: &Device) -> Vec<Tensor<2, Int>> {
+    let checked = |([inputs, outputs], mut runs): Runs| {
+        runs.retain(|run| run.len > 0);
+        runs.sort_unstable_by_key(|run| run.to);
+        let apart = runs.windows(2).all(|pair| pair[0].to + pair[0].len <= pair[1].to);
+        let inside = runs.iter().all(|run| run.to + run.len <= outputs && run.from + run.len <= inputs);
+        let legal = apart && inside && inputs.max(outputs) <= i32::MAX as usize;
+        assert!(legal, "runs {runs:?} of {inputs} to {outputs} rows");
+        (runs, outputs)
+    };
+    let tables: Vec<(Vec<Run>, usize)> = tables.map(checked).collect();
     #[cfg(feature = "cuda")]
-    if let Some(found) = crate::ops::cuda::routing::runs(&runs, outputs, device) {
+    if let Some(found) = crate::ops::cuda::routing::runs(&tables, device) {
         return found;
     }
-    let mut out = vec![-1; outputs];
-    for run in runs {
-        out[run.to..run.to + run.len].iter_mut().zip(run.from..).for_each(|(out, row)| *out = row as i32);
-    }
-    table(out, [outputs, 1], device)
+    let on_host = |(runs, outputs): (Vec<Run>, usize)| {
+        let mut out = vec![-1; outputs];
+        for run in runs {
+            out[run.to..run.to + run.len].iter_mut().zip(run.from..).for_each(|(out, row)| *out = row as i32);
+        }
+        table(out, [outputs, 1], device)
+    };
+    tables.into_iter().map(on_host).collect()
 }
 
 pub(in crate::ops) fn table(values: Vec<i32>, shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
@@ -360,7 +431,23 @@ mod tests {
     #[test]
     fn runs_are_copied() {
         let runs = [Run { to: 3, from: 0, len: 2 }, Run { to: 0, from: 3, len: 1 }, Run { to: 2, from: 1, len: 0 }];
-        let (to, back) = RowMap::of_runs(4, 6, &runs, &Device::flex()).tables();
-        assert_eq!((ints(&to), ints(&back)), (vec![3, -1, -1, 0, 1, -1], vec![3, 4, -1, 0]));
+        let others = [Run { to: 0, from: 1, len: 1 }];
+        let maps = RowMap::of_runs(&[([4, 6], runs.to_vec()), ([2, 1], others.to_vec())], &Device::flex());
+        let tables = maps.iter().map(RowMap::tables).map(|(to, back)| (ints(&to), ints(&back)));
+        let expected = [(vec![3, -1, -1, 0, 1, -1], vec![3, 4, -1, 0]), (vec![1], vec![-1, 0])];
+        assert_eq!(tables.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn rows_in_order_stand_where_their_starts_say() {
+        let chosen = chosen(&[[0, 3], [1, 3], [2, 3], [0, 1]], 4);
+        let order = Order { parts: 1, each: 2, pieces: 2, count: 8 };
+        let starts = order.starts(&[2, 2, 1, 3]);
+        assert_eq!(starts.rows, [Some(0), Some(3), Some(2), Some(5)]);
+        let cut = Order { parts: 2, pieces: 1, ..order }.starts(&[2, 2, 1, 3]);
+        assert_eq!(cut.rows, [0, 2, 8, 9, 4, 6, 12, 13].map(Some));
+        let tables = |maps: (RowMap, RowMap)| [maps.0, maps.1].map(|map| ints(&map.tables().0));
+        let counted = chosen.count(1);
+        assert_eq!(tables(chosen.place_in_order(&counted, &order)), tables(chosen.place(&counted, &starts)));
     }
 }

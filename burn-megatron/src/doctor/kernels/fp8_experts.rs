@@ -62,7 +62,7 @@ fn run(side: &Side, counts: &Arc<[usize]>, hidden: usize, format: Fp8Format, sum
         main_grads::attach(&w, MainGrad::new(garbage.clone()));
         garbage
     });
-    let ranks = ExpertRanks { experts: EXPERTS, own: 0..EXPERTS, parts: Group::single(), tokens: None };
+    let ranks = ExpertRanks { experts: EXPERTS, own: 0..EXPERTS, parts: Group::single(), tokens: None, replicas: 0..1 };
     let layer = Fp8Experts::new("layer", Fp8Recipe::tensorwise(format), ExpertCut::Outputs, ranks);
     let (mut out, mut gradients) = (vec![], [vec![], vec![]]);
     for pass in 0..2 {

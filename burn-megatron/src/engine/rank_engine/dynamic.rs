@@ -97,6 +97,9 @@ impl<M: CausalLm> RankEngine<M> {
             let rounds = (0..ranks).map(|rank| plan.of_rank(rank).count()).max().unwrap_or_default();
             shares.resize_with(self.legal_micro_batches(rounds), || self.nothing());
         }
+        for (round, share) in shares.iter_mut().enumerate() {
+            share.of.blocks = Some(plan.blocks(round).into());
+        }
         Ok(shares)
     }
 

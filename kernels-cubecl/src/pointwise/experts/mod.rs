@@ -2,6 +2,7 @@
 //! where: the choice of experts, counts, places.
 pub mod choose;
 pub mod count;
+pub mod order;
 pub mod place;
 pub mod spread;
 

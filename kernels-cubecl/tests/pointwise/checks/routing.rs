@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use kernels_cubecl::pointwise::experts::choose::{self, Selection};
 use kernels_cubecl::pointwise::experts::count::{self, CountShape};
+use kernels_cubecl::pointwise::experts::order::{self, OrderShape};
 use kernels_cubecl::pointwise::experts::place::{self, PlaceShape, Places};
 
 fn upload_i32(client: &Client, values: &[i32]) -> Handle {
@@ -175,6 +176,24 @@ pub fn runs(client: &Client, rows: usize) -> usize {
     compare("runs", &download_i32(client, &out), &expected)
 }
 
+/// Experts of two members and more one behind the other; every third has no tokens.
+pub fn order(client: &Client, shape: OrderShape) -> usize {
+    let OrderShape { experts, each, parts, pieces } = shape;
+    let totals: Vec<i32> = (0..experts as i32).map(|expert| expert * 7 % 5 * (expert % 3)).collect();
+    let mut expected = vec![0; parts * experts];
+    let mut rows = 0;
+    for (piece, member) in (0..pieces).flat_map(|piece| (0..experts / each).map(move |member| (piece, member))) {
+        let bound = |piece| member * each + each * piece / pieces;
+        for (part, expert) in (0..parts).flat_map(|part| (bound(piece)..bound(piece + 1)).map(move |e| (part, e))) {
+            expected[part * experts + expert] = rows;
+            rows += totals[expert];
+        }
+    }
+    let starts = upload_i32(client, &vec![77; parts * experts]);
+    order::starts(client, &upload_i32(client, &totals), &starts, shape).expect("legal");
+    compare(&format!("{shape:?}"), &download_i32(client, &starts), &expected)
+}
+
 /// All of the above, at sizes that need chunks, several rounds and many units.
 pub fn all(client: &Client) -> usize {
     let plain = |experts, top_k| Selection { experts, top_k, groups: 1, top_groups: 1, biased: false };
@@ -192,10 +211,17 @@ pub fn all(client: &Client) -> usize {
         CountShape { tokens: 64 * 18, samples: 1, experts: 300, top_k: 4 },
         CountShape { tokens: 1, samples: 1, experts: 2, top_k: 1 },
     ];
+    let orders = [
+        OrderShape { experts: 8, each: 4, parts: 1, pieces: 1 },
+        OrderShape { experts: 30, each: 10, parts: 2, pieces: 3 },
+        OrderShape { experts: 300, each: 150, parts: 1, pieces: 2 },
+        OrderShape { experts: 6, each: 3, parts: 1, pieces: 3 },
+    ];
     choices.into_iter().map(|(tokens, how)| choice(client, tokens, how)).sum::<usize>()
         + counted.into_iter().map(|shape| counts(client, shape)).sum::<usize>()
         + places(client, 131, 8, 3, 1, usize::MAX)
         + places(client, 150, 12, 4, 3, 20)
         + places(client, 64 * 3, 300, 8, 1, 50)
         + runs(client, 700)
+        + orders.into_iter().map(|shape| order(client, shape)).sum::<usize>()
 }

@@ -115,13 +115,17 @@ fn summed(own: Vec<f64>, group: &Group) -> Vec<f64> {
     group.all_gather_host(own).into_iter().reduce(add).expect("a group has members")
 }
 
-/// `Σ weights · Σ_t scores[t]` for the scores `[tokens, experts]` of a rank, without the coefficient. With more weights than
-/// experts each sample has its own.
-pub(super) fn loss(scores: Tensor<2>, weights: Vec<f64>) -> Tensor<1> {
-    let ([tokens, experts], columns) = (scores.dims(), weights.len());
-    let weights = TensorData::new(weights, [1, columns]);
-    let weights = Tensor::from_data(weights, (&scores.device(), scores.dtype()));
-    sum(sum_dim(scores.reshape([tokens * experts / columns, columns]), 0) * weights)
+/// `Σ_t scores[t]` for the scores `[tokens, experts]` of a rank, `[1, experts]`, or side by side for each of some samples.
+pub(super) fn sums(scores: Tensor<2>, samples: usize) -> Tensor<2> {
+    let [tokens, experts] = scores.dims();
+    sum_dim(scores.reshape([tokens / samples, samples * experts]), 0)
+}
+
+/// `Σ weights · sums`, without the coefficient: a weight for each of [`sums`].
+pub(super) fn loss(sums: Tensor<2>, weights: Vec<f64>) -> Tensor<1> {
+    let columns = weights.len();
+    let weights = Tensor::from_data(TensorData::new(weights, [1, columns]), (&sums.device(), sums.dtype()));
+    sum(sums * weights)
 }
 
 /// `Σ_t logsumexp(logits[t])² / total` for the logits `[tokens, experts]` of a rank, without the coefficient.

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use backend_dist::ops::moe::RowMap;
-use backend_dist::ops::moe::routing::{self, Chosen, Counted, Selection, Starts};
+use backend_dist::ops::moe::routing::{self, Chosen, Counted, Order, Selection, Starts};
 use burn::tensor::{Bool, Tensor, TensorData};
 
 use super::config::{BalanceOver, RouterConfig};
@@ -59,6 +59,30 @@ pub(super) struct DeviceChoice {
     room: Option<usize>,
 }
 
+/// A choice that the host does not know the counts of yet, of which every expert takes all that use it.
+#[derive(Clone, Copy)]
+pub(super) struct Uncounted<'a> {
+    chosen: &'a Chosen,
+    before: &'a Counted,
+    /// `[tokens, experts]`.
+    pub probs: &'a Tensor<2>,
+    /// Copies of tokens in all.
+    pub copies: usize,
+}
+
+impl<'a> Uncounted<'a> {
+    /// The choice of `tokens` with their probabilities.
+    pub fn new((chosen, before): (&'a Chosen, &'a Counted), probs: &'a Tensor<2>, tokens: Tokens) -> Self {
+        let [_, top_k] = chosen.table().dims();
+        Self { chosen, before, probs, copies: tokens.valid * top_k }
+    }
+
+    /// Copies of the tokens and of their slots, in `order`.
+    pub fn place(&self, order: &Order) -> (RowMap, RowMap) {
+        self.chosen.place_in_order(self.before, order)
+    }
+}
+
 /// What the host knows of every choice, before anything is dropped.
 pub(super) struct Counts {
     /// Tokens of each expert.
@@ -69,7 +93,7 @@ pub(super) struct Counts {
 }
 
 /// Samples that a load-balancing loss counts apart.
-fn apart(over: BalanceOver, tokens: Tokens) -> usize {
+pub(super) fn apart(over: BalanceOver, tokens: Tokens) -> usize {
     if over == BalanceOver::Sequence { tokens.samples } else { 1 }
 }
 
@@ -111,7 +135,7 @@ pub(super) fn on_device<T>(
     config: &RouterConfig,
     bias: Option<Tensor<1>>,
     balance: Option<BalanceOver>,
-    meanwhile: impl FnOnce(&Chosen) -> T,
+    meanwhile: impl FnOnce((&Chosen, &Counted)) -> T,
 ) -> (DeviceChoice, Counts, T) {
     let is_free = is_free(config, bias.as_ref());
     let bias = bias.map(|bias| bias.without_autodiff().cast(scores.dtype()));
@@ -127,7 +151,7 @@ pub(super) fn on_device<T>(
         }
     });
     let all: Vec<&Counted> = [Some(&before), counted.as_ref()].into_iter().flatten().collect();
-    let (counts, made) = Counted::read(&all, || meanwhile(&chosen));
+    let (counts, made) = Counted::read(&all, || meanwhile((&chosen, &before)));
     let mut counts = counts.into_iter();
     let routed = counts.next().expect("the counts of the choice");
     let counted = match balance {

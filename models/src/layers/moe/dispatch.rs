@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use backend_dist::comm::Group;
 use backend_dist::ops::conjugate::{Partial, gather_from_sequence_parallel, reduce_scatter_to_sequence_parallel};
-use backend_dist::ops::moe::routing::Chosen;
+use backend_dist::ops::moe::routing::{Chosen, Order};
 use backend_dist::ops::moe::{Journey, Piece, RowMap, Splits, all_to_all, gather_rows, is_quicker_in_two};
 use burn::tensor::{Device, FloatDType, IntDType, Tensor};
 
 use super::config::Dispatcher;
-use super::decide::{Choices, DeviceChoice};
+use super::decide::{Choices, DeviceChoice, Uncounted};
 use super::experts::Experts;
 use super::plan::{Copy, Grouped, Members, counts, in_turn, pick, picked_starts, sent, sent_starts, sort, splits};
 use super::router::Routing;
@@ -29,18 +29,54 @@ pub(super) struct Dispatch {
     pub multiple: usize,
     /// All-to-alls run beside the experts' products.
     pub overlap: bool,
-    /// Into how many pieces a rank's experts are cut for that. `None` leaves it to arithmetic, by which CPU ranks do one after
-    /// the other.
+    /// Into how many pieces a rank's experts are cut for that. `None` leaves it to arithmetic.
     pub pieces: Option<usize>,
 }
 
+/// Copies of tokens for all members, and their probabilities.
+struct Sent {
+    /// From tokens to the copies.
+    copies: RowMap,
+    /// `[copies, hidden]`.
+    x: Tensor<2>,
+    /// `[copies, 1]`.
+    p: Tensor<2>,
+}
+
+impl Sent {
+    /// Of tokens `x [tokens, hidden]` and `probs [tokens, experts]`, and maps from tokens and from slots.
+    fn new(x: Tensor<2>, probs: Tensor<2>, (copies, slot_map): (RowMap, RowMap)) -> Self {
+        let (x, p) = (gather_rows(x, &copies), gather_rows(slots(probs), &slot_map));
+        Self { copies, x, p }
+    }
+}
+
+/// Copies that were made in an order which the counts may contradict.
+pub(super) struct Early {
+    order: Order,
+    sent: Sent,
+}
+
 impl Dispatch {
+    /// The copies of tokens for other members, made before the host knows the counts. Their order follows from the counts on
+    /// the device, their number from the number of tokens: all that the host learns later is who gets how many of them. Whether
+    /// a piece has no rows at all for somebody it cannot know, see [`Members::order`]; then the copies are made once more.
+    pub fn early(&self, x: Tensor<2>, choice: Uncounted, experts: &Experts) -> Option<Early> {
+        if self.how != Dispatcher::AllToAll || self.members.count() == 1 || choice.copies == 0 {
+            return None;
+        }
+        let pieces = self.pieces(choice.copies * self.members.etp, &x, experts);
+        let order = self.members.order(pieces.unwrap_or(1), choice.copies);
+        let sent = Sent::new(x, choice.probs.clone(), choice.place(&order));
+        Some(Early { order, sent })
+    }
+
     /// For each of this rank's tokens `x [tokens, hidden]` the sum of what its experts make of it, of which this rank has
-    /// `experts`.
-    pub fn through(&self, x: Tensor<2>, routing: Routing, experts: &Experts) -> Tensor<2> {
+    /// `experts`; `early` are copies that were [made](Self::early) before.
+    pub fn through(&self, x: Tensor<2>, routing: Routing, early: Option<Early>, experts: &Experts) -> Tensor<2> {
         match self.how {
             _ if self.members.count() == 1 => self.alone(x, routing, experts),
-            Dispatcher::AllToAll => self.by_all_to_all(x, routing, experts),
+            Dispatcher::AllToAll => self.by_all_to_all(x, routing, early, experts),
             Dispatcher::AllGather => self.by_all_gather(x, routing, experts),
         }
     }
@@ -61,7 +97,7 @@ impl Dispatch {
         gather_rows(y, &copies.reversed())
     }
 
-    fn by_all_to_all(&self, x: Tensor<2>, routing: Routing, experts: &Experts) -> Tensor<2> {
+    fn by_all_to_all(&self, x: Tensor<2>, routing: Routing, early: Option<Early>, experts: &Experts) -> Tensor<2> {
         let Routing { choice, probs, pad_to } = routing;
         let (tokens, device) = (x.dims()[0], x.device());
         let own = match &choice {
@@ -69,47 +105,59 @@ impl Dispatch {
             Choices::Device(choice) => choice.counts(pad_to),
         };
         let counts = self.group.all_gather_host(own);
-        let beside = self.pieces(&counts, &x, experts);
+        let rows = counts.iter().flatten().sum::<usize>() * self.members.etp / self.members.count();
+        let beside = self.pieces(rows, &x, experts);
         let pieces: Vec<(Members, Splits)> =
             self.members.pieces(beside.unwrap_or(1)).map(|members| (members, splits(&members, &counts))).collect();
         let own = &counts[self.members.rank];
-        let (copies, slot_map) = match choice {
+        let sent = match choice {
             Choices::Host(choice) => {
                 let sent = |(members, splits): &(Members, Splits)| sent(members, &choice, own, splits);
-                self.maps(tokens, &pieces.iter().flat_map(sent).collect::<Vec<_>>(), &device)
+                Sent::new(x, probs, self.maps(tokens, &pieces.iter().flat_map(sent).collect::<Vec<_>>(), &device))
             }
             Choices::Device(choice) => {
-                choice.place(in_turn(pieces.iter().map(|(members, splits)| sent_starts(members, own, splits))))
+                let starts = in_turn(pieces.iter().map(|(members, splits)| sent_starts(members, own, splits)));
+                match early {
+                    Some(early) if early.order.starts(own) == starts => early.sent,
+                    _ => Sent::new(x, probs, choice.place(starts)),
+                }
             }
         };
-        let piece = |(members, splits): (Members, Splits)| {
-            let sorted = sort(&members, &counts, &splits, self.multiple);
-            let rows = [splits.received(), sorted.counts.iter().sum()];
-            let by_expert = RowMap::of_runs(rows[0], rows[1], &sorted.rows, &device);
-            Piece { splits, by_expert, counts: sorted.counts.into() }
+        let sort = |(members, splits): &(Members, Splits)| {
+            let Grouped { rows, counts } = sort(members, &counts, splits, self.multiple);
+            (([splits.received(), counts.iter().sum()], rows), counts)
         };
-        let (group, probs) = (self.group.clone(), slots(probs));
-        let mut pieces: Vec<Piece> = pieces.into_iter().map(piece).collect();
+        let (runs, groups): (Vec<_>, Vec<Vec<usize>>) = pieces.iter().map(sort).unzip();
+        let maps = RowMap::of_runs(&runs, &device);
+        let piece = |(((members, splits), by_expert), counts): (((Members, Splits), RowMap), Vec<usize>)| Piece {
+            splits,
+            by_expert,
+            experts: members.own().len(),
+            counts: counts.into(),
+        };
+        let mut pieces: Vec<Piece> = pieces.into_iter().zip(maps).zip(groups).map(piece).collect();
+        let (group, Sent { copies, x, p }) = (self.group.clone(), sent);
         if beside.is_some() {
-            return experts.through(x, probs, &Arc::new(Journey { group, copies, slots: slot_map, pieces }));
+            let journey = Arc::new(Journey { group, pieces, fp8: experts.fp8() });
+            return gather_rows(experts.through(x, p, &journey), &copies.reversed());
         }
-        let Piece { splits, by_expert, counts } = pieces.remove(0);
+        let Piece { splits, by_expert, counts, .. } = pieces.remove(0);
         let there = |x: Tensor<2>| gather_rows(all_to_all(x, &splits.send, &splits.receive, &group), &by_expert);
-        let (x, p) = (there(gather_rows(x, &copies)), there(gather_rows(probs, &slot_map)));
+        let (x, p) = (there(x), there(p));
         let y = gather_rows(experts.forward(x, flat(p), &counts), &by_expert.reversed());
         gather_rows(all_to_all(y, &splits.receive, &splits.send, &group), &copies.reversed())
     }
 
-    /// Into how many pieces every member's experts are cut, so that exchanges run beside them; `None` if they do not. All
-    /// members know the same.
-    fn pieces(&self, counts: &[Vec<usize>], x: &Tensor<2>, experts: &Experts) -> Option<usize> {
-        let (members, [hidden, _], most) = (self.members.count(), experts.features(), self.members.own().len());
+    /// Into how many pieces every member's experts are cut, so that exchanges run beside them; `None` if they do not. `sent` is
+    /// the mean number of rows that a member sends: all members come to the same. Scales of experts in FP8 may be shared with
+    /// ranks of other groups, which have other counts, and a piece exchanges its own: these are always as many.
+    fn pieces(&self, sent: usize, x: &Tensor<2>, experts: &Experts) -> Option<usize> {
+        let (members, features, most) = (self.members.count(), experts.features(), self.members.own().len());
         if !self.overlap || self.pieces.is_some() {
             return self.pieces.filter(|_| self.overlap).map(|pieces| pieces.min(most));
         }
-        let sent = counts.iter().flatten().sum::<usize>() * self.members.etp / members;
-        let bytes = sent * hidden * x.dtype().size() / members * (members - 1);
-        (most > 1 && is_quicker_in_two(&x.device(), bytes, experts.features())).then_some(2)
+        let bytes = sent * features[0] * x.dtype().size() / members * (members - 1);
+        (most > 1 && (experts.fp8().is_some() || is_quicker_in_two(bytes, features))).then_some(2)
     }
 
     fn by_all_gather(&self, x: Tensor<2>, Routing { choice, probs, pad_to }: Routing, experts: &Experts) -> Tensor<2> {

@@ -42,22 +42,27 @@ impl Experts {
             let name = format!("{name}.{expert}.down_proj.weight");
             (Section::split(name, &[hidden, intermediate], 1, etp.size, etp), output)
         };
-        let fp8 = [hidden, intermediate / etp.size].iter().all(|size| size.is_multiple_of(fp8::MULTIPLE)).then(|| {
-            let of = |layer: &str, cut| params.fp8_experts(&format!("{name}.{layer}"), experts, cut);
-            Some([of("gate_up", ExpertCut::Outputs)?, of("down", ExpertCut::Inputs)?])
-        });
+        let fp8 = match [hidden, intermediate / etp.size].iter().all(|size| size.is_multiple_of(fp8::MULTIPLE)) {
+            true => {
+                let of = |layer: &str, cut| params.fp8_experts(&format!("{name}.{layer}"), experts, cut);
+                of("gate_up", ExpertCut::Outputs)?
+                    .zip(of("down", ExpertCut::Inputs)?)
+                    .map(|(first, second)| [first, second])
+            }
+            false => None,
+        };
         let gate_up = own.clone().flat_map(|expert| [first(expert, "gate"), first(expert, "up")]).collect();
         Ok(Self {
             gate_up: params.expert_sections(gate_up)?,
             down: params.expert_sections(own.map(second).collect())?,
             recompute_activation: params.recompute().selects(recompute::Module::MlpActivation),
-            fp8: fp8.flatten(),
+            fp8,
         })
     }
 
-    /// Whether they multiply in FP8: then rows of an expert that are tokens of different micro-batches are groups of their own.
-    pub fn are_fp8(&self) -> bool {
-        self.fp8.is_some()
+    /// Both layers in FP8, if they are: then rows of an expert that are tokens of different micro-batches are groups of their own.
+    pub fn fp8(&self) -> Option<[Fp8Experts; 2]> {
+        self.fp8.clone()
     }
 
     /// What the experts make of `x [rows, hidden]`, `counts[e]` rows for expert `e`, in FP8 as many groups for each of them
@@ -74,8 +79,8 @@ impl Experts {
         grouped_swiglu_linear(x, p, self.down.val(), counts, self.recompute_activation)
     }
 
-    /// For each token `x [tokens, hidden]` the sum of what its experts make of it on whichever rank, with probabilities
-    /// `p [slots, 1]`. Exchanges run beside these products.
+    /// What its expert makes of each row `x [rows, hidden]`, with probabilities `p [rows, 1]`, on whichever rank. Exchanges run
+    /// beside these products.
     pub fn through(&self, x: Tensor<2>, p: Tensor<2>, journey: &Arc<Journey>) -> Tensor<2> {
         through_experts(x, p, [self.gate_up.val(), self.down.val()], journey, self.recompute_activation)
     }

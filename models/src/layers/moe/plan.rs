@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use backend_dist::ops::moe::Splits;
-use backend_dist::ops::moe::routing::{Run, Starts};
+use backend_dist::ops::moe::routing::{Order, Run, Starts};
 
 use super::select::Choice;
 
@@ -49,6 +49,12 @@ impl Members {
     /// The experts of this member, or the piece of them.
     pub fn own(&self) -> Range<usize> {
         self.experts_of(self.rank)
+    }
+
+    /// How `copies` of tokens stand that this member sends, if experts are cut into this many pieces and every member sends and
+    /// receives something in each: [`sent_starts`] of all pieces without counts.
+    pub fn order(&self, pieces: usize, copies: usize) -> Order {
+        Order { parts: self.etp, each: self.experts / self.ep, pieces, count: copies * self.etp }
     }
 
     /// The groups of rows of this member: its experts, each with every block of members.
@@ -334,6 +340,9 @@ mod tests {
             let rows: Vec<Copy> = pieces.iter().flat_map(|members| sent(members).0).collect();
             let starts = in_turn(pieces.iter().map(|members| sent_starts(members, own, &sent(members).1)));
             assert_eq!(placed(choice, &starts), rows, "{rank}");
+            // The third member has no tokens and sends itself a row of zeros.
+            let order = members(rank).order(2, own.iter().sum());
+            assert_eq!(order.starts(own) == starts, rank != 2, "{rank}");
             let sorted = |rows: Vec<Copy>| {
                 let mut rows: Vec<(usize, usize)> = rows.into_iter().flatten().collect();
                 rows.sort_unstable();

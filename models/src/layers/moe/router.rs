@@ -1,20 +1,29 @@
-//! The router: logits, the choice of experts, their probabilities, auxiliary losses, counts.
+//! The router: logits, the choice of experts, their probabilities, and beside these (`aside`) auxiliary losses and counts.
+//!
+//! On GPUs the host waits for the counts of the choice once in a layer, and the GPU must have work until it has read them,
+//! exchanged them with the other members and begun the exchange of rows. So all that does not need the counts on the host is
+//! queued behind their copy and before the wait: probabilities, shared experts, what losses and statistics need of the logits,
+//! and, by counts on the device, the copies of tokens for other members (`Dispatch::early`). What does need them but nobody
+//! waits for, weights of a load-balancing loss, comes behind the experts.
 
-use backend_dist::ops::moe::{inject, router_logits, row_multiple};
-use backend_dist::ops::{log_sum_exp, shares, softmax, sum};
+mod aside;
+
+pub(super) use aside::Behind;
+
+use backend_dist::ops::moe::{router_logits, row_multiple};
+use backend_dist::ops::{shares, softmax};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Bool, DType, FloatDType, Tensor, TensorData};
 
-use super::balance::{self, Shares};
+use super::balance::Shares;
 use super::capacity::{drop_tokens, room};
 use super::config::{Capacity, Dispatcher, DropPolicy, MoeConfig, RouterConfig, RouterPlace, Scores};
-use super::decide::{self, Choices, Counts, Tokens, host};
+use super::decide::{self, Choices, Tokens, Uncounted, host};
 use super::forced::Forced;
 use super::routing_replay::{self, Purpose, Routed};
 use super::select::Choice;
-use super::stats;
 use crate::layers::{DropoutKey, fp32_softmax};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
@@ -82,42 +91,40 @@ impl Router {
         self.on_device
     }
 
-    /// Experts and probabilities of `x [tokens, hidden]`, and what `meanwhile` makes: the device can compute that while the host
-    /// learns the counts.
+    /// Experts and probabilities of `x [tokens, hidden]`, what is to be done [`behind`](Self::behind) the experts, and what
+    /// `meanwhile` makes, of the choice if the host does not know its counts yet: the device can compute that while the host
+    /// learns them.
     pub fn forward<T>(
         &self,
         x: Tensor<2>,
         tokens: Tokens,
         batch: &MicroBatch,
-        meanwhile: impl FnOnce() -> T,
-    ) -> (Routing, T) {
+        meanwhile: impl FnOnce(Option<Uncounted>) -> T,
+    ) -> (Routing, Behind, T) {
         let logits = router_logits(x, self.weight.val());
         let logits = match &self.forced {
             Some(forced) => forced.replace(logits),
             None => logits,
         };
         let scores = self.compared(&logits);
-        let auxiliary = batch.auxiliary != 0.0 && (self.config.balance.is_some() || self.config.z_loss != 0.0);
-        let balance = self.config.balance.map(|balance| balance.over).filter(|_| auxiliary);
+        let balance = self.config.balance.map(|balance| balance.over).filter(|_| self.has_losses(batch));
         let bias = self.expert_bias.as_ref().map(|bias| bias.val());
-        let (mut choice, counts, (mut probs, made)) = if self.on_device && routing_replay::current().is_none() {
-            let (choice, counts, made) = decide::on_device(&scores, tokens, &self.config, bias, balance, |chosen| {
-                (self.probabilities(&logits, || chosen.others(), None), meanwhile())
+        let (mut choice, counts, (probs, made, aside)) = if self.on_device && routing_replay::current().is_none() {
+            let (choice, counts, made) = decide::on_device(&scores, tokens, &self.config, bias, balance, |found| {
+                let probs = self.probabilities(&logits, || found.0.others(), None);
+                let made = meanwhile(self.capacity.is_none().then(|| Uncounted::new(found, &probs, tokens)));
+                (probs, made, self.aside(&logits, tokens, batch))
             });
             (Choices::Device(Box::new(choice)), counts, made)
         } else {
             let follow = |what, choice| self.replayed(what, choice, tokens, batch);
             let (choice, counts) = decide::on_host(&scores, tokens, &self.config, bias, balance, follow);
             let probs = self.probabilities(&logits, || decide::others(&choice, &logits), Some(&choice));
-            (Choices::Host(choice), counts, (probs, meanwhile()))
+            (Choices::Host(choice), counts, (probs, meanwhile(None), self.aside(&logits, tokens, batch)))
         };
-        let Counts { routed, counted } = counts;
-        if auxiliary && let Some(loss) = self.losses(&logits, counted, tokens, batch) {
-            probs = inject(probs, loss, batch.auxiliary);
-        }
         let (mut dropped, mut pad_to) = (0, None);
         if let Some(capacity) = self.capacity {
-            let experts = routed.len();
+            let experts = counts.routed.len();
             let room = room(tokens.valid, self.config.top_k, experts, &capacity);
             dropped = match &mut choice {
                 Choices::Device(choice) => choice.drop_last(room),
@@ -129,10 +136,7 @@ impl Router {
             };
             pad_to = capacity.pad.then_some(room);
         }
-        if stats::is_counting() {
-            self.count(&logits, &routed, tokens.valid, dropped);
-        }
-        (Routing { choice, probs, pad_to }, made)
+        (Routing { choice, probs, pad_to }, Behind { aside, counts, dropped }, made)
     }
 
     /// The choice, or that of the run which this one follows.
@@ -189,56 +193,6 @@ impl Router {
             probs
         };
         if config.scaling == 1.0 { probs } else { probs * config.scaling }
-    }
-
-    /// The sum of the auxiliary losses, this rank's part of it; `None` if it has no tokens.
-    fn losses(&self, logits: &Tensor<2>, counted: Vec<f64>, tokens: Tokens, batch: &MicroBatch) -> Option<Tensor<1>> {
-        let (experts, top_k) = (logits.dims()[1], self.config.top_k);
-        let total = self.shares.tokens(tokens.valid, batch);
-        let again = !logits.is_autodiff();
-        let weights = self
-            .config
-            .balance
-            .map(|kind| self.shares.weights(kind.over, counted, [experts, top_k], (tokens, total), batch, again));
-        if tokens.valid == 0 {
-            return None;
-        }
-        let logits = logits.clone().slice([0..tokens.valid, 0..experts]);
-        let balance = weights.zip(self.config.balance).map(|(weights, kind)| {
-            let scores = match self.config.scores {
-                Scores::Sigmoid | Scores::PlainSigmoid => shares(sigmoid(logits.clone()), TINY),
-                _ => softmax(logits.clone()),
-            };
-            let loss = balance::loss(scores, weights);
-            self.record(stats::Auxiliary::LoadBalancing, &loss);
-            loss * kind.coefficient
-        });
-        let z_loss = (self.config.z_loss != 0.0).then(|| {
-            let loss = balance::z_loss(logits, total);
-            self.record(stats::Auxiliary::Z, &loss);
-            loss * self.config.z_loss
-        });
-        balance.into_iter().chain(z_loss).reduce(|a, b| a + b)
-    }
-
-    fn record(&self, kind: stats::Auxiliary, loss: &Tensor<1>) {
-        stats::record(self.layer, |layer| layer.auxiliary(kind, loss.clone().without_autodiff()));
-    }
-
-    fn count(&self, logits: &Tensor<2>, routed: &[usize], rows: usize, dropped: usize) {
-        let entropy = (rows > 0).then(|| {
-            let logits = logits.clone().without_autodiff().slice([0..rows, 0..routed.len()]);
-            let logs = logits.clone() - log_sum_exp(logits);
-            -sum(logs.clone().exp() * logs)
-        });
-        stats::record(self.layer, |layer| {
-            layer.routed(routed, rows);
-            layer.dropped(dropped);
-            entropy.into_iter().for_each(|entropy| layer.entropy(entropy));
-            if let (Some(bias), Some(rate)) = (&self.expert_bias, self.config.bias_rate) {
-                layer.bias(bias.id.val(), rate);
-            }
-        });
     }
 }
 
