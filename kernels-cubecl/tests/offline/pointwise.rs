@@ -7,7 +7,7 @@ use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
     CubeShape, adamw, column_sum, columns, cross_entropy, dropout, experts, flat, gelu, head_norms, latent, momentum,
-    muon, norm, parts, rope, swiglu,
+    muon, norm, parts, rope, shares, swiglu, thirds,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -176,6 +176,22 @@ fn norms_of_heads_compile() {
         );
         check(&format!("gradients of norms of heads of {head_dim}"), kernel);
     }
+}
+
+#[test]
+fn shares_compile() {
+    use shares::{share_gradients::ShareGradients, share_rows::ShareRows};
+    for (count, softmax) in [(1, true), (4, true), (8, false), (32, true)] {
+        let kernel = kernel!(ShareRows, settings(), (b(), b(), b(), (), (), (), count, softmax, GPU));
+        registers_only("shares of rows", kernel);
+        let kernel = kernel!(ShareGradients, settings(), (b(), b(), b(), b(), (), (), count, softmax, GPU));
+        registers_only("gradients of shares", kernel);
+    }
+}
+
+#[test]
+fn thirds_compile() {
+    check("thirds", kernel!(thirds::split_thirds::SplitThirds, settings(), (b(), b(), (), ())));
 }
 
 #[test]
