@@ -165,8 +165,6 @@ fn main() {
     mixtures::all(&mut clock);
     if clock.asks_for("plans") {
         plans::column_sums(&mut clock);
-        plans::norms(&mut clock);
-        plans::heads(&mut clock);
         plans::embeddings(&mut clock);
     }
     clock.print();

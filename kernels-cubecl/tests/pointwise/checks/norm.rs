@@ -2,8 +2,7 @@
 use super::{EPS, Element, download, poisoned, random, report, report_rounded, round, upload};
 use cubecl::prelude::*;
 use half::bf16;
-use kernels_cubecl::pointwise::CubeShape;
-use kernels_cubecl::pointwise::head_norms::{self, HeadsShape, Line};
+use kernels_cubecl::pointwise::head_norms::{self, HeadsShape};
 use kernels_cubecl::pointwise::norm::{
     Affine, Gradients, NormShape, Plan, backward, backward_planned, forward, forward_planned,
 };
@@ -172,19 +171,8 @@ pub fn of_heads<E: Element>(client: &Client, shape: HeadsShape) -> usize {
     let eps = EPS as f32;
     head_norms::forward::<E>(client, &x, [&q, &k], &found, eps, shape).expect("legal");
     head_norms::backward::<E>(client, &x, [&q, &k], &slope, [&found_dx, &sums], eps, shape).expect("legal");
-    let mut failures = 0;
-    for (ring, each) in [(1, 3), (3, 2)] {
-        let sums = poisoned::<f32>(client, affine.len());
-        let found_dx = poisoned::<E>(client, len);
-        let (targets, line) = ([&found_dx, &sums], Line::of(CubeShape::of(client), head_dim));
-        head_norms::backward_planned::<E>(client, &x, [&q, &k], &slope, targets, eps, shape, line, ring, each)
-            .expect("legal");
-        failures += report_rounded::<E>("by a ring", &download::<E>(client, &found_dx), &dx, |_, dx| round::<E>(dx))
-            + report("its gradients of weights", &download::<f32>(client, &sums), &affine, 1e-5);
-    }
     let name = format!("norms of heads {}, {shape:?}", E::NAME);
-    failures
-        + report_rounded::<E>(&name, &download::<E>(client, &found), &y, |_, y| round::<E>(y))
+    report_rounded::<E>(&name, &download::<E>(client, &found), &y, |_, y| round::<E>(y))
         + report_rounded::<E>("its gradient of x", &download::<E>(client, &found_dx), &dx, |_, dx| round::<E>(dx))
         + report("its gradients of weights", &download::<f32>(client, &sums), &affine, 1e-5)
 }
