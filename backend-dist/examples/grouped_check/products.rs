@@ -52,6 +52,8 @@ pub enum How {
     Roomy,
     /// The kernel with tiles of 128 columns, two cubes a multiprocessor.
     Paired,
+    /// The kernel with tiles of 256 columns that bring nearer what they are added to.
+    Ahead,
 }
 
 /// Shape of the result.
@@ -69,6 +71,7 @@ pub fn multiply(layer: &Layer, (product, onto): What, how: How, [left, right, ou
         How::Wide => GroupedPlan::wide,
         How::Roomy => GroupedPlan::roomy,
         How::Paired => GroupedPlan::paired,
+        How::Ahead => GroupedPlan::ahead,
         _ => {
             let way = (how == How::Loop).then_some(Way::Loop);
             let (left, right) = (left.clone(), right.clone());

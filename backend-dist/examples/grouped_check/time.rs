@@ -55,8 +55,8 @@ pub fn time(device: &Device, words: &[String]) -> usize {
         }
     }
     println!(
-        "\n{:<34} {:<24} {:>7} {:>7} {:>7} {:>7}  error (TFLOP/s)",
-        "layer", "product", "loop", "wide", "roomy", "paired"
+        "\n{:<34} {:<24} {:>7} {:>7} {:>7} {:>7} {:>7}  error (TFLOP/s)",
+        "layer", "product", "loop", "wide", "roomy", "paired", "ahead"
     );
     lines.iter().for_each(|line| println!("{line}"));
     bad
@@ -82,7 +82,7 @@ fn line(device: &Device, name: &str, layer: &Layer, what: What, bad: &mut usize)
     let expected = run(layer, what, How::Loop, &operands, &zeros());
     let mut speeds = Vec::new();
     let mut worst = 0.0;
-    for how in [How::Loop, How::Wide, How::Roomy, How::Paired] {
+    for how in [How::Loop, How::Wide, How::Roomy, How::Paired, How::Ahead] {
         let out = zeros();
         let found = run(layer, what, how, &operands, &out);
         let error = difference(found, expected.clone());

@@ -9,6 +9,8 @@ use cubecl::server::Handle;
 pub type Sixteen = Vector<u32, Const<4>>;
 /// Eight numbers of eight bits: a line of a block.
 pub type Eight = Vector<u32, Const<2>>;
+/// Words of a line of tiles of groups: its first row, and the group's first row, rows and number.
+pub(super) const WORDS: usize = 4;
 
 /// Four of eight numbers, scaled and cast.
 #[cube]
@@ -58,7 +60,7 @@ pub fn cast_flat<E: Float>(
 /// lies, and into `words` for its transpose. A unit casts two blocks of four rows and eight columns.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn cast_tile<E: Float>(
+fn cast_tile<E: Float>(
     x: &[Vec8<E>],
     factor: f32,
     rows_out: &mut [Eight],
@@ -109,40 +111,59 @@ pub(super) fn cast_tile<E: Float>(
     }
 }
 
-/// A cube for each tile.
+/// A cube for each tile: of the matrix, or where `grouped` of its groups of rows, of which `table` has [`WORDS`] words for each line
+/// of tiles and each has a scale.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn cast_tiles<E: Float>(
     x: &[Vec8<E>],
     scale: &[f32],
+    table: &[u32],
     rows_out: &mut [Eight],
     columns_out: &mut [u32],
-    rows: u32,
+    all_rows: u32,
     columns: u32,
     #[comptime] with_rows: bool,
+    #[comptime] with_columns: bool,
+    #[comptime] grouped: bool,
     #[comptime] format: Format,
     #[comptime] codec: Codec,
 ) {
     let mut words = Words::new_slice(TILE * TILE / 4);
     let across = (columns + comptime![TILE as u32 - 1]) / comptime![TILE as u32];
-    let first_row = CUBE_POS_X / across * comptime![TILE as u32];
+    let line = CUBE_POS_X / across;
     let first_column = CUBE_POS_X % across * comptime![TILE as u32];
+    let mut first_row = line * comptime![TILE as u32];
+    let mut start = 0u32;
+    let mut rows = all_rows;
+    let mut group = 0u32;
+    if comptime![grouped] {
+        let entry = (line * comptime![WORDS as u32]) as usize;
+        first_row = table[entry];
+        start = table[entry + 1];
+        rows = table[entry + 2];
+        group = table[entry + 3];
+    }
     cast_tile::<E>(
         x,
-        scale[0],
+        scale[group as usize],
         rows_out,
         &mut words,
         first_row,
-        rows,
+        start + rows,
         first_column,
         columns,
         with_rows,
-        true,
+        with_columns,
         format,
         codec,
     );
-    sync_cube();
-    write_columns(&words, columns_out, 0u32, first_row, first_column, rows, columns);
+    if comptime![with_columns] {
+        sync_cube();
+        // In words: rows of groups are multiples of 16.
+        let base = start / 4 * columns;
+        write_columns(&words, columns_out, base, first_row - start, first_column, rows, columns);
+    }
 }
 
 #[cube]
@@ -198,6 +219,7 @@ pub fn cast<E: Float>(
     let unused = client.empty(8);
     let (target, lines) = by_rows.map_or((&unused, 1), |by_rows| (by_rows, len / 8));
     let (target, columns_out) = (buffer("by_rows", target, lines, 8)?, buffer("by_columns", by_columns, len / 4, 4)?);
+    let table = buffer("table", &unused, 2, 4)?;
     // SAFETY: blocks past the last row or column do nothing, and `rows_out` is written only if it is whole.
     unsafe {
         cast_tiles::launch_unchecked::<E>(
@@ -206,11 +228,14 @@ pub fn cast<E: Float>(
             CubeDim::new_1d(UNITS),
             x,
             scale,
+            table,
             target,
             columns_out,
             rows as u32,
             columns as u32,
             by_rows.is_some(),
+            true,
+            false,
             format,
             codec,
         )

@@ -1,8 +1,8 @@
 //! Largest magnitudes and casts of groups of rows that follow each other, each group with a scale of its own, in one launch for
 //! all of them. The host knows where groups begin and makes tables of the work.
 use super::amax::greatest;
-use super::cast::{Eight, cast_tile};
-use super::transpose::{TILE, Words, check_matrix, write_columns};
+use super::cast::{WORDS, cast_tiles};
+use super::transpose::{TILE, check_matrix};
 use super::{Codec, Format, UNITS, Vec8};
 use crate::pointwise::{CubeShape, PointwiseError, buffer, check, cube_max};
 use cubecl::prelude::*;
@@ -12,8 +12,6 @@ use cubecl::server::Handle;
 const CUBES: usize = 2048;
 /// Fewest vectors of a cube: four for each unit.
 const FEWEST: usize = 4 * UNITS as usize;
-/// Words of a tile's entry: its first row, and the group's first row, rows and number.
-const WORDS: usize = 4;
 
 /// The greatest magnitude of each cube's vectors, from `table[2 i]` to `table[2 i + 1]`.
 #[cube(launch_unchecked)]
@@ -57,51 +55,6 @@ pub fn group_maxima(parts: &[f32], table: &[u32], amax: &mut [f32], first: u32, 
     let top = cube_max(top, &mut scratch, cube);
     if UNIT_POS == 0 {
         amax[CUBE_POS_X as usize] = top;
-    }
-}
-
-/// A cube for each tile of a group.
-#[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
-pub fn cast_group_tiles<E: Float>(
-    x: &[Vec8<E>],
-    scale: &[f32],
-    table: &[u32],
-    rows_out: &mut [Eight],
-    columns_out: &mut [u32],
-    columns: u32,
-    #[comptime] with_rows: bool,
-    #[comptime] with_columns: bool,
-    #[comptime] format: Format,
-    #[comptime] codec: Codec,
-) {
-    let mut words = Words::new_slice(TILE * TILE / 4);
-    let across = (columns + comptime![TILE as u32 - 1]) / comptime![TILE as u32];
-    let entry = (CUBE_POS_X / across * comptime![WORDS as u32]) as usize;
-    let first_column = CUBE_POS_X % across * comptime![TILE as u32];
-    let first_row = table[entry];
-    let start = table[entry + 1];
-    let rows = table[entry + 2];
-    let factor = scale[table[entry + 3] as usize];
-    cast_tile::<E>(
-        x,
-        factor,
-        rows_out,
-        &mut words,
-        first_row,
-        start + rows,
-        first_column,
-        columns,
-        with_rows,
-        with_columns,
-        format,
-        codec,
-    );
-    if comptime![with_columns] {
-        sync_cube();
-        // In words: rows are multiples of 16.
-        let base = start / 4 * columns;
-        write_columns(&words, columns_out, base, first_row - start, first_column, rows, columns);
     }
 }
 
@@ -217,7 +170,7 @@ pub fn cast<E: Float>(
     // SAFETY: the table's tiles lie in their groups, blocks past a group's last row or the last column do nothing, and a
     // result is written only if it is whole.
     unsafe {
-        cast_group_tiles::launch_unchecked::<E>(
+        cast_tiles::launch_unchecked::<E>(
             client,
             CubeCount::Static(cubes as u32, 1, 1),
             CubeDim::new_1d(UNITS),
@@ -226,9 +179,11 @@ pub fn cast<E: Float>(
             table,
             rows_out,
             columns_out,
+            rows as u32,
             columns as u32,
             by_rows.is_some(),
             by_columns.is_some(),
+            true,
             format,
             codec,
         )

@@ -77,19 +77,20 @@ pub fn grouped<O: Float>(
     let plane = plane_broadcast(UNIT_POS / 32, 0u32);
     if plane == READERS {
         if UNIT_POS % 32 == 0 {
-            bring(&mut tiles, left, right, table, &sizes, plan);
+            bring(&mut tiles, left, right, out, table, &sizes, plan);
         }
     } else {
         multiply(&mut tiles, &mut staging, out, table, &sizes, plane, plan);
     }
 }
 
-/// Brings the operands of all of the cube's tiles.
+/// Brings the operands of all of the cube's tiles, and nearer what they are added to.
 #[cube]
-fn bring(
+fn bring<O: Float>(
     tiles: &mut Tiles,
     left: &TensorMap<bf16, Tiled>,
     right: &TensorMap<bf16, Tiled>,
+    out: &mut TensorMap<O, Tiled>,
     table: &[u32],
     sizes: &Sizes,
     #[comptime] plan: GroupedPlan,
@@ -101,6 +102,9 @@ fn bring(
         let tile = tile(index, table, sizes, plan.product);
         for step in 0..tile.steps {
             copy::load(tiles, left, right, &tile, step, stage as usize, parity, plan);
+            if comptime![plan.ahead] {
+                output::prefetch(out, &tile, step, plan);
+            }
             stage += 1;
             if stage == comptime![plan.stages as u32] {
                 stage = 0u32;

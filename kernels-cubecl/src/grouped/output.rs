@@ -57,6 +57,24 @@ pub fn write<O: Float>(
     }
 }
 
+/// Brings to the L2 cache what step `step` of `tile` has to bring of the numbers that the tile will be added to. While a cube
+/// multiplies nothing of them moves, and all cubes that multiply equally long rows do so at the same time: without this the
+/// additions alone took what memory needs to read and to write them.
+#[cube]
+pub fn prefetch<O: Float>(out: &mut TensorMap<O, Tiled>, tile: &Tile, step: u32, #[comptime] plan: GroupedPlan) {
+    let columns = comptime![plan.result_panel()];
+    let panels = comptime![(8 * plan.width / columns) as u32];
+    let each = (panels + tile.steps - 1) / tile.steps;
+    let mut panel = step * each;
+    let end = min(panel + each, panels);
+    while panel < end {
+        let row = tile.row * comptime![ROWS as u32] + panel % 8 * 16;
+        let column = tile.column * comptime![plan.width as u32] + panel / 8 * comptime![columns as u32];
+        store::prefetch_tile(out, tile.group as i32, row as i32, column as i32);
+        panel += 1;
+    }
+}
+
 /// Waits until the copy engine has read everything.
 #[cube]
 pub fn finish() {

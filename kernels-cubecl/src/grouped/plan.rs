@@ -39,27 +39,34 @@ pub struct GroupedPlan {
     pub stages: usize,
     /// Panels of a plane's result on their way to memory.
     pub staged: usize,
+    /// What the result is added to comes to the L2 cache while the cube multiplies.
+    pub ahead: bool,
 }
 
 impl GroupedPlan {
     /// The widest tile, a cube on each multiprocessor.
     pub fn wide(product: Product, element: Half, onto: Onto) -> Self {
-        Self { product, element, onto, width: 256, stages: 4, staged: 2 }
+        Self { product, element, onto, width: 256, stages: 4, staged: 2, ahead: false }
     }
 
     /// Two cubes on each multiprocessor: one multiplies while the other writes.
     pub fn paired(product: Product, element: Half, onto: Onto) -> Self {
-        Self { product, element, onto, width: 128, stages: 3, staged: 1 }
+        Self { product, element, onto, width: 128, stages: 3, staged: 1, ahead: false }
     }
 
     /// The widest tile with room for all of a tile of 16 bits on its way to memory, and fewer inputs in flight.
     pub fn roomy(product: Product, element: Half, onto: Onto) -> Self {
-        Self { product, element, onto, width: 256, stages: 3, staged: 4 }
+        Self { product, element, onto, width: 256, stages: 3, staged: 4, ahead: false }
+    }
+
+    /// The widest tile, and what it is added to is brought nearer in time.
+    pub fn ahead(product: Product, element: Half, onto: Onto) -> Self {
+        Self { ahead: onto == Onto::Added, ..Self::wide(product, element, onto) }
     }
 
     /// What the library takes.
     pub fn fastest(product: Product, element: Half, onto: Onto) -> Self {
-        Self::wide(product, element, onto)
+        Self::ahead(product, element, onto)
     }
 
     /// Cubes that a multiprocessor holds.

@@ -57,6 +57,44 @@ fn start_add<O: Float>(from: u32, to: &mut TensorMap<O, Tiled>, z: i32, y: i32, 
     })
 }
 
+/// A box of a tensor brought to the L2 cache.
+#[cube_op(name = "hopper.prefetch_tile")]
+#[result_ty(none)]
+#[op_traits(CanMaterialize, HasSideEffects)]
+pub struct PrefetchTileOp {
+    /// The tensor map.
+    pub map: Value,
+    /// Coordinates of the box in the tensor, outermost first.
+    pub z: Value,
+    pub y: Value,
+    pub x: Value,
+}
+
+#[op_interface_impl]
+impl ToLLVMDialect for PrefetchTileOp {
+    fn rewrite(&self, ctx: &mut Context, rw: &mut DialectConversionRewriter, _: &OperandsInfo) -> Result<()> {
+        let operands = vec![self.map(ctx), self.x(ctx), self.y(ctx), self.z(ctx)];
+        let void = VoidType::get(ctx).into();
+        let text = "cp.async.bulk.prefetch.tensor.3d.L2.global.tile [$0, {$1, $2, $3}];";
+        let asm = InlineAsmOp::new(ctx, void, operands, text, "l,r,r,r,~{memory}", true);
+        rw.insert_op(ctx, &asm);
+        rw.replace_operation_with_values(ctx, self.get_operation(), vec![]);
+        Ok(())
+    }
+}
+
+/// Starts to bring the box of `of` at `(z, y, x)` to the L2 cache, where it will be added to. Nothing of it outside of the tensor is
+/// read.
+#[cube]
+#[allow(unused_variables)]
+pub fn prefetch_tile<O: Float>(of: &mut TensorMap<O, Tiled>, z: i32, y: i32, x: i32) {
+    intrinsic!(|scope| {
+        let map = of.value(scope);
+        let [z, y, x] = [z, y, x].map(|at| at.read_value(scope));
+        scope.register(&PrefetchTileOp::new(scope.ctx_mut(), map, z, y, x));
+    })
+}
+
 /// Starts to store the tile at `from` to the box of `to` at `(z, y, x)`, as a group.
 #[cube]
 #[allow(unused_variables)]

@@ -25,7 +25,9 @@ fn fp8_kernels_compile() {
             let flat =
                 cast::cast_flat::CastFlat::<bf16>::new(s, d, Default::default(), b(), b(), b(), (), format, codec);
             check("cast", flat, found);
-            for with_rows in [false, true] {
+            let dense = [false, true].map(|with_rows| (with_rows, true, false));
+            let groups = [(true, false, true), (false, true, true), (true, true, true)];
+            for (with_rows, with_columns, grouped) in dense.into_iter().chain(groups) {
                 let (s, d) = device();
                 let tiles = cast::cast_tiles::CastTiles::<bf16>::new(
                     s,
@@ -35,32 +37,16 @@ fn fp8_kernels_compile() {
                     b(),
                     b(),
                     b(),
+                    b(),
                     (),
                     (),
                     with_rows,
+                    with_columns,
+                    grouped,
                     format,
                     codec,
                 );
                 check("cast and transpose", tiles, found);
-            }
-            for (with_rows, with_columns) in [(true, false), (false, true), (true, true)] {
-                let (s, d) = device();
-                let tiles = groups::cast_group_tiles::CastGroupTiles::<bf16>::new(
-                    s,
-                    d,
-                    Default::default(),
-                    b(),
-                    b(),
-                    b(),
-                    b(),
-                    b(),
-                    (),
-                    with_rows,
-                    with_columns,
-                    format,
-                    codec,
-                );
-                check("cast and transpose of groups", tiles, found);
             }
         }
     }

@@ -20,7 +20,7 @@ fn plans() -> Vec<GroupedPlan> {
                 _ => vec![Onto::Same],
             };
             for onto in wanted {
-                let plans = [GroupedPlan::wide, GroupedPlan::roomy, GroupedPlan::paired];
+                let plans = [GroupedPlan::wide, GroupedPlan::roomy, GroupedPlan::paired, GroupedPlan::ahead];
                 all.extend(plans.map(|plan| plan(product, element, onto)));
             }
         }
@@ -45,6 +45,8 @@ fn grouped_products_overlap() {
         let panels = plan.width / if plan.onto == Onto::Same { 64 } else { 32 };
         let (stored, added) = if plan.onto == Onto::Added { (0, panels) } else { (panels, 0) };
         assert_eq!(ptx.matches("cp.async.bulk.tensor.3d.global").count(), stored, "stores of {plan:?}");
+        let prefetches = ptx.matches("cp.async.bulk.prefetch.tensor.3d").count();
+        assert_eq!(prefetches > 0, plan.ahead, "prefetches of {plan:?}");
         assert_eq!(ptx.matches("cp.reduce.async.bulk.tensor.3d").count(), added, "additions of {plan:?}");
     }
 }
