@@ -57,7 +57,8 @@ fn train<M: CausalLm>(config: &M::Config, layout: &str, fp8: &Fp8Config, job: &J
     let candidate: Candidate = layout.parse().unwrap();
     let build = |rank: &Rank, part| {
         let params = ParamBuilder::new(rank, FloatDType::F64, SETTINGS.seed).with_fp8(fp8, config.dims().layers);
-        Ok(M::build(config, params.with_part(part).with_recompute(&candidate.recompute))?)
+        let params = params.with_part(part).with_recompute(&candidate.recompute);
+        Ok(M::build(config, params.with_moe_comm_overlap(candidate.moe_overlap, Some(3)))?)
     };
     trace(&candidate, job, &[Device::flex()], &config.dims(), build).unwrap()
 }
@@ -127,6 +128,23 @@ fn experts_of_sequences_that_ranks_share() {
     ];
     assert_layouts_agree::<Mixtral>(&mixtral(), "TP1", &layouts, &rows(101));
     assert_layouts_agree::<Mixtral>(&mixtral(), "TP1 x2", &["CP2 DP2 EP4", "CP2 DP2 EP2", "CP2 EP2 x2"], &rows(101));
+}
+
+/// Up to three pieces of every rank's experts, and rows of an expert of one micro-batch and of several, and of several ranks.
+#[test]
+fn experts_beside_exchanges() {
+    let layouts = [
+        "CP2 EP2 moe-overlap",
+        "CP4 EP2 moe-overlap",
+        "CP2 EP1 ETP2 moe-overlap selective",
+        "TP2 SP CP2 EP2 ETP1 ZeRO3 moe-overlap",
+        "TP4 EP2 ETP1 moe-overlap",
+        "PP2 CP2 EP2 zb-h1 moe-overlap",
+    ];
+    let config = MixtralConfig { num_experts: 8, ..mixtral() };
+    assert_layouts_agree::<Mixtral>(&config, "TP1", &layouts, &rows(101));
+    let layouts = ["DP2 EP2 moe-overlap", "CP2 DP2 EP4 ZeRO1 moe-overlap"];
+    assert_layouts_agree::<Mixtral>(&config, "TP1 x2", &layouts, &rows(101));
 }
 
 /// Long documents are shared by more ranks than short ones.

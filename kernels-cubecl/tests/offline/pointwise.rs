@@ -7,7 +7,7 @@ use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
     CubeShape, adamw, column_sum, columns, cross_entropy, dropout, experts, flat, gelu, head_norms, latent, momentum,
-    muon, norm, parts, rope, swiglu,
+    muon, norm, parts, rope, shares, swiglu, thirds,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -19,14 +19,15 @@ fn check(what: &str, kernel: impl CubeKernel) {
 
 #[test]
 fn rope_compiles() {
-    for (half, head, copies) in [(4, 8, true), (8, 16, true), (4, 24, true), (1, 5, true), (4, 24, false)] {
-        let target = if copies { b() } else { BufferCompilationArg { inplace: Some(0) } };
-        let kernel = kernel!(
-            rope::rotate::Rotate<bf16>,
-            settings(),
-            (b(), b(), b(), target, (), (), (), (), half, head, copies)
-        );
-        check(&format!("rope {half} {head} {copies}"), kernel);
+    for (half, head) in [(4, 8), (8, 16), (4, 24), (1, 5)] {
+        for (target, copies) in [(b(), true), (BufferCompilationArg { inplace: Some(0) }, false)] {
+            let kernel = kernel!(
+                rope::rotate::Rotate<bf16>,
+                settings(),
+                (b(), b(), b(), target, (), (), (), (), half, head, copies)
+            );
+            check(&format!("rope {half} {head} {copies}"), kernel);
+        }
     }
 }
 
@@ -71,6 +72,10 @@ fn the_embedding_compiles() {
         (embedding::Plan { ahead: 3, ..slender }, true),
         (wide, true),
         (embedding::Plan { ahead: 3, ..wide }, true),
+        (embedding::Plan { ahead: 3, run: 6, ..wide }, true),
+        (embedding::Plan { ahead: 2, run: 6, ..wide }, true),
+        (embedding::Plan { ahead: 2, run: 4, ..wide }, true),
+        (embedding::Plan { ahead: 1, run: 4, ..wide }, true),
         (widest, true),
         (embedding::Plan { ahead: 3, ..widest }, true),
     ] {
@@ -176,6 +181,22 @@ fn norms_of_heads_compile() {
             compile(&format!("gradients of norms of heads {head_dim} ring {ring} units {units}"), kernel);
         }
     }
+}
+
+#[test]
+fn shares_compile() {
+    use shares::{share_gradients::ShareGradients, share_rows::ShareRows};
+    for (count, softmax) in [(1, true), (4, true), (8, false), (32, true)] {
+        let kernel = kernel!(ShareRows, settings(), (b(), b(), b(), (), (), (), count, softmax, GPU));
+        registers_only("shares of rows", kernel);
+        let kernel = kernel!(ShareGradients, settings(), (b(), b(), b(), b(), (), (), count, softmax, GPU));
+        registers_only("gradients of shares", kernel);
+    }
+}
+
+#[test]
+fn thirds_compile() {
+    check("thirds", kernel!(thirds::split_thirds::SplitThirds, settings(), (b(), b(), (), ())));
 }
 
 #[test]
