@@ -39,7 +39,6 @@ fn deepseek() -> DeepSeekV3Config {
         hidden_size: 64,
         intermediate_size: 64,
         moe_intermediate_size: 32,
-        num_attention_heads: 4,
         router_aux_loss_coef: 0.0,
         ..DeepSeekV3Config::tiny()
     }
@@ -58,7 +57,8 @@ fn train<M: CausalLm>(config: &M::Config, layout: &str, fp8: &Fp8Config, job: &J
     let candidate: Candidate = layout.parse().unwrap();
     let build = |rank: &Rank, part| {
         let params = ParamBuilder::new(rank, FloatDType::F64, SETTINGS.seed).with_fp8(fp8, config.dims().layers);
-        Ok(M::build(config, params.with_part(part).with_recompute(&candidate.recompute))?)
+        let params = params.with_part(part).with_recompute(&candidate.recompute);
+        Ok(M::build(config, params.with_moe_comm_overlap(candidate.moe_overlap, Some(3)))?)
     };
     trace(&candidate, job, &[Device::flex()], &config.dims(), build).unwrap()
 }
@@ -68,11 +68,11 @@ fn rows(vocab: usize) -> Job {
     Settings { global_batch: 2, seq: 64, ..SETTINGS }.job(vocab)
 }
 
-/// Documents of these lengths, twice, of which no two fit into the longest one's row.
+/// Four rows of documents of these lengths, of which no two fit into the longest one's row.
 fn documents(vocab: usize, [long, short]: [usize; 2]) -> Job {
-    let mut job = Settings { global_batch: 2, seq: long + short, ..SETTINGS }.job(vocab);
+    let mut job = Settings { global_batch: 4, seq: long + short, ..SETTINGS }.job(vocab);
     for batch in &mut job.batches {
-        batch.documents = Some(vec![vec![0, long]; 2]);
+        batch.documents = Some(vec![vec![0, long]; 4]);
     }
     job
 }
@@ -130,6 +130,23 @@ fn experts_of_sequences_that_ranks_share() {
     assert_layouts_agree::<Mixtral>(&mixtral(), "TP1 x2", &["CP2 DP2 EP4", "CP2 DP2 EP2", "CP2 EP2 x2"], &rows(101));
 }
 
+/// Up to three pieces of every rank's experts, and rows of an expert of one micro-batch and of several, and of several ranks.
+#[test]
+fn experts_beside_exchanges() {
+    let layouts = [
+        "CP2 EP2 moe-overlap",
+        "CP4 EP2 moe-overlap",
+        "CP2 EP1 ETP2 moe-overlap selective",
+        "TP2 SP CP2 EP2 ETP1 ZeRO3 moe-overlap",
+        "TP4 EP2 ETP1 moe-overlap",
+        "PP2 CP2 EP2 zb-h1 moe-overlap",
+    ];
+    let config = MixtralConfig { num_experts: 8, ..mixtral() };
+    assert_layouts_agree::<Mixtral>(&config, "TP1", &layouts, &rows(101));
+    let layouts = ["DP2 EP2 moe-overlap", "CP2 DP2 EP4 ZeRO1 moe-overlap"];
+    assert_layouts_agree::<Mixtral>(&config, "TP1 x2", &layouts, &rows(101));
+}
+
 /// Long documents are shared by more ranks than short ones.
 #[test]
 fn documents_that_are_dealt_out() {
@@ -160,5 +177,9 @@ fn experts_that_other_ranks_share_than_sequences_are_refused() {
     };
     let job = Settings { global_batch: 2, seq: 96, ..SETTINGS }.job(101);
     let refused = trace(&candidate, &job, &[Device::flex()], &config.dims(), build).err().unwrap().to_string();
-    assert!(refused.contains("context-parallel 3 and the 2 replicas") && refused.contains("2 or 4"), "{refused}");
+    assert!(
+        refused.contains("context-parallel 3 and the 2 replicas")
+            && refused.contains("nearest legal context-parallel: 2, 4"),
+        "{refused}"
+    );
 }

@@ -85,7 +85,8 @@ pub fn text(record: &Record) -> String {
     }
     line("loss", format!("{:.4} in the first step, {:.4} in the last", record.first_loss, record.last_loss));
     line("start of rank 0", format!("{}; {:.1} s of them from the launch", record.startup, record.first_step));
-    line("measured", format!("{} runs of {} steps after {} that warm up", timing.runs, timing.steps, timing.warmup));
+    let runs = if timing.runs == 1 { "1 run".to_string() } else { format!("{} runs", timing.runs) };
+    line("measured", format!("{runs} of {} steps after {} that warm up", timing.steps, timing.warmup));
     for (name, version) in &device.versions {
         line(name, version.clone());
     }

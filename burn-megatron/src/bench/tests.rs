@@ -137,6 +137,9 @@ fn documents_of_unequal_lengths_are_dealt_out_and_reported() {
         let setup = Setup::of("tiny", &config, "random tokens");
         Record::new(&config, setup, Device::default(), TIMING, None, documents, seen)
     };
+    let short = [keys.as_slice(), &[("context.dynamic", "true"), ("context.max-tokens-per-rank", "8")]].concat();
+    let refused = DocumentReport::check(&resolve("tiny", &short, 2, 0).unwrap(), &*data, TIMING.total()).unwrap_err();
+    assert!(refused.length > 16 && refused.nearest > 8, "{refused}");
     let (dynamic, fixed) = (run(&by_length), run(&[]));
     // The same tokens teach the same, whoever computes them.
     assert!((dynamic.first_loss - fixed.first_loss).abs() < 1e-5, "{} {}", dynamic.first_loss, fixed.first_loss);

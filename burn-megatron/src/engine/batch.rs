@@ -130,6 +130,12 @@ impl TokenBatch {
         self.mask.as_ref().map_or(self.tokens.len(), |mask| mask.iter().filter(|counts| **counts).count())
     }
 
+    /// Of each row the place behind its last prediction that counts.
+    pub(super) fn ends(&self) -> Vec<usize> {
+        let end = |mask: &[bool]| mask.iter().rposition(|counts| *counts).map_or(0, |last| last + 1);
+        self.mask.as_ref().map_or_else(|| vec![self.seq; self.rows], |mask| mask.chunks(self.seq).map(end).collect())
+    }
+
     /// Inputs `[rows, seq]` on a device.
     pub fn tokens_on(&self, device: &Device) -> Tensor<2, Int> {
         self.upload(&self.tokens, device)

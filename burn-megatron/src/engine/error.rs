@@ -2,7 +2,7 @@
 
 use super::ContextError;
 use crate::batch::BatchError;
-use crate::lr::LrError;
+use crate::lr::{LrError, WeightDecayError};
 use crate::optim::OptimError;
 use crate::schedule::PipelineError;
 use crate::schedule::dynamic_context::TooLong;
@@ -70,6 +70,9 @@ pub enum EngineError {
     /// The learning rate makes no sense.
     #[error(transparent)]
     LearningRate(#[from] LrError),
+    /// The weight decay makes no sense.
+    #[error(transparent)]
+    WeightDecay(#[from] WeightDecayError),
     /// Module and registry disagree.
     #[error(transparent)]
     Optimizer(#[from] OptimError),

@@ -103,6 +103,7 @@ impl StepTime {
 fn recompute_name(recompute: &Recompute) -> String {
     match recompute.granularity {
         Granularity::None => "none".into(),
+        Granularity::Full if recompute.keep_attention => "full but attention".into(),
         Granularity::Full => "full".into(),
         Granularity::Selective => "selective".into(),
     }
@@ -120,6 +121,9 @@ pub fn describe(job: &Job) -> String {
     }
     if job.recompute.granularity != Granularity::None {
         _ = write!(text, ", recompute {}", recompute_name(&job.recompute));
+    }
+    if let Some(most) = job.dynamic {
+        _ = write!(text, ", dynamic:{most}");
     }
     text
 }

@@ -48,6 +48,8 @@ pub struct Found {
 
 /// Layouts that are simulated, the most promising ones.
 const SIMULATED: usize = 96;
+/// Passes of layers and stages in all of them, of which about a million are looked at in a second.
+const PASSES: usize = 1 << 20;
 /// Layouts that are shown.
 const SHOWN: usize = 5;
 
@@ -59,11 +61,12 @@ pub fn search(wish: &Wish) -> Found {
     let mut rough: Vec<(f64, &Job)> = candidates.iter().map(|job| (rough_time(job, wish.hardware), job)).collect();
     rough.sort_by(|a, b| a.0.total_cmp(&b.0));
     let fits = |memory: &RankMemory| memory.peak() <= wish.hardware.memory;
-    let mut simulated = 0;
+    let (mut simulated, mut passes) = (0, 0);
     for (_, job) in rough {
-        if simulated == SIMULATED {
+        if simulated == SIMULATED || passes > PASSES {
             break;
         }
+        passes += passes_of(job);
         let Some(memory) = schedules.memory_if_fits(job, wish.hardware.memory) else { continue };
         simulated += 1;
         let schedule = schedules.of(&job.schedule);
@@ -89,6 +92,11 @@ pub fn search(wish: &Wish) -> Found {
         Some(Candidate { job: job.clone(), memory, time })
     });
     found
+}
+
+fn passes_of(job: &Job) -> usize {
+    let stages = job.schedule.placement().stages();
+    stages.saturating_mul(job.schedule.micro_batches).saturating_add(job.decoder.layers)
 }
 
 /// Schedules that were made already.
@@ -144,7 +152,7 @@ fn expert_sizes(decoder: &Decoder, tp: usize, dp: usize) -> Vec<(usize, Option<u
     let Some(experts) = &decoder.experts else { return vec![(1, None)] };
     let sizes = |etp: usize| {
         let ranks = tp * dp / etp;
-        (1..=ranks).filter(move |ep| ranks.is_multiple_of(*ep) && experts.count.is_multiple_of(*ep))
+        (1..=ranks.min(experts.count)).filter(move |ep| ranks.is_multiple_of(*ep) && experts.count.is_multiple_of(*ep))
     };
     let cut = sizes(tp).map(|ep| (ep, None));
     let whole = sizes(1).filter(|_| tp > 1).map(|ep| (ep, Some(1)));
@@ -155,9 +163,13 @@ fn expert_sizes(decoder: &Decoder, tp: usize, dp: usize) -> Vec<(usize, Option<u
 fn variants(wish: &Wish, layout: ParallelLayout, rows: usize, divisions: &mut Divisions, found: &mut Vec<Job>) {
     let selective = Recompute::selective(&[Module::CoreAttention, Module::MlpActivation, Module::Norms]);
     let full = Recompute { granularity: Granularity::Full, ..Recompute::default() };
-    let recomputes = [Recompute::default(), selective, full];
+    let attention_kept = Recompute { keep_attention: true, ..full.clone() };
+    let recomputes = [Recompute::default(), selective, attention_kept, full];
     for micro_batch in [1, 2, 4, 8, 16].into_iter().filter(|size| rows.is_multiple_of(*size)) {
         for spec in schedules(&layout, rows / micro_batch) {
+            if spec.placement().stages().saturating_mul(spec.micro_batches) > PASSES {
+                continue;
+            }
             for stages in divisions.of(spec.placement()) {
                 for zero in 0..=if layout.dp > 1 { 3 } else { 0 } {
                     for recompute in &recomputes {
@@ -169,6 +181,7 @@ fn variants(wish: &Wish, layout: ParallelLayout, rows: usize, divisions: &mut Di
                             recompute: recompute.clone(),
                             decoder: wish.job.decoder.clone(),
                             fp8: wish.job.fp8.clone(),
+                            dynamic: None,
                             ..*wish.job
                         });
                     }

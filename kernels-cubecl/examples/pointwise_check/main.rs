@@ -25,6 +25,7 @@ use kernels_cubecl::pointwise::head_norms::HeadsShape;
 use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
+use kernels_cubecl::pointwise::shares::SharesShape;
 
 /// Gives the number of results that are too far off.
 type Check = fn(&Client) -> usize;
@@ -123,6 +124,14 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + rows::column_sum::<bf16>(c, 39, 24)
                 + rows::column_sum::<bf16>(c, 1501, 4096)
         }),
+        ("shares of rows", |c| {
+            let shape = SharesShape { rows: 1003, columns: 128, softmax: true };
+            rows::shares(c, shape)
+                + rows::shares(c, SharesShape { columns: 8, softmax: false, ..shape })
+                + rows::shares(c, SharesShape { rows: 13, columns: 1000, softmax: true })
+                + rows::shares(c, SharesShape { rows: 7, columns: 60, softmax: false })
+        }),
+        ("thirds", |c| rows::thirds(c, 301, 128) + rows::thirds(c, 33, 8)),
         ("accumulate", |c| rows::accumulate::<bf16>(c, 100_000, 0) + rows::accumulate::<bf16>(c, 3001, 3)),
         ("runs", |c| rows::runs(c) + rows::copies(c)),
         ("squares", rows::squares),

@@ -17,7 +17,9 @@ const COLUMNS: usize = 4096;
 pub fn column_sums(clock: &mut Clock) {
     let client = clock.client;
     let (x, sums) = (clock.tensor(FloatType::Bf16, ROWS * COLUMNS), client.empty(4 * COLUMNS));
-    for (units, side, slices, ahead) in [(512, 4, 1, 8), (512, 4, 1, 5), (512, 4, 1, 4), (1024, 4, 1, 3)] {
+    for (units, side, slices, ahead) in
+        [(512, 4, 1, 5), (512, 4, 1, 7), (256, 4, 1, 10), (256, 2, 1, 10), (512, 2, 1, 5), (1024, 4, 1, 3)]
+    {
         let how = Slicing { units, side, slices, ahead };
         clock.time(
             &format!("column sum plans: {units} units, {side} side, {slices} slices, {ahead} ahead"),
@@ -30,15 +32,14 @@ pub fn column_sums(clock: &mut Clock) {
 /// Gradients of norms with other numbers of cubes.
 pub fn norms(clock: &mut Clock) {
     let client = clock.client;
-    for (rows, cubes) in [(ROWS, [132, 128, 264]), (2 * ROWS, [132, 131, 264])] {
+    for (rows, cubes) in [(ROWS, [132, 128]), (2 * ROWS, [132, 131])] {
         let half = |len| clock.tensor(FloatType::Bf16, len);
         let (x, y, slope, w) = (half(rows * COLUMNS), half(rows * COLUMNS), half(rows * COLUMNS), half(COLUMNS));
         let (shape, sums) = (NormShape { rows, columns: COLUMNS }, client.empty(8 * COLUMNS));
         for (name, affine) in [("layer", Affine::Layer(w.at(0), w.at(1))), ("rms", Affine::Rms(w.at(0)))] {
             for cubes in cubes {
                 let chosen = norm::Plan::of(client, COLUMNS, true);
-                let side = if cubes > 132 { 1 } else { chosen.side };
-                let plan = norm::Plan { cubes: Some(cubes), side, ..chosen };
+                let plan = norm::Plan { cubes: Some(cubes), ..chosen };
                 clock.time(&format!("norm plans: {name}, {rows} rows, {cubes} cubes"), 6 * rows * COLUMNS, |i| {
                     let targets = Gradients { x: y.at(i), affine: &sums };
                     norm::backward_planned::<bf16>(
@@ -66,18 +67,7 @@ pub fn heads(clock: &mut Clock) {
     let len = ROWS * 40 * 128;
     let half = |len| clock.tensor(FloatType::Bf16, len);
     let (x, y, slope, w, sums) = (half(len), half(len), half(len), half(128), client.empty(8 * 128));
-    for (ring, units, each) in [
-        (1, 256, 3),
-        (1, 256, 4),
-        (1, 1024, 1),
-        (2, 256, 3),
-        (2, 512, 1),
-        (2, 768, 1),
-        (2, 1024, 1),
-        (3, 256, 2),
-        (3, 512, 1),
-        (3, 640, 1),
-    ] {
+    for (ring, units, each) in [(2, 256, 3), (3, 512, 1)] {
         let line = Line::of(CubeShape { units, ..CubeShape::GPU }, 128);
         clock.time(&format!("heads plans: ring of {ring}, {units} units, {each} cubes"), 6 * len, |i| {
             let (weights, targets) = ([w.at(0), w.at(1)], [y.at(i), &sums]);
@@ -106,15 +96,14 @@ pub fn embeddings(clock: &mut Clock) {
     for (name, ids) in [("equal", even_ids(ROWS)), ("Zipf's", zipf_ids(ROWS))] {
         let (bytes, ids) = (gradient_bytes(&ids, COLUMNS), upload_i32(client, &ids));
         for (units, side, buckets, ahead, run) in [
-            (256, 64, 128, 4, 16),
             (256, 64, 128, 4, 8),
             (256, 64, 128, 3, 8),
             (256, 64, 64, 4, 8),
             (512, 128, 128, 4, 8),
             (512, 128, 128, 3, 8),
-            (512, 128, 64, 3, 8),
-            (1024, 256, 128, 3, 8),
-            (1024, 128, 64, 3, 8),
+            (512, 128, 128, 2, 8),
+            (512, 128, 64, 4, 8),
+            (512, 64, 64, 4, 8),
         ] {
             let plan = embedding::Plan { units, side, buckets, ahead, run, ..embedding::Plan::of(client, shape) };
             clock.time(

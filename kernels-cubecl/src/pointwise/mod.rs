@@ -19,7 +19,9 @@ pub mod muon;
 pub mod norm;
 pub mod parts;
 pub mod rope;
+pub mod shares;
 pub mod swiglu;
+pub mod thirds;
 
 pub use cube::CubeShape;
 pub(crate) use cube::{UNITS, cube_max};

@@ -131,10 +131,8 @@ pub fn apply<E: Float>(
         buffer("cos", cos, shape.rows * half, 8 * size_of::<E>())?,
         buffer("sin", sin, shape.rows * half, 8 * size_of::<E>())?,
     );
-    let items = match copies {
-        true => shape.all_heads * pairs(half as u32, head as u32, true) as usize,
-        false => shape.heads * half,
-    };
+    let taken = if copies { shape.all_heads } else { shape.heads };
+    let items = taken * pairs(half as u32, head as u32, copies) as usize;
     let cube = CubeShape::of(client).fitting(items);
     // SAFETY: every unit stays in its token and its row of angles and reads what it overwrites before, and the buffers hold all.
     unsafe {

@@ -19,6 +19,7 @@ use kernels_cubecl::pointwise::head_norms::HeadsShape;
 use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
+use kernels_cubecl::pointwise::shares::SharesShape;
 
 fn client() -> Client {
     cubecl::cpu::CpuRuntime::client(&Default::default())
@@ -147,6 +148,20 @@ fn column_sum() {
     both!(rows::column_sum, 39, 24);
     both!(rows::column_sum, 137, 16);
     both!(rows::column_sum, 1, 8);
+}
+
+#[test]
+fn shares_of_rows() {
+    for softmax in [false, true] {
+        for (rows, columns) in [(5, 8), (1, 1), (4, 33)] {
+            assert_eq!(rows::shares(&client(), SharesShape { rows, columns, softmax }), 0);
+        }
+    }
+}
+
+#[test]
+fn thirds_of_numbers() {
+    assert_eq!(rows::thirds(&client(), 5, 24) + rows::thirds(&client(), 1, 8), 0);
 }
 
 #[test]

@@ -38,5 +38,5 @@ pub use mtp::{MtpProjection, ahead, with_mtp_losses};
 pub use norm::{Norm, NormKind};
 pub use output::OutputLayer;
 pub use replicated::ReplicatedLinear;
-pub use rope::{Angles, Llama3Scaling, RopeConfig, RopeScaling, RotaryEmbedding, rotate};
+pub use rope::{Angles, LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, RotaryEmbedding, rotate};
 pub use yarn::YarnScaling;

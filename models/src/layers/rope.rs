@@ -1,4 +1,4 @@
-//! Rotary position embeddings: the angles, from the base or with Llama 3's scaling or YaRN.
+//! Rotary position embeddings: the angles, from the base or with a scaling.
 //!
 //! All of it is fp32 whatever the model computes in, step by step as Hugging Face transformers does it on a CPU: that is
 //! what checkpoints were trained with, and at position 10,000 an angle of full precision is another one.
@@ -50,10 +50,21 @@ impl Llama3Scaling {
     }
 }
 
-/// A scaling of the rotary frequencies. In files each is told by its keys.
+/// Positions divided by a factor (Chen et al. 2023, <https://arxiv.org/abs/2306.15595>), as Hugging Face transformers does it:
+/// frequencies are (`modeling_rope_utils.py`, `_compute_linear_scaling_rope_parameters`).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "rope_type", rename = "linear", deny_unknown_fields)]
+pub struct LinearScaling {
+    /// All frequencies are divided by this.
+    pub factor: f64,
+}
+
+/// A scaling of the rotary frequencies. In files each is told by its `rope_type`, Llama 3's and YaRN also by their keys.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum RopeScaling {
+    /// All frequencies alike.
+    Linear(LinearScaling),
     /// Llama 3.1's.
     Llama3(Llama3Scaling),
     /// YaRN.
@@ -63,14 +74,34 @@ pub enum RopeScaling {
 /// Not one after the other, so that a message is about the keys that are there.
 impl<'de> Deserialize<'de> for RopeScaling {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let keys = Value::deserialize(deserializer)?;
+        let mut keys = Value::deserialize(deserializer)?;
+        let kind = keys.as_object_mut().and_then(|keys| keys.remove("rope_type"));
         let has = |key: &str| keys.get(key).is_some();
         let llama3 = has("low_freq_factor") || has("high_freq_factor");
-        let read = match has("original_max_position_embeddings") && !llama3 {
-            true => serde_json::from_value(keys).map(Self::Yarn),
-            false => serde_json::from_value(keys).map(Self::Llama3),
+        let yarn = has("original_max_position_embeddings") && !llama3;
+        let read = match kind.as_ref().map(|kind| kind.as_str().unwrap_or_default()) {
+            Some("linear") => serde_json::from_value(keys).map(Self::Linear),
+            Some("llama3") => serde_json::from_value(keys).map(Self::Llama3),
+            Some("yarn") => serde_json::from_value(keys).map(Self::Yarn),
+            None if yarn => serde_json::from_value(keys).map(Self::Yarn),
+            None => serde_json::from_value(keys).map(Self::Llama3),
+            Some(_) => {
+                let kind = kind.unwrap_or_default();
+                return Err(D::Error::custom(format!("rope_type = {kind}; there are linear, llama3 and yarn")));
+            }
         };
         read.map_err(D::Error::custom)
+    }
+}
+
+impl RopeScaling {
+    /// How far the longest waves are stretched.
+    pub(crate) fn factor(&self) -> f64 {
+        match self {
+            Self::Linear(scaling) => scaling.factor,
+            Self::Llama3(scaling) => scaling.factor,
+            Self::Yarn(scaling) => scaling.factor,
+        }
     }
 }
 
@@ -101,6 +132,7 @@ impl RopeConfig {
         let waves: Vec<f32> = (0..self.head_dim / 2).map(wave).collect();
         match self.scaling {
             None => waves.into_iter().map(f32::recip).collect(),
+            Some(RopeScaling::Linear(scaling)) => waves.iter().map(|w| w.recip() / scaling.factor as f32).collect(),
             Some(RopeScaling::Llama3(scaling)) => waves.iter().map(|wave| scaling.apply(wave.recip())).collect(),
             Some(RopeScaling::Yarn(scaling)) => scaling.frequencies(&waves, self.theta),
         }
@@ -242,6 +274,33 @@ mod tests {
     }
 
     /// Between the two limits frequencies go continuously from one to `factor` times stretched.
+    /// Position 8 of a model stretched fourfold has the angles of position 2 of the model as it was.
+    #[test]
+    fn linear_scaling_divides_positions() {
+        let angles = |scaling| RopeConfig { head_dim: 8, theta: 10_000.0, scaling }.frequencies();
+        let linear = angles(Some(RopeScaling::Linear(LinearScaling { factor: 4.0 })));
+        for (stretched, frequency) in linear.iter().zip(angles(None)) {
+            assert_eq!(8.0 * stretched, 2.0 * frequency);
+        }
+        // transformers divides the fp32 reciprocal, which rounds once more.
+        let third = angles(Some(RopeScaling::Linear(LinearScaling { factor: 3.0 })));
+        assert_eq!(third[1], (1.0 / 10_000f64.powf(0.25) as f32) / 3.0);
+    }
+
+    #[test]
+    fn scalings_in_files_are_told_by_their_type() {
+        let read = |text: &str| serde_json::from_str::<RopeScaling>(text).map_err(|error| error.to_string());
+        let linear = RopeScaling::Linear(LinearScaling { factor: 2.0 });
+        let written = serde_json::to_string(&linear).unwrap();
+        assert_eq!(written, r#"{"rope_type":"linear","factor":2.0}"#);
+        assert_eq!(read(&written), Ok(linear));
+        assert!(read(r#"{"factor":2.0}"#).unwrap_err().contains("low_freq_factor"), "no type is guessed");
+        let said = read(r#"{"rope_type":"longrope","factor":2.0}"#).unwrap_err();
+        assert!(said.contains("rope_type = \"longrope\"; there are linear, llama3 and yarn"), "{said}");
+        let yarn = r#"{"rope_type":"yarn","factor":2.0,"original_max_position_embeddings":64}"#;
+        assert_eq!(read(yarn), Ok(RopeScaling::Yarn(YarnScaling::new(2.0, 64))));
+    }
+
     #[test]
     fn llama3_scaling_is_continuous() {
         let scaling = Llama3Scaling {

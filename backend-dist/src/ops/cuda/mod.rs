@@ -33,6 +33,7 @@ mod norm;
 mod product;
 mod rope;
 pub(in crate::ops) mod routing;
+mod shares;
 mod split;
 mod sums;
 mod travel;

@@ -66,10 +66,13 @@ pub struct Fp8Experts {
     slots: Option<Arc<Mutex<Slots>>>,
 }
 
+/// The matrices of a rank's experts.
 #[derive(Clone)]
-struct QuantizedExperts<B: LocalKernels> {
-    scales: Scales<B>,
-    matrices: QuantizedGroups<B>,
+pub(in crate::ops) struct QuantizedExperts<B: LocalKernels> {
+    /// Of all of them.
+    pub scales: Scales<B>,
+    /// Of all, or of some.
+    pub matrices: QuantizedGroups<B>,
 }
 
 impl fmt::Debug for Fp8Experts {
@@ -90,6 +93,13 @@ impl Fp8Experts {
     /// Number of experts that this rank holds.
     pub fn count(&self) -> usize {
         self.ranks.own.len()
+    }
+
+    /// The layer of some of the rank's experts, with the same histories.
+    pub(super) fn piece(&self, experts: &Range<usize>) -> Self {
+        let first = self.ranks.own.start;
+        let own = first + experts.start..first + experts.end;
+        Self { ranks: ExpertRanks { own, ..self.ranks.clone() }, ..self.clone() }
     }
 
     /// Scales for the groups of `x`, as many for each expert, of replicas that share tokens as `sharing` says. With `note`
@@ -176,7 +186,7 @@ impl Fp8Experts {
     }
 
     /// The experts' matrices `w [experts · out, in]` with rows at least, with both forms if they are kept.
-    fn weight<B: Fp8GroupKernels>(&self, w: FloatTensor<B>) -> QuantizedExperts<B> {
+    pub(super) fn weight<B: Fp8GroupKernels>(&self, w: FloatTensor<B>) -> QuantizedExperts<B> {
         if let Some(found) = self.weight.get() {
             return found;
         }
@@ -190,7 +200,7 @@ impl Fp8Experts {
     }
 
     /// The transposes of the experts' matrices, with the scales of the forward pass.
-    fn weight_columns<B: Fp8GroupKernels>(&self, w: FloatTensor<B>, scales: &Scales<B>) -> Groups<B> {
+    pub(super) fn weight_columns<B: Fp8GroupKernels>(&self, w: FloatTensor<B>, scales: &Scales<B>) -> Groups<B> {
         let cached = self.weight.get::<QuantizedExperts<B>>().and_then(|kept| kept.matrices.by_columns);
         let counts = self.rows(&w.shape());
         cached.unwrap_or_else(|| cast_columns::<B>(w, scales, self.recipe.forward(), &counts))
@@ -214,11 +224,11 @@ fn cast_columns<B: Fp8GroupKernels>(
 
 /// What the products of experts keep for their backward pass.
 #[derive(Clone, Debug)]
-pub(super) struct Kept<B: LocalKernels> {
+pub(in crate::ops) struct Kept<B: LocalKernels> {
     /// The quantised input's transposes, unless it is made again or the weight wants no gradient.
     input: Option<Groups<B>>,
     input_scales: Scales<B>,
-    weight_scales: Scales<B>,
+    pub(super) weight_scales: Scales<B>,
     sharing: Sharing,
 }
 
@@ -230,9 +240,19 @@ pub(super) fn forward<B: Fp8GroupKernels>(
     counts: &Arc<[usize]>,
     purpose: Purpose,
 ) -> (FloatTensor<B>, Kept<B>) {
+    product::<B>(layer, x, layer.weight::<B>(w), counts, purpose)
+}
+
+/// [`forward`] with matrices that are quantised.
+pub(super) fn product<B: Fp8GroupKernels>(
+    layer: &Fp8Experts,
+    x: FloatTensor<B>,
+    weight: QuantizedExperts<B>,
+    counts: &Arc<[usize]>,
+    purpose: Purpose,
+) -> (FloatTensor<B>, Kept<B>) {
     let (training, keep) = (purpose != Purpose::Evaluate, purpose == Purpose::Train { keep: true });
     let dtype = x.dtype();
-    let weight = layer.weight::<B>(w);
     let sharing = Sharing::current();
     let input_scales = layer.scales::<B>(x.clone(), counts, Operand::Input, &sharing, training);
     let sides = Sides { by_rows: true, by_columns: keep };
@@ -263,19 +283,35 @@ pub(super) fn backward<B: Fp8GroupKernels>(
     counts: &Arc<[usize]>,
     grads: &mut Gradients,
 ) -> Option<FloatTensor<B>> {
-    let (dtype, number, experts) = (grad.dtype(), layer.recipe.backward(), layer.count());
-    let scales = layer.scales::<B>(grad.clone(), counts, Operand::Gradient, &kept.sharing, true);
+    let (dtype, experts, weight_scales) = (grad.dtype(), layer.count(), kept.weight_scales.clone());
     let sides = Sides { by_rows: w.is_some(), by_columns: weight.is_some() };
-    let QuantizedGroups { by_rows, by_columns } = B::fp8_groups_cast(grad, &scales, number, counts, sides);
-    if let Some(Weight { id, is_leaf, input }) = weight {
-        let grad = by_columns.expect("columns were asked for");
-        let again = |x| cast_columns::<B>(x, &kept.input_scales, layer.recipe.forward(), counts);
-        let x = kept.input.or_else(|| input.map(again)).expect("the input is kept or made again");
+    let (node, input) = weight.map(|Weight { id, is_leaf, input }| ((id, is_leaf), input)).unzip();
+    let again = || input.flatten().expect("the input is kept or made again");
+    let (by_rows, pair) = gradient::<B>(layer, kept, grad, again, counts, sides);
+    if let (Some((id, is_leaf)), Some([grad, x])) = (node, pair) {
         let job = move |grads: &mut Gradients| deliver::<B>(grads, id, &grad, &x, experts, dtype);
         if is_leaf { run_or_defer(grads, job) } else { job(grads) }
     }
-    let w = layer.weight_columns::<B>(w?, &kept.weight_scales);
+    let w = layer.weight_columns::<B>(w?, &weight_scales);
     Some(B::fp8_groups_product(&by_rows.expect("rows were asked for"), &w, dtype, Precision::Full))
+}
+
+/// The gradient of a product's results as the gradient of its input needs it, and with the input as that of the matrices does;
+/// `again` makes an input that was not kept.
+pub(super) fn gradient<B: Fp8GroupKernels>(
+    layer: &Fp8Experts,
+    kept: Kept<B>,
+    grad: FloatTensor<B>,
+    again: impl FnOnce() -> FloatTensor<B>,
+    counts: &Arc<[usize]>,
+    sides: Sides,
+) -> (Option<Groups<B>>, Option<[Groups<B>; 2]>) {
+    let Kept { input, input_scales, sharing, .. } = kept;
+    let scales = layer.scales::<B>(grad.clone(), counts, Operand::Gradient, &sharing, true);
+    let QuantizedGroups { by_rows, by_columns } =
+        B::fp8_groups_cast(grad, &scales, layer.recipe.backward(), counts, sides);
+    let made = || cast_columns::<B>(again(), &input_scales, layer.recipe.forward(), counts);
+    (by_rows, by_columns.map(|grad| [grad, input.unwrap_or_else(made)]))
 }
 
 /// Brings the gradients of all experts' matrices to the place of the leaf or inner node `id`.

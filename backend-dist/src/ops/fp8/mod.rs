@@ -11,6 +11,7 @@ mod groups;
 mod kernels;
 mod linear;
 mod node;
+mod pieces;
 mod recipe;
 mod sharing;
 mod weights;

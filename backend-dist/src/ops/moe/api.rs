@@ -10,6 +10,7 @@ use super::journey::Journey;
 use super::rows::RowMap;
 use crate::comm::Group;
 use crate::exchange::{Exchange, ExchangeOps};
+use crate::ops::fp8;
 
 /// Rows of `x [rows, n]` as `map` says: a row of the result is the sum of rows of `x`, of at most one for a map that picks.
 ///
@@ -83,8 +84,8 @@ pub fn grouped_swiglu_linear(
 }
 
 /// What its expert makes of each of the rows `x [rows, hidden]` that `journey` sends, on whichever rank: [`grouped_linear`] with
-/// `gate_up` and [`grouped_swiglu_linear`] with `down` between two [`all_to_all`]s, which run beside the experts where every
-/// member has a GPU. `p [rows, 1]` are the probabilities. All members must call it.
+/// `gate_up` and [`grouped_swiglu_linear`] with `down`, or the same in FP8, between two [`all_to_all`]s, which run beside the
+/// experts where every member has a GPU. `p [rows, 1]` are the probabilities. All members must call it.
 ///
 /// # Panics
 /// If the shapes or types do not fit.
@@ -102,21 +103,31 @@ pub fn through_experts(
     let fits =
         inner == hidden && rows.is_multiple_of(2 * experts) && down.dims() == [experts * hidden, rows / experts / 2];
     assert!(fits, "{experts} experts: matrices {:?} and {:?}, {hidden} features", [rows, inner], down.dims());
+    if journey.fp8.is_some() {
+        let groups = journey.pieces.iter().flat_map(|piece| piece.counts.iter().copied());
+        let sizes: Vec<usize> = [hidden, down.dims()[1]].into_iter().chain(groups).collect();
+        let multiple = sizes.iter().all(|size| size.is_multiple_of(fp8::MULTIPLE));
+        assert!(
+            multiple,
+            "FP8 experts: features and groups of rows, {sizes:?}, must be multiples of {}",
+            fp8::MULTIPLE
+        );
+    }
     let [gate_up, down] = [gate_up, down].map(Tensor::into_dispatch);
     let (x, p, journey) = (x.into_dispatch(), p.into_dispatch(), journey.clone());
     Tensor::from_dispatch(<Dispatch as MoeOps>::op_through_experts(x, p, gate_up, down, journey, recompute))
 }
 
-/// Whether [`through_experts`] is quicker with a rank's experts in two pieces than one after the other, if an exchange brings
-/// `bytes` to a rank and the experts have this many features outside and inside. On CPU ranks nothing runs beside anything.
+/// Whether [`through_experts`] is quicker with a rank's experts in two pieces than one after the other, if every rank has a
+/// GPU, an exchange brings `bytes` to a rank and the experts have this many features outside and inside.
 #[cfg(feature = "cuda")]
-pub fn is_quicker_in_two(device: &Device, bytes: usize, features: [usize; 2]) -> bool {
-    is_gpu(device) && crate::ops::pieces::is_worth_a_piece(bytes, features)
+pub fn is_quicker_in_two(bytes: usize, features: [usize; 2]) -> bool {
+    crate::ops::pieces::is_worth_a_piece(bytes, features)
 }
 
 /// Never: on CPU ranks nothing runs beside anything.
 #[cfg(not(feature = "cuda"))]
-pub fn is_quicker_in_two(_: &Device, _: usize, _: [usize; 2]) -> bool {
+pub fn is_quicker_in_two(_: usize, _: [usize; 2]) -> bool {
     false
 }
 

@@ -1,5 +1,6 @@
 //! The operations as backend extensions, and their autodiff nodes. All nodes are compute bound: nothing is replayed.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn::backend::{
@@ -16,7 +17,9 @@ use burn::backend::{
 
 use super::journey::{self, Journey, JourneyKept, ThroughExperts};
 use super::kernels::MoeKernels;
-use super::plain::{cast, wide};
+use super::plain::cast;
+use super::products::{Plain, Products};
+use crate::ops::fp8::{Fp8Experts, Fp8GroupKernels, Purpose};
 use crate::ops::main_grads::place;
 use crate::ops::weight_grads::run_or_defer;
 
@@ -80,7 +83,11 @@ macro_rules! moe_ops {
                 journey: Arc<Journey>,
                 _: bool,
             ) -> FloatTensor<Self> {
-                journey::forward::<Self>(x, p, [&gate_up, &down], &journey, true).0
+                let (weights, purposes) = ([&gate_up, &down], [Purpose::Evaluate; 2]);
+                match &journey.fp8 {
+                    None => journey::forward::<Self, _>(x, p, &[Plain; 2], weights, &journey, purposes).0,
+                    Some(fp8) => journey::forward::<Self, _>(x, p, fp8, weights, &journey, purposes).0,
+                }
             }
 
             fn op_inject(x: FloatTensor<Self>, _: FloatTensor<Self>, _: f64) -> FloatTensor<Self> {
@@ -117,17 +124,16 @@ impl<B: MoeKernels> Backward<B, 2> for RouterLogits {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let ([x_node, w_node], [x, w]) = (ops.parents, ops.state);
-        let (dtype, wide) = (x.dtype(), wide(x.dtype()));
-        if let Some(node) = w_node {
-            let value = B::linear_weight_grad(grad.clone(), cast::<B>(x, wide));
+        let dtype = w.dtype();
+        let [dx, dw] = B::router_logits_grads(x, w, grad, [x_node.is_some(), w_node.is_some()]);
+        if let Some((node, value)) = w_node.zip(dw) {
             match place::<B>(node.id) {
                 Some((sum, add)) => B::accumulate(value, &sum, add),
-                None => grads.register::<B>(node.id, cast::<B>(value, w.dtype())),
+                None => grads.register::<B>(node.id, cast::<B>(value, dtype)),
             }
         }
-        if let Some(node) = x_node {
-            let value = B::linear_input_grad(grad, cast::<B>(w, wide));
-            grads.register::<B>(node.id, cast::<B>(value, dtype));
+        if let Some((node, value)) = x_node.zip(dx) {
+            grads.register::<B>(node.id, value);
         }
     }
 }
@@ -223,7 +229,26 @@ impl<B: MoeKernels> Backward<B, 2> for Inject {
     }
 }
 
-impl<B: MoeKernels, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
+/// [`journey`] with its node: `x`, `p`, and the matrices of both layers.
+fn through_experts<B: MoeKernels, C: CheckpointStrategy, P: Products<B>>(
+    inputs: [FloatTensor<Autodiff<B, C>>; 4],
+    layers: [P; 2],
+    journey: Arc<Journey>,
+    recompute: bool,
+) -> FloatTensor<Autodiff<B, C>> {
+    let tracked = inputs.each_ref().map(|input| input.is_tracked());
+    let purpose = |keep| if tracked.contains(&true) { Purpose::Train { keep } } else { Purpose::Evaluate };
+    let purposes = [purpose(tracked[2]), purpose(tracked[3] && !recompute)];
+    let [(x, x_node), (p, p_node), (gate_up, first_node), (down, second_node)] = inputs.map(|input| input.into_parts());
+    let nodes = [x_node, p_node, first_node, second_node];
+    let (y, pieces) = journey::forward::<B, P>(x, p, &layers, [&gate_up, &down], &journey, purposes);
+    match ThroughExperts::<P>(PhantomData).prepare::<C>(nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => prep.finish(JourneyKept { pieces, layers, weights: [gate_up, down], journey }, y),
+        OpsKind::UnTracked(prep) => prep.finish(y),
+    }
+}
+
+impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
     fn op_gather_rows(x: FloatTensor<Self>, to: IntTensor<Self>, back: IntTensor<Self>) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         match GatherRows.prepare::<C>([node]).compute_bound().stateful() {
@@ -280,14 +305,10 @@ impl<B: MoeKernels, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
         journey: Arc<Journey>,
         recompute: bool,
     ) -> FloatTensor<Self> {
-        let keeps = down.is_tracked() && !recompute;
-        let ((x, x_node), (p, p_node)) = (x.into_parts(), p.into_parts());
-        let ((gate_up, first_node), (down, second_node)) = (gate_up.into_parts(), down.into_parts());
-        let nodes = [x_node, p_node, first_node, second_node];
-        let (y, pieces) = journey::forward::<B>(x, p, [&gate_up, &down], &journey, !keeps);
-        match ThroughExperts.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(JourneyKept { pieces, weights: [gate_up, down], journey }, y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
+        let inputs = [x, p, gate_up, down];
+        match journey.fp8.clone() {
+            None => through_experts::<B, C, _>(inputs, [Plain; 2], journey, recompute),
+            Some(fp8) => through_experts::<B, C, Fp8Experts>(inputs, fp8, journey, recompute),
         }
     }
 

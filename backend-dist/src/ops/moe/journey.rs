@@ -5,8 +5,9 @@
 //! compute, and the results of the first go back while the second's do. Backward it is the same, and gradients of the
 //! experts' first matrices, for which nobody waits, follow when the last gradients of rows are under way: Megatron-LM's
 //! `--overlap-moe-expert-parallel-comm` with `--delay-wgrad-compute`, within one micro-batch. Since an expert is in one
-//! piece, its products and its gradients are those of one piece.
+//! piece, its products and its gradients are those of one piece, and so are its scales in FP8.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn::backend::{
@@ -21,9 +22,11 @@ use burn::backend::{
 };
 
 use super::kernels::MoeKernels;
+use super::products::{Part, Products};
 use super::rows::RowMap;
 use super::travel::Splits;
 use crate::comm::Group;
+use crate::ops::fp8::{Fp8Experts, Purpose};
 use crate::ops::main_grads::place;
 use crate::ops::weight_grads::run_or_defer;
 
@@ -34,6 +37,8 @@ pub struct Journey {
     pub group: Group,
     /// The pieces of this rank's experts, in the order of the experts. Rows of the first are sent first.
     pub pieces: Vec<Piece>,
+    /// Both layers of the rank's experts, if they multiply in FP8.
+    pub fp8: Option<[Fp8Experts; 2]>,
 }
 
 /// Some of a rank's experts, and the rows for these experts of every rank.
@@ -43,14 +48,16 @@ pub struct Piece {
     pub splits: Splits,
     /// From what comes to the experts' rows.
     pub by_expert: RowMap,
-    /// Rows of each of these experts.
+    /// How many experts.
+    pub experts: usize,
+    /// Rows of each, in FP8 of each of its groups of rows, as many for each expert.
     pub counts: Arc<[usize]>,
 }
 
 impl Journey {
     /// Experts that this rank computes.
     pub(super) fn experts(&self) -> usize {
-        self.pieces.iter().map(|piece| piece.counts.len()).sum()
+        self.pieces.iter().map(|piece| piece.experts).sum()
     }
 
     /// Rows that this rank sends, and gets back.
@@ -58,12 +65,14 @@ impl Journey {
         self.pieces.iter().map(|piece| piece.splits.sent()).sum()
     }
 
-    /// Each piece with its first row among those that are sent and its first expert.
-    fn places(&self) -> impl Iterator<Item = (&Piece, usize, usize)> {
-        self.pieces.iter().scan((0, 0), |(row, expert), piece| {
-            let place = (piece, *row, *expert);
+    /// Each piece with its first row among those that are sent, and its experts.
+    fn places(&self) -> impl Iterator<Item = (&Piece, usize, Part)> {
+        let of = self.experts();
+        self.pieces.iter().scan((0, 0), move |(row, expert), piece| {
+            let part = Part { experts: *expert..*expert + piece.experts, of, counts: piece.counts.clone() };
+            let place = (piece, *row, part);
             *row += piece.splits.sent();
-            *expert += piece.counts.len();
+            *expert += piece.experts;
             Some(place)
         })
     }
@@ -71,110 +80,112 @@ impl Journey {
 
 /// What a piece keeps for the backward pass.
 #[derive(Clone, Debug)]
-pub(super) struct Kept<B: MoeKernels> {
-    /// The experts' rows.
-    x: FloatTensor<B>,
+pub(super) struct Kept<B: MoeKernels, P: Products<B>> {
+    /// Of the experts' rows.
+    x: P::Input,
     /// The first layer's result.
     hidden: FloatTensor<B>,
     /// A probability for each row.
     p: FloatTensor<B>,
-    /// The second layer's input, unless it is made again.
-    input: Option<FloatTensor<B>>,
+    /// Of the second layer's input.
+    input: P::Input,
 }
 
 /// `x [rows, hidden]`, `p [rows, 1]`, and the matrices of both layers, to what its expert makes of each row.
-pub(super) fn forward<B: MoeKernels>(
+pub(super) fn forward<B: MoeKernels, P: Products<B>>(
     x: FloatTensor<B>,
     p: FloatTensor<B>,
+    layers: &[P; 2],
     weights: [&FloatTensor<B>; 2],
     journey: &Journey,
-    recompute: bool,
-) -> (FloatTensor<B>, Vec<Kept<B>>) {
-    let (group, sent) = (&journey.group, [x, p]);
+    purposes: [Purpose; 2],
+) -> (FloatTensor<B>, Vec<Kept<B, P>>) {
+    let ([first, second], group, sent) = (layers, &journey.group, [x, p]);
     let coming: Vec<_> = journey.places().map(|(piece, row, _)| B::start(&sent, row, &piece.splits, group)).collect();
     let mut results = B::none_of(journey.rows());
     drop(sent);
+    let matrices = [first.matrices(weights[0]), second.matrices(weights[1])];
     let mut kept = Vec::new();
-    for ((piece, _, expert), coming) in journey.places().zip(coming) {
-        let Piece { splits, by_expert, counts } = piece;
-        let (to, back) = by_expert.tables();
+    for ((piece, _, part), coming) in journey.places().zip(coming) {
+        let (to, back) = piece.by_expert.tables();
         let [x, p] = B::arrived(coming).try_into().expect("rows and probabilities");
         let (x, p) = (B::sum_rows(x, B::table(&to)), flat::<B>(B::sum_rows(p, B::table(&to))));
-        let [first, second] = weights.map(|w| matrices::<B>(w, journey, expert, counts.len()));
         let y = B::sharing(journey.pieces.len() > 1, || {
-            let hidden = B::grouped_forward(x.clone(), first, counts);
+            let (hidden, x) = first.forward(&matrices[0], x, &part, purposes[0]);
             let input = B::weighted_swiglu(hidden.clone(), p.clone());
-            let y = B::grouped_forward(input.clone(), second, counts);
-            kept.push(Kept { x, hidden, p, input: (!recompute).then_some(input) });
+            let (y, input) = second.forward(&matrices[1], input, &part, purposes[1]);
+            kept.push(Kept { x, hidden, p, input });
             y
         });
-        B::join(vec![B::sum_rows(y, B::table(&back))], &splits.reversed(), group, &mut results);
+        B::join(vec![B::sum_rows(y, B::table(&back))], &piece.splits.reversed(), group, &mut results);
     }
     let [y] = B::joined(results).try_into().expect("results");
     (y, kept)
 }
 
 /// Gradients of `x` and `p`; those of the matrices, which are these nodes if they want one, go to their places.
-fn backward<B: MoeKernels>(
+fn backward<B: MoeKernels, P: Products<B>>(
     grad: FloatTensor<B>,
-    kept: Vec<Kept<B>>,
+    kept: Vec<Kept<B, P>>,
+    layers: &[P; 2],
     weights: [&FloatTensor<B>; 2],
     nodes: [Option<Matrices>; 2],
     journey: &Arc<Journey>,
     grads: &mut Gradients,
 ) -> [FloatTensor<B>; 2] {
-    let Journey { group, pieces } = &**journey;
-    let sent = [grad];
+    let ([first, second], Journey { group, pieces, .. }, sent) = (layers, &**journey, [grad]);
     let coming: Vec<_> = journey.places().map(|(piece, row, _)| B::start(&sent, row, &piece.splits, group)).collect();
     let mut results = B::none_of(journey.rows());
     drop(sent);
+    let matrices = [first.transposed(weights[0], &kept[0].x), second.transposed(weights[1], &kept[0].input)];
     let [mut of_first, mut of_second] = [Vec::new(), Vec::new()];
-    for (((piece, _, expert), coming), kept) in journey.places().zip(coming).zip(kept) {
-        let Piece { splits, by_expert, counts } = piece;
-        let (to, back) = by_expert.tables();
-        let [first, second] = weights.map(|w| matrices::<B>(w, journey, expert, counts.len()));
+    for (((piece, _, part), coming), kept) in journey.places().zip(coming).zip(kept) {
+        let (to, back) = piece.by_expert.tables();
         let Kept { x, hidden, p, input } = kept;
         let [grad] = B::arrived(coming).try_into().expect("gradients of results");
         let grad = B::sum_rows(grad, B::table(&to));
-        let input = input.unwrap_or_else(|| B::weighted_swiglu(hidden.clone(), p.clone()));
-        of_second.push((grad.clone(), input));
+        let again = || B::weighted_swiglu(hidden.clone(), p.clone());
+        let (grad, pair) = second.gradient(grad, input, again, &part, nodes[1].is_some());
+        of_second.push(pair);
         let is_last = of_second.len() == pieces.len();
         let [x_grad, p_grad] = B::sharing(pieces.len() > 1, || {
             // In front of the last piece's other gradients: what it needs is then gone before the largest of these are made.
             if is_last {
-                weight_grads::<B>(nodes[1], std::mem::take(&mut of_second), journey, grads);
+                weight_grads::<B, P>(nodes[1], std::mem::take(&mut of_second), journey, grads);
             }
-            let grad = B::grouped_input_grad(grad, second, counts);
-            let [grad, p_grad] = B::weighted_swiglu_grads(hidden, p, grad);
-            of_first.push((grad.clone(), x));
-            [B::grouped_input_grad(grad, first, counts), column::<B>(p_grad)]
+            let [grad, p_grad] = B::weighted_swiglu_grads(hidden, p, second.input_grad(grad, &matrices[1], &part));
+            let (grad, pair) =
+                first.gradient(grad, x, || panic!("rows of experts are kept"), &part, nodes[0].is_some());
+            of_first.push(pair);
+            [first.input_grad(grad, &matrices[0], &part), column::<B>(p_grad)]
         });
         let back = [x_grad, p_grad].map(|grad| B::sum_rows(grad, B::table(&back)));
-        B::join(back.into(), &splits.reversed(), group, &mut results);
+        B::join(back.into(), &piece.splits.reversed(), group, &mut results);
     }
-    B::sharing(true, || weight_grads::<B>(nodes[0], of_first, journey, grads));
+    B::sharing(true, || weight_grads::<B, P>(nodes[0], of_first, journey, grads));
     B::joined(results).try_into().expect("gradients of rows and probabilities")
 }
 
 /// What the way through the experts keeps.
 #[derive(Clone, Debug)]
-pub(super) struct JourneyKept<B: MoeKernels> {
-    pub pieces: Vec<Kept<B>>,
+pub(super) struct JourneyKept<B: MoeKernels, P: Products<B>> {
+    pub pieces: Vec<Kept<B, P>>,
+    pub layers: [P; 2],
     pub weights: [FloatTensor<B>; 2],
     pub journey: Arc<Journey>,
 }
 
 #[derive(Debug)]
-pub(super) struct ThroughExperts;
+pub(super) struct ThroughExperts<P>(pub PhantomData<P>);
 
-impl<B: MoeKernels> Backward<B, 4> for ThroughExperts {
-    type State = JourneyKept<B>;
+impl<B: MoeKernels, P: Products<B>> Backward<B, 4> for ThroughExperts<P> {
+    type State = JourneyKept<B, P>;
 
     fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let ([x, p, gate_up, down], JourneyKept { pieces, weights, journey }) = (ops.parents, ops.state);
+        let ([x, p, gate_up, down], JourneyKept { pieces, layers, weights, journey }) = (ops.parents, ops.state);
         let matrices = [gate_up, down].map(|node| node.map(|node| Matrices { id: node.id, is_leaf: node.order == 0 }));
-        let values = backward::<B>(grad, pieces, weights.each_ref(), matrices, &journey, grads);
+        let values = backward::<B, P>(grad, pieces, &layers, weights.each_ref(), matrices, &journey, grads);
         for (node, value) in [x, p].into_iter().zip(values) {
             if let Some(node) = node {
                 grads.register::<B>(node.id, value);
@@ -191,37 +202,28 @@ struct Matrices {
     is_leaf: bool,
 }
 
-/// Brings the gradients of a layer's matrices to their place, now or later: of each piece by gradient and input.
-fn weight_grads<B: MoeKernels>(
+/// Brings the gradients of a layer's matrices to their place, now or later: of each piece by its pair.
+fn weight_grads<B: MoeKernels, P: Products<B>>(
     node: Option<Matrices>,
-    of_pieces: Vec<(FloatTensor<B>, FloatTensor<B>)>,
+    of_pieces: Vec<Option<P::Pair>>,
     journey: &Arc<Journey>,
     grads: &mut Gradients,
 ) {
     let Some(Matrices { id, is_leaf }) = node else { return };
     let journey = journey.clone();
     let job = move |grads: &mut Gradients| {
-        let of_pieces = journey.pieces.iter().zip(of_pieces);
+        let of_pieces = journey.places().zip(of_pieces.into_iter().flatten());
         let Some((sum, add)) = place::<B>(id) else {
-            let parts = of_pieces.map(|(piece, (grad, x))| B::grouped_weight_grad(grad, x, &piece.counts));
+            let parts = of_pieces.map(|((_, _, part), pair)| P::weight_grad(pair, &part));
             return grads.register::<B>(id, B::float_cat(parts.collect(), 0));
         };
-        let mut start = 0;
-        for (Piece { counts, .. }, (grad, x)) in of_pieces {
-            let [features, inner] = [grad.shape()[1], x.shape()[1]];
-            let rows = start..start + counts.len() * features;
-            start = rows.end;
-            B::grouped_accumulate_weight_grad(grad, x, counts, &B::rows_in_place(&sum, rows, inner), add);
+        let each = sum.shape().num_elements() / journey.experts();
+        for ((_, _, part), pair) in of_pieces {
+            let experts = B::rows_in_place(&sum, part.experts.clone(), each);
+            P::accumulate_weight_grad(pair, &part, &experts, add);
         }
     };
     if is_leaf { run_or_defer(grads, job) } else { job(grads) }
-}
-
-/// The matrices of `count` experts from expert `first` on.
-fn matrices<B: MoeKernels>(w: &FloatTensor<B>, journey: &Journey, first: usize, count: usize) -> FloatTensor<B> {
-    let [rows, columns] = [w.shape()[0], w.shape()[1]];
-    let each = rows / journey.experts();
-    B::rows_in_place(w, first * each..(first + count) * each, columns)
 }
 
 /// A column as a list.

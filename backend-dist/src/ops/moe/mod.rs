@@ -9,6 +9,7 @@ mod autodiff;
 mod journey;
 mod kernels;
 mod plain;
+mod products;
 pub mod routing;
 mod rows;
 mod travel;
@@ -20,7 +21,8 @@ pub use api::{
 pub use journey::{Journey, Piece};
 pub(in crate::ops) use kernels::MoeKernels;
 #[cfg(feature = "cuda")]
-pub(in crate::ops) use plain::{groups, sum_rows, weighted_swiglu, weighted_swiglu_grads};
+pub(in crate::ops) use plain::{groups, router_logits_grads, sum_rows, weighted_swiglu, weighted_swiglu_grads};
+pub(in crate::ops) use products::{Part, Products};
 pub use rows::RowMap;
 pub use travel::Splits;
 #[cfg(feature = "cuda")]

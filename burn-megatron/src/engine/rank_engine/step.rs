@@ -75,13 +75,17 @@ impl<M: CausalLm> RankEngine<M> {
         }
         let clip_factor = clip_factor(self.config.clip, grad_norm);
         // Steps that were skipped do not count (megatron/training/training.py, `train_step`).
-        let lr = self.lr.at(self.consumed - self.skipped);
+        let moved = self.consumed - self.skipped;
+        let (lr, weight_decay) = (self.lr.at(moved), self.weight_decay.at(moved));
         match skipped {
             true => {
                 self.optimizer.skip();
                 self.skipped += self.plan.global() as u64;
             }
-            false => self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor }),
+            false => {
+                self.optimizer.set_weight_decay(weight_decay);
+                self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor });
+            }
         }
         let loss = self.over_all(losses, shares).mean();
         self.end_fp8_step();

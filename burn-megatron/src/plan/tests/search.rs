@@ -92,7 +92,9 @@ fn gpus_are_known_by_name() {
     let error = gpus::find("h10").unwrap_err();
     assert!(error.contains("`h10` is unknown; legal: h100,") && error.contains("a100-80gb"), "{error}");
     let hardware = h200();
-    assert_eq!(hardware.with_products(500.0).attention / hardware.attention, 500e12 / hardware.products);
+    let ratio = hardware.with_products(500.0).attention(128)[1] / hardware.attention(128)[1];
+    assert!((ratio - 500e12 / hardware.products).abs() < 1e-12);
+    assert!(hardware.attention(80) == hardware.attention(96) && hardware.attention(512) == hardware.attention(256));
     assert!(hardware.between(8, 1) > hardware.between(8, 8));
     assert_eq!(hardware.between(16, 1), hardware.link.min(8.0 * hardware.network));
 }

@@ -12,6 +12,9 @@ pub struct PartCosts {
     pub end: f64,
 }
 
+/// Stages for which a division is looked for within a moment.
+const MOST_STAGES: usize = 1 << 10;
+
 /// High enough that the costliest rank decides, which all others wait for.
 const POWER: i32 = 16;
 
@@ -21,9 +24,10 @@ impl StageLayout {
     /// the last one need not. None where there are fewer layers than that.
     pub fn by_cost(costs: &PartCosts, placement: Placement) -> Option<Self> {
         let (layers, stages) = (costs.layers.len(), placement.stages());
-        if stages == 0 || layers + 1 < stages {
+        if layers + 1 < stages || !(1..=MOST_STAGES).contains(&stages) {
             return None;
         }
+        let costs = &Sums::of(costs);
         let mut counts = StageLayout::balanced(layers, stages).layer_counts();
         if layers < stages {
             counts = [vec![1; layers], vec![0]].concat();
@@ -49,6 +53,23 @@ impl StageLayout {
     }
 }
 
+/// Costs of all layers in front of each, and of the end.
+struct Sums {
+    before: Vec<f64>,
+    end: f64,
+}
+
+impl Sums {
+    fn of(costs: &PartCosts) -> Self {
+        let mut sum = 0.0;
+        let add = |cost: &f64| {
+            sum += cost;
+            sum
+        };
+        Self { before: std::iter::once(0.0).chain(costs.layers.iter().map(add)).collect(), end: costs.end }
+    }
+}
+
 struct Unevenness {
     ranks: f64,
     stages: f64,
@@ -57,13 +78,14 @@ struct Unevenness {
 }
 
 impl Unevenness {
-    fn of(counts: &[usize], costs: &PartCosts, placement: Placement) -> Self {
-        let mean = (costs.layers.iter().sum::<f64>() + costs.end) / placement.ranks() as f64;
+    fn of(counts: &[usize], costs: &Sums, placement: Placement) -> Self {
+        let all = costs.before.last().copied().unwrap_or(0.0);
+        let mean = (all + costs.end) / placement.ranks() as f64;
         let mut ranks = vec![0.0; placement.ranks()];
         let (mut first, mut stages) = (0, 0.0);
         for (stage, &count) in counts.iter().enumerate() {
             let end = if stage + 1 == counts.len() { costs.end } else { 0.0 };
-            let cost = (costs.layers[first..first + count].iter().sum::<f64>() + end) / mean;
+            let cost = (costs.before[first + count] - costs.before[first] + end) / mean;
             first += count;
             ranks[placement.holder(stage).0] += cost;
             stages += cost.powi(2);

@@ -118,6 +118,8 @@ pub fn sum_buckets<E: Float, T: Float, N: Size>(
         let end = min(begin + each, count);
         let previous = list[(max(begin, 1) - 1) as usize];
         let mut sum = F32x4::new(0.0);
+        // What a unit reads that needs nothing: no load waits for a condition.
+        let anywhere = min(column, width - 1);
         let mut place = begin;
         while place < end {
             let first = list[place as usize];
@@ -152,14 +154,10 @@ pub fn sum_buckets<E: Float, T: Float, N: Size>(
                     step = select(taken, step, SKIP);
                     to[k] = row * width + column;
                     steps[k] = step;
-                    if step != SKIP {
-                        let token = entry & comptime![plan.room - 1];
-                        held[k] = gradient[(token * width + column) as usize];
-                    }
+                    let token = entry & comptime![plan.room - 1];
+                    held[k] = gradient[select(step != SKIP, token * width + column, anywhere) as usize];
                     if comptime![adds] {
-                        if step == END {
-                            before[k] = table[to[k] as usize];
-                        }
+                        before[k] = table[select(step == END, to[k], anywhere) as usize];
                     }
                 }
                 #[unroll]

@@ -83,9 +83,16 @@ pub fn copy_rows<E: Float>(
         }
     } else {
         let first = (CUBE_POS_X - copying) * looked;
+        let mut sources = Shared::<[i32]>::new_slice(comptime![looked as usize]);
+        let mut at = UNIT_POS;
+        while at < looked {
+            sources[at as usize] = from[min(first + at, out_rows - 1) as usize];
+            at += CUBE_DIM_X;
+        }
+        sync_cube();
         let mut row = first;
         while row < min(first + looked, out_rows) {
-            if from[row as usize] < 0 {
+            if sources[(row - first) as usize] < 0 {
                 let mut column = UNIT_POS;
                 while column < width {
                     out[(row * width + column) as usize] = Vec8::<E>::new(E::new(0.0));

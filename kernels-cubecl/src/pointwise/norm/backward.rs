@@ -1,8 +1,6 @@
 //! The gradients of a normalisation.
 use super::moments::{Sums, moments, scratch};
-use super::{
-    Affine, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, place, read_centred, read_row,
-};
+use super::{Affine, NormShape, Plan, Weights, hold_weights, inside, place, read_centred, read_row};
 use crate::hopper::ptx::rsqrt;
 use crate::pointwise::parts::sum_parts;
 use crate::pointwise::{F32x4, PointwiseError, Vec8, buffer};
@@ -102,13 +100,14 @@ pub fn norm_backward<E: Float>(
     for k in 0..comptime![plan.ahead + 1] {
         starts[k] = 0.0;
     }
+    // A ring: a place is filled again as soon as its row was used.
     #[unroll]
-    for k in 0..comptime![plan.ahead] {
-        let row = line + comptime![k as u32] * stride;
-        read_centred(x, &mut values, &mut starts, comptime![k], row, row < rows, unit, width, centred, plan);
-        read_row(y_gradient, &mut slopes, comptime![k], row, row < rows, unit, width, plan);
+    for slot in 0..comptime![plan.ahead + 1] {
+        let row = line + comptime![slot as u32] * stride;
+        read_centred(x, &mut values, &mut starts, slot, row, row < rows, unit, width, centred, plan);
+        read_row(y_gradient, &mut slopes, slot, row, row < rows, unit, width, plan);
         if comptime![adds] {
-            read_row(other, &mut others, comptime![k], row, row < rows, unit, width, plan);
+            read_row(other, &mut others, slot, row, row < rows, unit, width, plan);
         }
     }
     let mut weights = Weights::<E>::new_slice(comptime![plan.room()]);
@@ -125,57 +124,70 @@ pub fn norm_backward<E: Float>(
     // As many turns for all rows side by side: their units may meet in each.
     let mut first = CUBE_POS_X * comptime![plan.side];
     while first < rows {
-        let next = row + comptime![plan.ahead as u32] * stride;
-        read_centred(x, &mut values, &mut starts, comptime![plan.ahead], next, next < rows, unit, width, centred, plan);
-        read_row(y_gradient, &mut slopes, comptime![plan.ahead], next, next < rows, unit, width, plan);
-        if comptime![adds] {
-            read_row(other, &mut others, comptime![plan.ahead], next, next < rows, unit, width, plan);
-        }
-        let start = starts[0usize];
-        let sums = comptime![Sums { centred, slopes: true }];
-        let of_row =
-            moments(&values, 0usize, &slopes, &weights, start, &mut shared, turn, unit, width, inverse, sums, plan);
-        let factor = rsqrt(of_row.squares * inverse + eps);
-        let shift = of_row.mean * factor;
-        let along = of_row.product * factor * factor * inverse;
-        let slope_mean = of_row.weighted * inverse * factor;
         #[unroll]
-        for v in 0..comptime![plan.vectors] {
-            let column = unit + comptime![v as u32 * plan.units];
-            if row < rows && inside(column, width, plan) {
-                let (value, slope, weight) = (values[v], slopes[v], weights[place(comptime![v], plan)]);
-                let mut result = Vec8::<E>::empty();
+        for slot in 0..comptime![plan.ahead + 1] {
+            if comptime![slot == 0] || first < rows {
+                let start = starts[slot];
+                let sums = comptime![Sums { centred, slopes: true }];
+                let of_row = moments(
+                    &values,
+                    slot,
+                    &slopes,
+                    &weights,
+                    start,
+                    &mut shared,
+                    turn,
+                    unit,
+                    width,
+                    inverse,
+                    sums,
+                    plan,
+                );
+                let factor = rsqrt(of_row.squares * inverse + eps);
+                let shift = of_row.mean * factor;
+                let along = of_row.product * factor * factor * inverse;
+                let slope_mean = of_row.weighted * inverse * factor;
                 #[unroll]
-                for i in 0..8usize {
-                    let k = comptime![v * 8 + i];
-                    let normal = (f32::cast_from(value.extract(i)) - start) * factor - shift;
-                    let slope = f32::cast_from(slope.extract(i));
-                    let weighted = slope * f32::cast_from(weight.extract(i));
-                    let mut change = weighted * factor - normal * along;
-                    if comptime![centred] {
-                        change -= slope_mean;
-                        b_sums[k] = b_sums[k] + slope;
+                for v in 0..comptime![plan.vectors] {
+                    let column = unit + comptime![v as u32 * plan.units];
+                    if row < rows && inside(column, width, plan) {
+                        let at = comptime![slot * plan.vectors + v];
+                        let (value, slope, weight) = (values[at], slopes[at], weights[place(comptime![v], plan)]);
+                        let mut result = Vec8::<E>::empty();
+                        #[unroll]
+                        for i in 0..8usize {
+                            let k = comptime![v * 8 + i];
+                            let normal = (f32::cast_from(value.extract(i)) - start) * factor - shift;
+                            let slope = f32::cast_from(slope.extract(i));
+                            let weighted = slope * f32::cast_from(weight.extract(i));
+                            let mut change = weighted * factor - normal * along;
+                            if comptime![centred] {
+                                change -= slope_mean;
+                                b_sums[k] = b_sums[k] + slope;
+                            }
+                            w_sums[k] = w_sums[k] + slope * normal;
+                            let mut rounded = E::cast_from(change);
+                            if comptime![adds] {
+                                // As a sum of its own would round.
+                                let other = f32::cast_from(others[at].extract(i));
+                                rounded = E::cast_from(f32::cast_from(rounded) + other);
+                            }
+                            result.insert(i, rounded);
+                        }
+                        x_gradient[(row * width + column) as usize] = result;
                     }
-                    w_sums[k] = w_sums[k] + slope * normal;
-                    let mut rounded = E::cast_from(change);
-                    if comptime![adds] {
-                        // As a sum of its own would round.
-                        rounded = E::cast_from(f32::cast_from(rounded) + f32::cast_from(others[v].extract(i)));
-                    }
-                    result.insert(i, rounded);
                 }
-                x_gradient[(row * width + column) as usize] = result;
+                let next = row + comptime![plan.ahead as u32 + 1] * stride;
+                read_centred(x, &mut values, &mut starts, slot, next, next < rows, unit, width, centred, plan);
+                read_row(y_gradient, &mut slopes, slot, next, next < rows, unit, width, plan);
+                if comptime![adds] {
+                    read_row(other, &mut others, slot, next, next < rows, unit, width, plan);
+                }
+                turn = 1 - turn;
+                row += stride;
+                first += stride;
             }
         }
-        advance(&mut values, plan);
-        advance(&mut slopes, plan);
-        advance_starts(&mut starts, plan);
-        if comptime![adds] {
-            advance(&mut others, plan);
-        }
-        turn = 1 - turn;
-        row += stride;
-        first += stride;
     }
     let kinds = comptime![if centred { 2u32 } else { 1 }];
     let mut lines =

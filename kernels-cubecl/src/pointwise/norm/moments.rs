@@ -36,7 +36,7 @@ pub fn scratch(plan: Plan) -> usize {
     2 * plan.side as usize * plan.shape().planes().max(1)
 }
 
-/// The sums of the row in place `slot` of `values` and the first of `slopes`, whose first number is `start` (0 if sums are not
+/// The sums of the row in place `slot` of `values` and of `slopes`, whose first number is `start` (0 if sums are not
 /// about the mean). `inverse` is one over its length. Calls in a row alternate `turn` between 0 and 1, so that units need to meet
 /// only once for a call, which all of the cube make.
 #[cube]
@@ -73,7 +73,8 @@ pub fn moments<E: Float>(
                 }
             }
             if comptime![sums.slopes] {
-                let (slope, weight) = (slopes[v], weights[place(comptime![v], plan)]);
+                let slope = slopes[comptime![slot * plan.vectors + v]];
+                let weight = weights[place(comptime![v], plan)];
                 #[unroll]
                 for i in 0..8usize {
                     let away = f32::cast_from(value.extract(i)) - start;

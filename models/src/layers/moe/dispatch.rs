@@ -29,8 +29,7 @@ pub(super) struct Dispatch {
     pub multiple: usize,
     /// All-to-alls run beside the experts' products.
     pub overlap: bool,
-    /// Into how many pieces a rank's experts are cut for that. `None` leaves it to arithmetic, by which CPU ranks do one after
-    /// the other.
+    /// Into how many pieces a rank's experts are cut for that. `None` leaves it to arithmetic.
     pub pieces: Option<usize>,
 }
 
@@ -130,17 +129,19 @@ impl Dispatch {
         };
         let (runs, groups): (Vec<_>, Vec<Vec<usize>>) = pieces.iter().map(sort).unzip();
         let maps = RowMap::of_runs(&runs, &device);
-        let piece = |(((_, splits), by_expert), counts): (((Members, Splits), RowMap), Vec<usize>)| Piece {
+        let piece = |(((members, splits), by_expert), counts): (((Members, Splits), RowMap), Vec<usize>)| Piece {
             splits,
             by_expert,
+            experts: members.own().len(),
             counts: counts.into(),
         };
         let mut pieces: Vec<Piece> = pieces.into_iter().zip(maps).zip(groups).map(piece).collect();
         let (group, Sent { copies, x, p }) = (self.group.clone(), sent);
         if beside.is_some() {
-            return gather_rows(experts.through(x, p, &Arc::new(Journey { group, pieces })), &copies.reversed());
+            let journey = Arc::new(Journey { group, pieces, fp8: experts.fp8() });
+            return gather_rows(experts.through(x, p, &journey), &copies.reversed());
         }
-        let Piece { splits, by_expert, counts } = pieces.remove(0);
+        let Piece { splits, by_expert, counts, .. } = pieces.remove(0);
         let there = |x: Tensor<2>| gather_rows(all_to_all(x, &splits.send, &splits.receive, &group), &by_expert);
         let (x, p) = (there(x), there(p));
         let y = gather_rows(experts.forward(x, flat(p), &counts), &by_expert.reversed());
@@ -148,14 +149,15 @@ impl Dispatch {
     }
 
     /// Into how many pieces every member's experts are cut, so that exchanges run beside them; `None` if they do not. `sent` is
-    /// the mean number of rows that a member sends: all members come to the same.
+    /// the mean number of rows that a member sends: all members come to the same. Scales of experts in FP8 may be shared with
+    /// ranks of other groups, which have other counts, and a piece exchanges its own: these are always as many.
     fn pieces(&self, sent: usize, x: &Tensor<2>, experts: &Experts) -> Option<usize> {
-        let (members, [hidden, _], most) = (self.members.count(), experts.features(), self.members.own().len());
+        let (members, features, most) = (self.members.count(), experts.features(), self.members.own().len());
         if !self.overlap || self.pieces.is_some() {
             return self.pieces.filter(|_| self.overlap).map(|pieces| pieces.min(most));
         }
-        let bytes = sent * hidden * x.dtype().size() / members * (members - 1);
-        (most > 1 && is_quicker_in_two(&x.device(), bytes, experts.features())).then_some(2)
+        let bytes = sent * features[0] * x.dtype().size() / members * (members - 1);
+        (most > 1 && (experts.fp8().is_some() || is_quicker_in_two(bytes, features))).then_some(2)
     }
 
     fn by_all_gather(&self, x: Tensor<2>, Routing { choice, probs, pad_to }: Routing, experts: &Experts) -> Tensor<2> {

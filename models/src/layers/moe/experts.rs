@@ -60,9 +60,9 @@ impl Experts {
         })
     }
 
-    /// Whether they multiply in FP8: then rows of an expert that are tokens of different micro-batches are groups of their own.
-    pub fn are_fp8(&self) -> bool {
-        self.fp8.is_some()
+    /// Both layers in FP8, if they are: then rows of an expert that are tokens of different micro-batches are groups of their own.
+    pub fn fp8(&self) -> Option<[Fp8Experts; 2]> {
+        self.fp8.clone()
     }
 
     /// What the experts make of `x [rows, hidden]`, `counts[e]` rows for expert `e`, in FP8 as many groups for each of them

@@ -54,14 +54,15 @@ impl MoeLayer {
         let experts = Experts::new(params, &format!("{name}.experts"), config)?;
         let place = params.experts().clone();
         let (mut together, mut multiple) = (place.group.size(), row_multiple(params.device()));
-        if experts.are_fp8() {
+        if experts.fp8().is_some() {
             let on_device = router.is_on_device().then_some(config.dispatcher);
             (together, multiple) = (fp8_together(&place, params.parallel().size(), on_device)?, multiple.max(MULTIPLE));
         }
         let ExpertParallel { group, etp, ep, overlap, pieces, .. } = place;
         let rank = group.rank();
         let members = Members { etp: etp.size, ep: ep.size, experts: config.experts, rank, together, piece: [0, 1] };
-        let overlap = overlap && !experts.are_fp8();
+        // On CPU ranks nothing runs beside anything, unless pieces are asked for.
+        let overlap = overlap && (pieces.is_some() || row_multiple(params.device()) > 1);
         let dispatch = Dispatch { group, members, how: config.dispatcher, multiple, overlap, pieces };
         Ok(Self { router, experts, shared, dispatch, parallel: params.parallel().clone() })
     }
