@@ -157,6 +157,8 @@ fn job(config: &LlamaConfig, task: &Task) -> Result<Job> {
         gpu: true,
         overlap: true,
         documents: None,
+        expert_pieces: Some(1),
+        dynamic: None,
         logits_at_once: LOGITS_AT_ONCE,
     })
 }

@@ -32,7 +32,14 @@ fn zero() {
 
 #[test]
 fn recomputation_with_dropout() {
-    let ways = ["x2 selective", "x2 uniform1", "x2 uniform2", "x2 block1"];
+    let ways = ["x2 selective", "x2 uniform1", "x2 uniform2", "x2 block1", "x2 uniform2 keep-attention"];
     same_bits::<Gpt>(&gpt(), "x2", &ways);
-    same_bits::<Llama>(&llama(), "TP2 SP PP2 x4", &["TP2 SP PP2 x4 selective", "TP2 SP PP2 x4 block1"]);
+    let stages = ["TP2 SP PP2 x4 selective", "TP2 SP PP2 x4 block1", "TP2 SP PP2 x4 uniform1 keep-attention"];
+    same_bits::<Llama>(&llama(), "TP2 SP PP2 x4", &stages);
+    for comm in ["p2p", "all_gather", "a2a", "a2a+p2p:2"] {
+        let layout = format!("CP4 {comm} x2");
+        let again =
+            ["uniform1", "block1 keep-attention", "uniform2 keep-attention"].map(|how| format!("{layout} {how}"));
+        same_bits::<Llama>(&llama(), &layout, &again.each_ref().map(String::as_str));
+    }
 }

@@ -39,7 +39,6 @@ fn deepseek() -> DeepSeekV3Config {
         hidden_size: 64,
         intermediate_size: 64,
         moe_intermediate_size: 32,
-        num_attention_heads: 4,
         router_aux_loss_coef: 0.0,
         ..DeepSeekV3Config::tiny()
     }
@@ -69,11 +68,11 @@ fn rows(vocab: usize) -> Job {
     Settings { global_batch: 2, seq: 64, ..SETTINGS }.job(vocab)
 }
 
-/// Documents of these lengths, twice, of which no two fit into the longest one's row.
+/// Four rows of documents of these lengths, of which no two fit into the longest one's row.
 fn documents(vocab: usize, [long, short]: [usize; 2]) -> Job {
-    let mut job = Settings { global_batch: 2, seq: long + short, ..SETTINGS }.job(vocab);
+    let mut job = Settings { global_batch: 4, seq: long + short, ..SETTINGS }.job(vocab);
     for batch in &mut job.batches {
-        batch.documents = Some(vec![vec![0, long]; 2]);
+        batch.documents = Some(vec![vec![0, long]; 4]);
     }
     job
 }
@@ -178,5 +177,9 @@ fn experts_that_other_ranks_share_than_sequences_are_refused() {
     };
     let job = Settings { global_batch: 2, seq: 96, ..SETTINGS }.job(101);
     let refused = trace(&candidate, &job, &[Device::flex()], &config.dims(), build).err().unwrap().to_string();
-    assert!(refused.contains("context-parallel 3 and the 2 replicas") && refused.contains("2 or 4"), "{refused}");
+    assert!(
+        refused.contains("context-parallel 3 and the 2 replicas")
+            && refused.contains("nearest legal context-parallel: 2, 4"),
+        "{refused}"
+    );
 }

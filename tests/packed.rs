@@ -1,9 +1,10 @@
 //! Documents that share a row are trained as if each had a row of its own, in every layout.
 
-use backend_dist::launch::launch;
+use backend_dist::comm::RunError;
+use backend_dist::launch::{BoxError, launch};
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
-use burn_megatron::engine::{DocumentConfig, RankEngine, TokenBatch};
+use burn_megatron::engine::{DocumentConfig, EngineConfig, RankEngine, TokenBatch};
 use burn_megatron::verify::{Candidate, Job, RankTrace};
 use models::{
     CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig,
@@ -264,23 +265,23 @@ fn borders_and_positions_are_two_options() {
     }
 }
 
+/// What `f` gives on each rank of a layout, with an engine for the rows of [`packed`], one at a time.
+fn on_ranks<R: Send>(
+    layout: &str,
+    f: impl Fn(&mut RankEngine<Llama>) -> Result<R, BoxError> + Sync,
+) -> Result<Vec<R>, RunError> {
+    let Candidate { layout, context, .. } = layout.parse().unwrap();
+    let engine = EngineConfig { micro_batch: 1, context, ..packed(llama().vocab_size()).engine };
+    launch(&Mesh::new(layout).unwrap(), &[Device::flex()], |rank| {
+        let build = |part| Ok(Llama::build(&llama(), ParamBuilder::new(&rank, FloatDType::F64, 1).with_part(part))?);
+        f(&mut RankEngine::new(&rank, &llama().dims(), build, engine.clone())?)
+    })
+}
+
 #[test]
 fn evaluation_sees_the_same() {
-    let vocab = llama().vocab_size();
-    let evaluate = |layout: &str, batch: &TokenBatch| {
-        let candidate: Candidate = layout.parse().unwrap();
-        let mut engine = packed(vocab).engine;
-        (engine.micro_batch, engine.context) = (1, candidate.context.clone());
-        let mesh = Mesh::new(candidate.layout).unwrap();
-        let reports = launch(&mesh, &[Device::flex()], |rank| {
-            let build =
-                |part| Ok(Llama::build(&llama(), ParamBuilder::new(&rank, FloatDType::F64, 1).with_part(part))?);
-            let mut engine = RankEngine::new(&rank, &llama().dims(), build, engine.clone())?;
-            Ok(engine.eval_step(batch)?)
-        });
-        reports.unwrap()
-    };
-    let batch = &packed(vocab).batches[0];
+    let evaluate = |layout: &str, batch: &TokenBatch| on_ranks(layout, |engine| Ok(engine.eval_step(batch)?)).unwrap();
+    let batch = &packed(llama().vocab_size()).batches[0];
     let expected = evaluate("TP1", &alone(batch))[0];
     for layout in ["TP1", "CP2", "CP4 all_gather", "CP2 PP2", "TP2 SP CP2 a2a"] {
         for report in evaluate(layout, batch) {
@@ -292,22 +293,8 @@ fn evaluation_sees_the_same() {
 
 #[test]
 fn lengths_that_ranks_cannot_share_are_refused() {
-    let build = |layout: &str| {
-        let candidate: Candidate = layout.parse().unwrap();
-        let engine = packed(101).engine;
-        let mesh = Mesh::new(candidate.layout).unwrap();
-        let result = launch(&mesh, &[Device::flex()], |rank| {
-            let build = |part| {
-                let params = ParamBuilder::new(&rank, FloatDType::F64, 1).with_part(part);
-                Ok(Llama::build(&llama(), params)?)
-            };
-            let mut engine = engine.clone();
-            (engine.micro_batch, engine.context) = (1, candidate.context.clone());
-            RankEngine::new(&rank, &llama().dims(), build, engine)?.train_step(&packed(101).batches[0])?;
-            Ok(())
-        });
-        result.unwrap_err().to_string()
-    };
-    assert!(build("CP3").contains("sequence length 16 is not a multiple of 6"), "{}", build("CP3"));
-    assert!(build("CP8 a2a").contains("nearest legal: heads over 4 ranks"), "{}", build("CP8 a2a"));
+    let batch = &packed(llama().vocab_size()).batches[0];
+    let refused = |layout| on_ranks(layout, |engine| Ok(engine.train_step(batch)?)).unwrap_err().to_string();
+    assert!(refused("CP3").contains("sequence length 16 is not a multiple of 6"), "{}", refused("CP3"));
+    assert!(refused("CP8 a2a").contains("nearest legal: heads over 4 ranks"), "{}", refused("CP8 a2a"));
 }

@@ -131,8 +131,6 @@ pub struct Readings {
     pub clock: Option<u32>,
     /// Its maximum.
     pub max_clock: Option<u32>,
-    /// Clock of the memory in MHz.
-    pub memory_clock: Option<u32>,
     /// Watts.
     pub power: Option<f64>,
     /// The watts at which the clock is lowered.

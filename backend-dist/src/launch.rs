@@ -104,6 +104,8 @@ pub(crate) fn launch_in<T: Send>(
         crate::cuda::allocator::choose();
         crate::cuda::watch::begin();
     }
+    #[cfg(feature = "cuda")]
+    let under_way = crate::failed::Launch::begin();
     let (launched, program) = (Instant::now(), startup::program_seconds());
     let _hook = RankPanics::keep();
     let mesh = Arc::new(mesh.clone());
@@ -116,6 +118,8 @@ pub(crate) fn launch_in<T: Send>(
         let context = Rank { rank, coords: mesh.coords(rank), mesh: mesh.clone(), device, world: world.clone() };
         IS_RANK.with_borrow_mut(|last| *last = Some(String::new()));
         memory::set_rank(Some(rank));
+        #[cfg(feature = "cuda")]
+        under_way.enter();
         startup::begin(launched, program);
         let result = catch_unwind(AssertUnwindSafe(|| f(context)));
         match result {

@@ -1,4 +1,20 @@
-//! Device meshes, ranks, collectives and sharded-tensor operations with autodiff for Burn.
+//! Ranks, groups and exchanges for Burn: what a parallel layer needs, and nothing that a model knows.
+//!
+//! A rank is a thread. [`launch`](launch::launch) starts one for each place of a [`Mesh`](mesh::Mesh); the ranks of a group meet in
+//! [collectives](collective), and in [exchanges that have gradients](ops::conjugate):
+//!
+//! ```
+//! use backend_dist::{collective::all_reduce, comm::ReduceOp, launch::launch, mesh::{Axis, Mesh}};
+//! use burn::tensor::{Device, Tensor};
+//!
+//! let mesh = Mesh::new("TP2 DP2".parse()?)?;
+//! let sums = launch(&mesh, &[Device::flex()], |rank| {
+//!     let x = Tensor::<1>::full([3], rank.rank as f32, &rank.device);
+//!     Ok(all_reduce(x, ReduceOp::Sum, &rank.group(Axis::Tp)).into_data().iter::<f32>().collect::<Vec<_>>())
+//! })?;
+//! assert_eq!(sums, [[1.0; 3], [1.0; 3], [5.0; 3], [5.0; 3]]);
+//! # Ok::<(), backend_dist::launch::BoxError>(())
+//! ```
 
 pub mod buffer;
 pub mod cache;
@@ -9,6 +25,8 @@ pub mod comm;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub mod exchange;
+#[cfg(any(test, feature = "cuda"))]
+mod failed;
 pub mod gpu;
 #[cfg(feature = "cuda")]
 pub mod idle;

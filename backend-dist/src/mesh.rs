@@ -159,14 +159,6 @@ impl Mesh {
         })
     }
 
-    /// The mesh over `world` ranks; the layout's data parallel size is replaced by the one that fills the world.
-    ///
-    /// # Errors
-    /// Names the first size that does not divide the world and its nearest legal values; see [`LayoutError`].
-    pub fn with_world(layout: ParallelLayout, world: usize) -> Result<Mesh, LayoutError> {
-        Mesh::new(layout.fill_world(world)?)
-    }
-
     /// The layout the mesh was made from.
     pub fn layout(&self) -> &ParallelLayout {
         &self.layout

@@ -16,7 +16,7 @@ mod work;
 
 pub(crate) use communicator::Communicator;
 pub(crate) use held::Held;
-pub(crate) use library::finished;
+pub(crate) use library::{finished, grouped};
 pub(crate) use links::Links;
 pub(crate) use work::exchanged;
 

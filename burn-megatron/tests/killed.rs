@@ -1,9 +1,9 @@
 //! A run that is killed and started again ends with the bits of a run that was left alone.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use burn_megatron::checkpoint::Checkpoint;
 use serde_json::Value;
@@ -25,14 +25,33 @@ fn finish(folder: &Path, name: &str, layout: &str) {
     assert!(output.status.success(), "{said}");
 }
 
-/// Starts a run and kills it when it says that it has done this step.
-fn kill_after(folder: &Path, name: &str, step: u64) {
+type Said = Lines<BufReader<ChildStdout>>;
+
+/// Starts a run and waits until it says that it has done this step.
+fn started(folder: &Path, name: &str, step: u64) -> (Child, Said) {
     let mut child = command(folder, name, "").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let wanted = format!("step {step:>2}/{STEPS}");
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().starts_with(&wanted)), "the run ended before step {step}");
+    (child, lines)
+}
+
+/// Starts a run and kills it when it says that it has done this step.
+fn kill_after(folder: &Path, name: &str, step: u64) {
+    let (mut child, _) = started(folder, name, step);
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+/// Starts a run and asks it to end as schedulers do: it saves, and that is no failure.
+fn terminate_after(folder: &Path, name: &str, step: u64) {
+    let (mut child, lines) = started(folder, name, step);
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    let said: Vec<String> = lines.map(Result::unwrap).collect();
+    assert!(child.wait().unwrap().success(), "{said:?}");
+    assert!(said.iter().any(|line| line.starts_with("stopped before its last step")), "{said:?}");
+    let saved = last_checkpoint(folder, name).state().step;
+    assert!((step..STEPS).contains(&saved), "step {saved}");
 }
 
 /// The loss of every step, the last time it was done.
@@ -65,6 +84,7 @@ fn a_killed_run_ends_with_the_bits_of_one_that_was_left_alone() {
     for step in [2, 7, 16] {
         kill_after(folder.path(), "killed", step);
     }
+    terminate_after(folder.path(), "killed", 20);
     finish(folder.path(), "killed", "");
 
     assert_eq!(losses(folder.path(), "killed"), losses(folder.path(), "alone"));

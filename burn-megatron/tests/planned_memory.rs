@@ -56,22 +56,6 @@ micro-batch = 2
 global-batch = 16
 ";
 
-/// Rows eight times as long, one at a time.
-const LONG: &str = "
-[model]
-preset = \"tiny\"
-vocab-size = 1000
-hidden-size = 128
-intermediate-size = 384
-num-hidden-layers = 4
-head-dim = 16
-make-vocab-size-divisible-by = 64
-[training]
-seq-length = 1024
-micro-batch = 1
-global-batch = 2
-";
-
 /// Bytes of every rank in its second step, above what was there before the engine, and the most micro-batches whose
 /// activations it kept.
 struct Measured<'a>(&'a RunConfig);
@@ -150,9 +134,12 @@ fn planned_memory_is_what_ranks_allocate() {
         (DEEPSEEK, ""),
         (DEEPSEEK, "parallel.tp 2 parallel.sp true"),
         (DEEPSEEK, "parallel.pp 2"),
-        (LONG, ""),
-        (LONG, "parallel.cp 2 parallel.zero 2"),
-        (LONG, "recompute.granularity full"),
+        (LLAMA, "training.seq-length 1024 training.micro-batch 1 training.global-batch 2"),
+        (
+            LLAMA,
+            "training.seq-length 1024 training.micro-batch 1 training.global-batch 2 parallel.cp 2 parallel.zero 2",
+        ),
+        (LLAMA, "training.seq-length 1024 training.micro-batch 1 training.global-batch 2 recompute.granularity full"),
     ] {
         for (rank, (measured, planned)) in compare(file, flags).into_iter().enumerate() {
             let ratio = measured as f64 / planned.peak() as f64;

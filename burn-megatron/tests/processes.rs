@@ -173,19 +173,19 @@ fn a_process_that_does_not_come_or_is_another_run_is_named_by_all() {
         assert!(!status.success() && stderr.contains("process 2 of 4 did not come"), "{stderr}");
     }
 
-    let places = all(2);
-    let layouts = ["--data-parallel 2", "--data-parallel 4"];
-    let start = |(place, layout): (&Place, &&str)| {
-        command(folder, &format!("{} {layout}", train("other")), Some(place)).spawn().unwrap()
-    };
-    let children: Vec<Child> = places.iter().zip(&layouts).map(start).collect();
-    for child in children {
-        let Ended { status, stderr, .. } = ended(child, Duration::from_secs(60));
-        assert!(!status.success(), "{stderr}");
-        assert!(
-            stderr.contains("has layout TP2 SP DP2 ZeRO1") && stderr.contains("has layout TP2 SP DP4 ZeRO1"),
-            "{stderr}"
-        );
+    for (flags, said) in [
+        (["--data-parallel 2", "--data-parallel 4"], ["has layout TP2 SP DP2 ZeRO1", "has layout TP2 SP DP4 ZeRO1"]),
+        (["--lr.min 1e-3", "--lr.min 2e-3"], ["has configuration lr.min = 0.001", "has configuration lr.min = 0.002"]),
+    ] {
+        let places = all(2);
+        let start = |(place, flags): (&Place, &&str)| {
+            command(folder, &format!("{} {flags}", train("other")), Some(place)).spawn().unwrap()
+        };
+        let children: Vec<Child> = places.iter().zip(&flags).map(start).collect();
+        for child in children {
+            let Ended { status, stderr, .. } = ended(child, Duration::from_secs(60));
+            assert!(!status.success() && said.iter().all(|part| stderr.contains(part)), "{stderr}");
+        }
     }
     assert!(!folder.join("other").exists() && !folder.join("late").exists(), "nothing was written");
 }

@@ -3,6 +3,8 @@
 use backend_dist::mesh::Nearest;
 use thiserror::Error;
 
+use crate::layers::RopeScaling;
+
 /// Why a model's sizes make no model.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum ConfigError {
@@ -73,6 +75,27 @@ pub(crate) fn positive(sizes: &[(&'static str, usize)]) -> Result<(), ConfigErro
     match sizes.iter().find(|(_, size)| *size == 0) {
         None => Ok(()),
         Some((key, _)) => Err(ConfigError::OutOfRange { key, value: 0.0, range: "positive", nearest: 1.0 }),
+    }
+}
+
+/// Numbers must be at least 0.
+pub(crate) fn not_negative(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
+    match numbers.iter().find(|(_, value)| !(0.0..f64::INFINITY).contains(value)) {
+        None => Ok(()),
+        Some((key, value)) => Err(ConfigError::OutOfRange { key, value: *value, range: "at least 0", nearest: 0.0 }),
+    }
+}
+
+/// Base and scaling of rotary frequencies must make waves, none of them shorter than without the scaling.
+pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>) -> Result<(), ConfigError> {
+    if !(theta > 0.0 && theta.is_finite()) {
+        return Err(ConfigError::OutOfRange { key: "rope_theta", value: theta, range: "above 0", nearest: 10_000.0 });
+    }
+    match scaling.map(|scaling| scaling.factor()).filter(|factor| !(1.0..f64::INFINITY).contains(factor)) {
+        None => Ok(()),
+        Some(value) => {
+            Err(ConfigError::OutOfRange { key: "rope_scaling.factor", value, range: "at least 1", nearest: 1.0 })
+        }
     }
 }
 

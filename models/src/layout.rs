@@ -6,6 +6,8 @@ use thiserror::Error;
 /// The sizes of a model that a layout must divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelDims {
+    /// Tokens of the vocabulary, without padding.
+    pub vocab: usize,
     /// Features between two layers.
     pub hidden: usize,
     /// Attention heads.
@@ -212,6 +214,7 @@ mod tests {
     use super::*;
 
     const DIMS: ModelDims = ModelDims {
+        vocab: 96,
         hidden: 48,
         heads: 12,
         kv_heads: 4,

@@ -1,5 +1,26 @@
-#![warn(missing_docs)]
 //! Tensor- and sequence-parallel layers for Burn, and the model families built from them.
+//!
+//! A model is written as for one device; its layers cut the weights and exchange what has to be exchanged. Weights are a function of
+//! the seed, so every layout has the same loss:
+//!
+//! ```
+//! use backend_dist::{launch::launch, mesh::Mesh};
+//! use burn::tensor::{Device, FloatDType, Int, Tensor};
+//! use models::{CausalLm, Llama, LlamaConfig, ParamBuilder};
+//!
+//! let loss = |layout: &str| -> Result<Vec<f64>, backend_dist::launch::BoxError> {
+//!     Ok(launch(&Mesh::new(layout.parse()?)?, &[Device::flex()], |rank| {
+//!         let model = Llama::build(&LlamaConfig::tiny(), ParamBuilder::new(&rank, FloatDType::F64, 1234))?;
+//!         let row = |first: i64| Tensor::<2, Int>::from_data([[first, first + 1, first + 2, first + 3]], &rank.device);
+//!         // [batch, sequence], the same on both ranks of a tensor parallel group
+//!         Ok(model.token_losses(row(5), row(6)).sum().into_scalar::<f64>())
+//!     })?)
+//! };
+//! assert!((loss("TP2 SP")?[0] - loss("TP1")?[0]).abs() < 1e-12);
+//! # Ok::<(), backend_dist::launch::BoxError>(())
+//! ```
+
+#![warn(missing_docs)]
 
 pub mod causal_lm;
 pub mod config;

@@ -74,7 +74,8 @@ pub fn check(gpus: usize) -> usize {
     (0..all[0].len()).map(judge).sum()
 }
 
-fn on_ranks<T: Send>(gpus: usize, f: impl Fn(&Rank) -> T + Sync) -> Result<Vec<T>, String> {
+/// Runs `f` on `gpus` ranks that share sequences.
+pub fn on_ranks<T: Send>(gpus: usize, f: impl Fn(&Rank) -> T + Sync) -> Result<Vec<T>, String> {
     let mesh = Mesh::new(ParallelLayout { cp: gpus, ..Default::default() }).expect("one axis is always legal");
     let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
     launch(&mesh, &devices, |rank| Ok(f(&rank))).map_err(|error| error.to_string())

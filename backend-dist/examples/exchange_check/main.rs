@@ -3,13 +3,14 @@
 //!
 //! `cargo run --release --example exchange_check --features cuda -- [GPUS] [PART..]`; two GPUs or more, an even number; without
 //! a part all of them in this order: `exchanges`, `overlapped`, `beside`, `failures`, `again` (the exchanges once more: what a failed
-//! run has left behind must not disturb the next one), `context` (attention over a context parallel group), and what exchanges cost:
-//! `speed`, `rows-speed` (rows that change owner), `beside-speed`, `context-speed`. The values exchanged are small integers, so every sum is exact in every type and results
+//! run has left behind must not disturb the next one), `context` (attention over a context parallel group), `fp8` (scales of layers
+//! there), and what exchanges cost: `speed`, `rows-speed` (rows that change owner), `beside-speed`, `context-speed`. The values exchanged are small integers, so every sum is exact in every type and results
 //! must be equal; those of linear layers are random, and results equal up to rounding.
 
 mod beside;
 mod context;
 mod failures;
+mod fp8;
 mod overlapped;
 mod results;
 mod speed;
@@ -24,13 +25,14 @@ use std::time::Instant;
 /// Gives the number of wrong results for this many GPUs.
 type Part = fn(usize) -> usize;
 
-const PARTS: [(&str, Part); 10] = [
+const PARTS: [(&str, Part); 11] = [
     ("exchanges", results::check),
     ("overlapped", overlapped::check),
     ("beside", beside::check),
     ("failures", failures::check),
     ("again", results::check),
     ("context", context::check),
+    ("fp8", fp8::check),
     ("speed", speed::report),
     ("rows-speed", speed::rows),
     ("beside-speed", beside::report),

@@ -135,32 +135,6 @@ impl Group {
         Arc::unwrap_or_clone(self.meet(name, payload, value, codec::host(), |values| values))
     }
 
-    /// One `f64` per member reduced in group order: the same bits on every member.
-    pub fn all_reduce_scalar(&self, value: f64, op: ReduceOp) -> f64 {
-        let fold = |values: Vec<f64>| {
-            values.into_iter().reduce(|a, b| match op {
-                ReduceOp::Sum => a + b,
-                // Unlike `f64::max`, a NaN of any rank reaches every rank.
-                ReduceOp::Max => {
-                    if a.is_nan() || a > b {
-                        a
-                    } else {
-                        b
-                    }
-                }
-                ReduceOp::Min => {
-                    if a.is_nan() || a < b {
-                        a
-                    } else {
-                        b
-                    }
-                }
-            })
-        };
-        self.meet(format!("all-reduce({})", op.name()), "f64 scalar".into(), value, codec::host(), fold)
-            .expect("a group has members")
-    }
-
     /// The value of member `root`; the others pass `None`.
     pub fn broadcast_host<T>(&self, value: Option<T>, root: usize) -> T
     where

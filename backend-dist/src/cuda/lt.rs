@@ -10,8 +10,9 @@ use cudarc::cublaslt::sys;
 
 pub(crate) use super::lt_plan::Onto;
 use super::lt_plan::{self, Extras, Key};
-use super::{clear, dense, empty, failed, submit};
+use super::{clear, dense, empty, submit};
 use crate::column_major::{Matrices, Problem};
+use crate::failed;
 use crate::profile::{self, Kind, Operation, Precision};
 
 thread_local! {
@@ -176,7 +177,7 @@ fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, ont
         let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: None, untuned }) };
         done.map_err(|error| format!("{what}: {error}"))
     };
-    let failed = move |message| failed::note(device, message);
+    let failed = failed::noting(device.index_id);
     match bias {
         None => submit([&a.tensor, &b.tensor, out], move |pointers, stream| run(pointers, None, stream), failed),
         Some(bias) => submit(

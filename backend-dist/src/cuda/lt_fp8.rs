@@ -12,8 +12,9 @@ use kernels_cubecl::fp8::Format;
 use super::lt::loaded;
 use super::lt_plan::{self, Extras, Key};
 pub(crate) use super::lt_plan::{Onto, Sums};
-use super::{failed, submit};
+use super::submit;
 use crate::column_major::{Matrices, Problem};
+use crate::failed;
 use crate::profile::{self, Kind, Operation, Precision};
 
 /// What every side of an FP8 product must be a multiple of.
@@ -103,7 +104,7 @@ fn queue(what: Named, a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &C
             unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales), untuned }) };
         done.map_err(|error| format!("{what}: {error}"))
     };
-    let failed = move |message| failed::note(device, message);
+    let failed = failed::noting(device.index_id);
     let tensors = [a.bytes, b.bytes, out, a.inverse, b.inverse];
     match bias {
         None => submit(tensors, move |[x, w, y, p, q], stream| run([x, w, y], [p, q], None, stream), failed),

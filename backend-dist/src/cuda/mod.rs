@@ -1,7 +1,6 @@
 //! The way from CubeCL's tensors to raw pointers and the CUDA stream of the calling thread.
 
 pub(crate) mod allocator;
-mod failed;
 pub(crate) mod lt;
 pub(crate) mod lt_fp8;
 mod lt_plan;
@@ -9,6 +8,7 @@ pub(crate) mod watch;
 
 pub(crate) use lt_plan::tune_products;
 
+use crate::failed;
 use crate::room::room;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
@@ -31,14 +31,14 @@ type CudaServer = <cubecl::cuda::CudaRuntime as cubecl_server::runtime::Runtime>
 /// The buffers are held until `work` returns. An error goes to `failed`, and CubeCL refuses to read the buffers from then on.
 ///
 /// # Panics
-/// If earlier work on the device failed, see [`failed`](self::failed).
+/// If earlier work on the device failed, see [`failed`](crate::failed).
 pub(crate) fn submit<const N: usize>(
     tensors: [&CubeTensor; N],
     work: impl FnOnce([*mut c_void; N], CUstream) -> Result<(), String> + Send + 'static,
     failed: impl FnOnce(String) + Send + 'static,
 ) {
     let device = tensors[0].client.service_id().device;
-    self::failed::check(device);
+    failed::check(device.index_id);
     let device = DeviceHandle::<CudaServer>::new(device);
     let (handles, stream_id) = (tensors.map(|tensor| tensor.handle.clone()), StreamId::current());
     device.submit(move |server: &mut CudaServer| {
@@ -107,7 +107,7 @@ pub(crate) fn fill(x: &CubeTensor, byte: u8) {
             unsafe { driver::memset_d8_async(pointer as CUdeviceptr, byte, bytes, stream) }
                 .map_err(|error| format!("filling {bytes} bytes: {error}"))
         },
-        move |message| self::failed::note(device, message),
+        failed::noting(device.index_id),
     );
 }
 

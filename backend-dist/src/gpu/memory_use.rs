@@ -206,7 +206,14 @@ mod tests {
         };
         assert_eq!([memory.allocator(), memory.pool_beside(), memory.rest()], [102, 8, 7].map(gib));
         let text = memory.to_string();
-        for part in ["120.00 in all", "pages of 4.00", "beside it 8.00", "3 communicators 2.00", "4 messages held 3.00", "the rest 7.00"] {
+        for part in [
+            "120.00 in all",
+            "pages of 4.00",
+            "beside it 8.00",
+            "3 communicators 2.00",
+            "4 messages held 3.00",
+            "the rest 7.00",
+        ] {
             assert!(text.contains(part), "{text}");
         }
     }

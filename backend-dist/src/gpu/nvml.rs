@@ -34,7 +34,6 @@ pub(super) fn readings(bus: &str) -> Option<Readings> {
         utilisation: device.utilization_rates().ok().map(|rates| rates.gpu),
         clock: device.clock_info(Clock::SM).ok(),
         max_clock: device.max_clock_info(Clock::SM).ok(),
-        memory_clock: device.clock_info(Clock::Memory).ok(),
         power: device.power_usage().ok().map(watts),
         power_limit: device.enforced_power_limit().ok().map(watts),
         temperature: device.temperature(TemperatureSensor::Gpu).ok(),

@@ -23,7 +23,7 @@
 //! A block belongs to the rank whose thread allocated it, whoever frees it. [`launch`](crate::launch::launch) tells each
 //! rank's thread which rank it is. Exchanges give every rank its own copy of a result while memory is counted, as ranks
 //! with memories of their own would have. What the shared compute threads allocate (packed panels of a matrix product,
-//! for example) belongs to no rank: [`unattributed`].
+//! for example) belongs to no rank.
 //!
 //! Blocks under [`SMALLEST`] bytes are not counted. The counts are of the process: two launches at the same time that
 //! have the same rank numbers are counted together.
@@ -34,28 +34,4 @@ mod counters;
 mod tests;
 
 pub use allocator::{RankAllocator, SMALLEST};
-pub use counters::{
-    MAX_RANKS, OfKind, is_counting, live, live_of, peak, peak_of, reset_peak, set_rank, unattributed, without_rank,
-};
-
-/// What memory is used for, as far as the code that allocates says so ([`OfKind`]).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the variants are named after what they hold")]
-pub enum Kind {
-    /// Nobody has said.
-    #[default]
-    Other,
-    Weights,
-    Gradients,
-    /// Optimizer states and master weights.
-    Optimizer,
-    Activations,
-    /// Buffers of exchanges.
-    Communication,
-}
-
-impl Kind {
-    /// Every kind, in the order of the counters.
-    pub const ALL: [Kind; 6] =
-        [Kind::Other, Kind::Weights, Kind::Gradients, Kind::Optimizer, Kind::Activations, Kind::Communication];
-}
+pub use counters::{MAX_RANKS, is_counting, live, peak, reset_peak, set_rank, without_rank};

@@ -88,31 +88,20 @@ fn a_block_belongs_to_the_rank_that_allocated_it() {
 }
 
 #[test]
-fn kinds_nest_and_add_up() {
+fn what_ranks_hold_together_is_nobodys() {
     let size = layout(2048, 16);
     on_rank(904, || {
         let allocate = || {
             // SAFETY: not empty.
             unsafe { RankAllocator.alloc(size) }
         };
-        let weights = OfKind::begin(Kind::Weights);
-        let mut blocks = vec![allocate()];
-        let gradients = OfKind::begin(Kind::Gradients);
-        blocks.extend([allocate(), allocate()]);
-        blocks.push(without_rank(allocate));
-        drop(gradients);
-        blocks.push(allocate());
-        drop(weights);
-        blocks.push(allocate());
-        assert_eq!(live_of(904, Kind::Weights), 2 * 2048);
-        assert_eq!(live_of(904, Kind::Gradients), 2 * 2048);
-        assert_eq!(live_of(904, Kind::Other), 2048);
-        assert_eq!(live(904), Kind::ALL.map(|kind| live_of(904, kind)).iter().sum::<u64>());
+        let blocks = [allocate(), without_rank(allocate), allocate()];
+        assert_eq!(live(904), 2 * 2048);
         for block in blocks {
             // SAFETY: each was allocated above with this layout.
             unsafe { RankAllocator.dealloc(block, size) };
         }
-        assert_eq!((live(904), peak_of(904, Kind::Gradients)), (0, 2 * 2048));
+        assert_eq!((live(904), peak(904)), (0, 2 * 2048));
     });
 }
 

@@ -138,10 +138,12 @@ impl Nearest {
         Self::where_legal(value, total, |x| total.is_multiple_of(x))
     }
 
-    /// The closest values in `1..=max` below and above `value` that satisfy `legal`.
+    /// The closest values in `1..=max` below and above `value` that satisfy `legal`, none where they are more than a million
+    /// away.
     pub fn where_legal(value: usize, max: usize, legal: impl Fn(usize) -> bool) -> Self {
-        let below = (1..value.min(max + 1)).rev().find(|&x| legal(x));
-        let above = (value + 1..=max).find(|&x| legal(x));
+        const FAR: usize = 1 << 20;
+        let below = (1..value.min(max.saturating_add(1))).rev().take(FAR).find(|&x| legal(x));
+        let above = (value.saturating_add(1)..=max).take(FAR).find(|&x| legal(x));
         Self(below.into_iter().chain(above).collect())
     }
 }

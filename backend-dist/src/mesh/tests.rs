@@ -53,7 +53,7 @@ fn expert_tp_follows_tp() {
 
 #[test]
 fn refusals_name_the_nearest_legal_values() {
-    let refuse = |layout: ParallelLayout, world| Mesh::with_world(layout, world).unwrap_err().to_string();
+    let refuse = |layout: ParallelLayout, world| layout.fill_world(world).and_then(Mesh::new).unwrap_err().to_string();
     let layout = ParallelLayout::default;
     assert_eq!(
         refuse(ParallelLayout { tp: 3, ..layout() }, 8),
@@ -76,11 +76,11 @@ fn refusals_name_the_nearest_legal_values() {
 }
 
 #[test]
-fn with_world_fills_the_data_parallel_size() {
-    let mesh = Mesh::with_world(ParallelLayout { tp: 2, sp: true, ..Default::default() }, 8).unwrap();
-    assert_eq!(mesh.layout().to_string(), "TP2 SP DP4");
+fn the_data_parallel_size_fills_the_world() {
+    let layout = ParallelLayout { tp: 2, sp: true, ..Default::default() }.fill_world(8).unwrap();
+    assert_eq!(layout.to_string(), "TP2 SP DP4");
     assert_eq!(ParallelLayout::default().to_string(), "TP1");
-    assert_eq!("tp2+sp×DP4".parse::<ParallelLayout>().unwrap(), *mesh.layout());
+    assert_eq!("tp2+sp×DP4".parse::<ParallelLayout>().unwrap(), layout);
 }
 
 /// Any legal layout of at most 256 ranks.

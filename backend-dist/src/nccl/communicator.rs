@@ -43,6 +43,8 @@ pub(crate) struct Communicator {
     progress: usize,
     pub(crate) events: Events,
     calls: Mutex<Option<Mark>>,
+    /// The operation that a call is queuing now. NCCL waits for the peers in it where it has to connect to them first.
+    entered: Mutex<Option<Mark>>,
     /// Calls that the device's thread has not run yet.
     queued: AtomicUsize,
     has_ended: AtomicBool,
@@ -51,7 +53,9 @@ pub(crate) struct Communicator {
     taken: (usize, u64),
 }
 
-/// The operation behind which `progress` was recorded last, while it has not been seen to end.
+/// An operation and when it was seen: the one behind which `progress` was recorded last, while it has not been seen to end, or
+/// one that is being queued.
+#[derive(Clone)]
 struct Mark {
     since: Instant,
     op: DeviceOp,
@@ -118,6 +122,7 @@ impl Communicator {
             progress: event()?,
             events: Events::default(),
             calls: Mutex::new(None),
+            entered: Mutex::new(None),
             queued: AtomicUsize::new(0),
             has_ended: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
@@ -142,13 +147,17 @@ impl Communicator {
             let times = timeline::exchange(call.compute, ExchangeKind::of(op.kind(), *member), group);
             let begin = times.map(|[begin, _]| begin);
             begin.map_or(Ok(()), |event| stamp(event, call.link.stream as _))?;
-            work(Call { begin, ..call }, buffers)?;
+            let now = Mark { since: Instant::now(), op, sequence };
+            *call.link.entering() = Some(now.clone());
+            let done = work(Call { begin, ..call }, buffers);
+            *call.link.entering() = None;
+            done?;
             times.map_or(Ok(()), |[_, end]| stamp(end, call.link.stream as _))?;
             if mark.is_none() {
                 // SAFETY: event and stream live as long as the communicator. The last record has been seen to end.
                 unsafe { driver::event::record(call.link.progress as _, call.link.stream as _) }
                     .map_err(|error| error.to_string())?;
-                *mark = Some(Mark { since: Instant::now(), op, sequence });
+                *mark = Some(now);
             }
             Ok(())
         });
@@ -175,6 +184,10 @@ impl Communicator {
 
     fn lock(&self) -> MutexGuard<'_, Option<Mark>> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn entering(&self) -> MutexGuard<'_, Option<Mark>> {
+        self.entered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

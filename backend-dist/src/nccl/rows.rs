@@ -1,7 +1,7 @@
 //! Rows that change owner.
 
 use super::communicator::Communicator;
-use super::{data_type, exchanged, finished, scaled};
+use super::{data_type, exchanged, finished, grouped, scaled};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::cuda::{dense, empty};
 use crate::ops::moe::Splits;
@@ -101,12 +101,7 @@ pub(super) fn exchange(x: CubeTensor, splits: &Splits, group: &Group, link: &Arc
         // SAFETY: the splits add up to the rows of either buffer. CubeCL reuses memory in the order of the compute stream,
         // which has queued its wait when the buffers are let go.
         unsafe {
-            let grouped = || {
-                nccl::group_start()?;
-                span.exchange(buffers, &splits, own, call.target())?;
-                nccl::group_end()
-            };
-            finished(grouped())?;
+            finished(grouped(|| span.exchange(buffers, &splits, own, call.target())))?;
             span.keep(buffers, &splits, own, call.compute())?;
         }
         call.lead()

@@ -14,6 +14,7 @@ use burn::backend::{
 };
 
 use super::{
+    attended::attended,
     drop_key::DropKey,
     kernels::{LocalKernels, NormGrads, NormNeeds},
     local::LocalOps,
@@ -181,10 +182,10 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
         let ((q, q_node), (k, k_node), (v, v_node)) = (q.into_parts(), k.into_parts(), v.into_parts());
         match Attention.prepare::<C>([q_node, k_node, v_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (out, lse) = B::attention_forward(q.clone(), k.clone(), v.clone(), options);
+                let (out, lse) = attended(|| B::attention_forward(q.clone(), k.clone(), v.clone(), options));
                 prep.finish(([q, k, v], [out.clone(), lse], options), out)
             }
-            OpsKind::UnTracked(prep) => prep.finish(B::attention_forward(q, k, v, options).0),
+            OpsKind::UnTracked(prep) => prep.finish(attended(|| B::attention_forward(q, k, v, options)).0),
         }
     }
 
@@ -192,10 +193,10 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
         let (qkv, node) = qkv.into_parts();
         match AttentionPacked.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (out, lse) = B::attention_packed_forward(qkv.clone(), heads, options);
+                let (out, lse) = attended(|| B::attention_packed_forward(qkv.clone(), heads, options));
                 prep.finish((qkv, [out.clone(), lse], heads, options), out)
             }
-            OpsKind::UnTracked(prep) => prep.finish(B::attention_packed_forward(qkv, heads, options).0),
+            OpsKind::UnTracked(prep) => prep.finish(attended(|| B::attention_packed_forward(qkv, heads, options)).0),
         }
     }
 

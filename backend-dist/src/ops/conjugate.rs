@@ -55,11 +55,6 @@ pub fn gather_from_tensor_parallel<const D: usize>(x: Tensor<D>, group: &Group) 
     conjugate(x, Exchange::AllGather(D - 1), Exchange::Slice(D - 1), group)
 }
 
-/// Before a row-parallel layer whose input is the same on all ranks: `[.., n]` to `[.., n/tp]`.
-pub fn scatter_to_tensor_parallel<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
-    conjugate(x, Exchange::Slice(D - 1), Exchange::AllGather(D - 1), group)
-}
-
 fn conjugate<const D: usize>(x: Tensor<D>, forward: Exchange, backward: Exchange, group: &Group) -> Tensor<D> {
     if group.size() == 1 {
         return x;

@@ -8,6 +8,7 @@ use burn::backend::{
 };
 
 use super::{
+    attended::attended,
     drop_key::DropKey,
     kernels::LocalKernels,
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
@@ -74,7 +75,7 @@ macro_rules! local_ops_by_kernels {
                 v: FloatTensor<Self>,
                 options: AttentionOptions,
             ) -> FloatTensor<Self> {
-                Self::attention_forward(q, k, v, options).0
+                attended(|| Self::attention_forward(q, k, v, options)).0
             }
 
             fn op_attention_packed(
@@ -82,7 +83,7 @@ macro_rules! local_ops_by_kernels {
                 heads: PackedHeads,
                 options: AttentionOptions,
             ) -> FloatTensor<Self> {
-                Self::attention_packed_forward(qkv, heads, options).0
+                attended(|| Self::attention_packed_forward(qkv, heads, options)).0
             }
 
             fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self> {

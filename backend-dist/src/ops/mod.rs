@@ -12,6 +12,7 @@
 //! `[sequence, batch, heads, head_dim]`. f32 and f64 are computed in their own precision, bf16 and f16 through f32.
 
 mod api;
+mod attended;
 mod autodiff;
 pub mod conjugate;
 pub mod context;
@@ -29,16 +30,20 @@ pub mod grouped;
 mod head;
 mod head_norms;
 mod kernels;
+mod latent;
 mod local;
 pub mod main_grads;
 pub mod moe;
 mod options;
-#[cfg(any(feature = "cuda", test))]
+mod outputs;
+#[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "CPU ranks exchange nothing beside products"))]
 pub(crate) mod pieces;
 mod plain;
 mod product;
 mod prologue;
 mod residual;
+mod shares;
+mod split;
 mod sums;
 mod tape;
 #[cfg(test)]
@@ -49,6 +54,7 @@ pub use api::{
     add_bias, attention, attention_packed, dropout, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed,
     swiglu,
 };
+pub use attended::{Attended, keep_attended, with_attended};
 pub use cross_entropy::vocab_parallel_cross_entropy;
 pub use determinism::deterministic;
 pub use drop_key::DropKey;
@@ -56,9 +62,13 @@ pub use fused::{LinearOptions, linear_with};
 pub use head::{Head, LOGITS_AT_ONCE, linear_cross_entropy, positions_at_once};
 pub use head_norms::norm_heads;
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
+pub use latent::latent_keys;
 pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
+pub use pieces::is_worth_a_piece;
 pub use product::{Entry, Exit};
 pub use prologue::Prologue;
 pub use residual::Residual;
-pub use sums::{expand_dim, log_sum_exp, matmul, shares, softmax, sum, sum_dim};
+pub use shares::{shares, softmax};
+pub use split::split;
+pub use sums::{expand_dim, log_sum_exp, matmul, sum, sum_dim};
 pub use tape::{Tape, pull_back};

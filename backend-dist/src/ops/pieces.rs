@@ -64,7 +64,7 @@ impl Product {
 /// Whether experts with this many features outside and inside are cut into two pieces because of an exchange of `bytes` for
 /// each rank. Of the four exchanges in a layer's passes the time of one and a half is hidden then, but what runs beside has
 /// fewer multiprocessors, and each of six products more ends while some multiprocessors compute a last tile.
-pub(crate) fn is_worth_a_piece(bytes: usize, [hidden, intermediate]: [usize; 2]) -> bool {
+pub fn is_worth_a_piece(bytes: usize, [hidden, intermediate]: [usize; 2]) -> bool {
     let taken = exchange_seconds(bytes, BESIDE) * LEFT as f64 / PROCESSORS as f64;
     // Forward, and gradients of rows, whose inner dimension is twice as long where gate and up are one.
     let inner = 2 * hidden + 3 * intermediate;

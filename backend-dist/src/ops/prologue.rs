@@ -4,6 +4,7 @@ use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, Tensor};
 
 use super::{
+    attended::attended,
     context::{ContextParallel, Documents, How, how},
     kernels::{LocalKernels, NormGrads, NormNeeds},
     options::{AttentionOptions, GeluKind, PackedHeads},
@@ -133,7 +134,7 @@ impl Step {
             Self::SwiGlu => B::swiglu_forward(x),
             Self::Gelu(kind) => B::gelu_forward(x, kind),
             Self::Attention(heads, options) => {
-                let (out, lse) = B::attention_packed_forward(x, heads, options);
+                let (out, lse) = attended(|| B::attention_packed_forward(x, heads, options));
                 return Made { out: side_by_side::<B>(out.clone()), statistics: Some([out, lse]) };
             }
         };

@@ -3,7 +3,7 @@
 //! another, and some kernels add up as they come.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex, Scalar, Shape, TensorMetadata,
+    Autodiff, Backend, Dispatch, Flex, Shape, TensorMetadata,
     autodiff::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
@@ -48,17 +48,6 @@ pub fn expand_dim<const D: usize>(x: Tensor<D>, dim: usize, times: usize) -> Ten
     Tensor::from_dispatch(<Dispatch as SumOps>::op_expand_dim(x.into_dispatch(), dim, times))
 }
 
-/// `x / (Σ x + least)` with sums over the last dimension.
-pub fn shares<const D: usize>(x: Tensor<D>, least: f64) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as SumOps>::op_shares(x.into_dispatch(), least))
-}
-
-/// Softmax over the last dimension.
-pub fn softmax<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    let largest = x.clone().max_dim(D - 1).detach();
-    shares((x - largest).exp(), 0.0)
-}
-
 /// `log Σ exp(x)` over the last dimension, of which one element stays.
 pub fn log_sum_exp<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let largest = x.clone().max_dim(D - 1).detach();
@@ -79,7 +68,6 @@ pub fn matmul(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
 trait SumOps: Backend {
     fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self>;
     fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self>;
-    fn op_shares(x: FloatTensor<Self>, least: f64) -> FloatTensor<Self>;
     fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -92,10 +80,6 @@ macro_rules! sum_ops {
 
             fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self> {
                 expand::<Self>(x, dim, times)
-            }
-
-            fn op_shares(x: FloatTensor<Self>, least: f64) -> FloatTensor<Self> {
-                shares_of::<Self>(x, least)[0].clone()
             }
 
             fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -113,18 +97,6 @@ fn expand<B: Backend>(x: FloatTensor<B>, dim: usize, size: usize) -> FloatTensor
     let mut shape = x.shape().to_vec();
     shape[dim] = size;
     B::float_expand(x, Shape::from(shape))
-}
-
-/// The last of the dimensions.
-fn last(x: &impl TensorMetadata) -> usize {
-    x.shape().num_dims() - 1
-}
-
-/// The shares and what they are shares of.
-fn shares_of<B: LocalKernels>(x: FloatTensor<B>, least: f64) -> [FloatTensor<B>; 2] {
-    let dim = last(&x);
-    let total = B::float_add_scalar(B::sum_dim(x.clone(), dim), Scalar::Float(least));
-    [B::float_div(x, total.clone()), total]
 }
 
 #[derive(Debug)]
@@ -152,24 +124,6 @@ impl<B: LocalKernels> Backward<B, 1> for ExpandDim {
         let grad = grads.consume::<B>(&ops.node);
         if let [Some(node)] = ops.parents {
             grads.register::<B>(node.id, B::sum_dim(grad, ops.state));
-        }
-    }
-}
-
-/// With `y = x / t`: `dx = (dy - Σ dy y) / t`.
-#[derive(Debug)]
-struct Shares;
-
-impl<B: LocalKernels> Backward<B, 1> for Shares {
-    /// `y` and `t`.
-    type State = [FloatTensor<B>; 2];
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (grad, [y, total]) = (grads.consume::<B>(&ops.node), ops.state);
-        if let [Some(node)] = ops.parents {
-            let dim = last(&y);
-            let along = B::sum_dim(B::float_mul(grad.clone(), y), dim);
-            grads.register::<B>(node.id, B::float_div(B::float_sub(grad, along), total));
         }
     }
 }
@@ -209,15 +163,6 @@ impl<B: LocalKernels, C: CheckpointStrategy> SumOps for Autodiff<B, C> {
         }
     }
 
-    fn op_shares(x: FloatTensor<Self>, least: f64) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
-        let [y, total] = shares_of::<B>(x, least);
-        match Shares.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish([y.clone(), total], y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
-    }
-
     fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         let ((a, a_node), (b, b_node)) = (a.into_parts(), b.into_parts());
         match Matmul.prepare::<C>([a_node, b_node]).compute_bound().stateful() {
@@ -230,6 +175,7 @@ impl<B: LocalKernels, C: CheckpointStrategy> SumOps for Autodiff<B, C> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::{shares, softmax};
     use burn::tensor::activation;
     use burn::tensor::{DType, Device, TensorData};
 

@@ -5,7 +5,7 @@
 
 use super::{Pending, begin_piece};
 use crate::comm::{DeviceOpKind, Group, ReduceOp};
-use crate::nccl::{data_type, elements, reduction};
+use crate::nccl::{data_type, elements, grouped, reduction};
 use crate::ops::pieces::Cut;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::nccl::result as nccl;
@@ -42,15 +42,16 @@ pub(crate) fn gather(part: &CubeTensor, whole: &CubeTensor, cut: Cut, piece: usi
             // SAFETY: `from` holds `count` elements, `to` holds `count` for each member.
             return unsafe { nccl::all_gather(from, to, count, data_type, comm, stream) };
         }
-        nccl::group_start()?;
-        for peer in 0..cut.parts {
-            // SAFETY: the piece lies within the part, and so it does in part `peer` of the whole.
-            unsafe {
-                nccl::send(from.byte_add(start), count, data_type, peer as i32, comm, stream)?;
-                nccl::recv(to.byte_add(peer * stride + start), count, data_type, peer as i32, comm, stream)?;
-            }
-        }
-        nccl::group_end()
+        grouped(|| {
+            (0..cut.parts).try_for_each(|peer| {
+                // SAFETY: the piece lies within the part, and so it does in part `peer` of the whole.
+                unsafe {
+                    nccl::send(from.byte_add(start), count, data_type, peer as i32, comm, stream)?;
+                    nccl::recv(to.byte_add(peer * stride + start), count, data_type, peer as i32, comm, stream)?;
+                }
+                Ok(())
+            })
+        })
     })
 }
 

@@ -3,11 +3,10 @@
 use super::{InFlight, Pending};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::nccl::rows::Span;
-use crate::nccl::{Held, connect, data_type, elements, exchanged, finished, gpu_of};
+use crate::nccl::{Held, connect, data_type, elements, exchanged, finished, gpu_of, grouped};
 use crate::ops::moe::Splits;
 use crate::profile;
 use burn_cubecl::tensor::CubeTensor;
-use cudarc::nccl::result as nccl;
 
 /// Rows of the matrix `from`, from row `first` on, to rows of `to`, from row `at` on. Both are without gaps, of one type and
 /// width.
@@ -68,14 +67,8 @@ pub(crate) fn all_to_all(matrices: &[Rows], splits: &Splits, group: &Group) -> P
         let buffers = [[from, to], [last_from, last_to]];
         // SAFETY: the rows lie within the buffers, which are held until the compute stream has queued its wait.
         unsafe {
-            let grouped = || {
-                nccl::group_start()?;
-                for (span, buffers) in spans.iter().zip(buffers) {
-                    span.exchange(buffers, &splits, own, call.target())?;
-                }
-                nccl::group_end()
-            };
-            finished(grouped())?;
+            let exchange = |(span, x): (&Span, _)| span.exchange(x, &splits, own, call.target());
+            finished(grouped(|| spans.iter().zip(buffers).try_for_each(exchange)))?;
             for (span, buffers) in spans.iter().zip(buffers) {
                 span.keep(buffers, &splits, own, call.target().1 as _)?;
             }

@@ -39,6 +39,13 @@ pub struct ProcessWorld {
     pub silence: Duration,
 }
 
+/// What Open MPI's mpirun and srun call the number of a process, how many there are, and its number on its host. Under
+/// mpirun srun's variables are those of the job around it.
+const OTHERS: [[&str; 3]; 2] = [
+    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
+    ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
+];
+
 impl ProcessWorld {
     /// The world that the variables of this process describe; `None` if it is alone. See
     /// [`from_variables`](Self::from_variables).
@@ -53,8 +60,9 @@ impl ProcessWorld {
     /// The world that these variables describe; `None` if they speak of one process or none.
     ///
     /// torchrun sets `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; here a
-    /// "rank" of theirs is a process. Under srun, `SLURM_PROCID`, `SLURM_NTASKS` and `SLURM_LOCALID` take their place if
-    /// `RANK` is not set and `MASTER_ADDR` is.
+    /// "rank" of theirs is a process. Under Open MPI's mpirun and under srun, `OMPI_COMM_WORLD_RANK`, `_SIZE` and
+    /// `_LOCAL_RANK`, or `SLURM_PROCID`, `SLURM_NTASKS` and `SLURM_LOCALID` take their place if `RANK` is not set and
+    /// `MASTER_ADDR` is.
     ///
     /// Process 0 listens on `BURN_MEGATRON_PORT`, or else on `MASTER_PORT`; but where torchrun's agent itself keeps a
     /// store on that port (it then sets `TORCHELASTIC_USE_AGENT_STORE=True`), on the next one. `BURN_MEGATRON_TIMEOUT`
@@ -64,13 +72,10 @@ impl ProcessWorld {
     /// The first variable that is missing or makes no sense.
     pub fn from_variables(variables: &BTreeMap<String, String>) -> Result<Option<Self>, EnvironmentError> {
         let has = |name: &str| variables.contains_key(name);
-        let slurm = !has("RANK") && has("MASTER_ADDR") && has("SLURM_PROCID");
-        let [rank, size, local_rank] = match slurm {
-            true => ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
-            false => ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
-        };
+        let other = OTHERS.into_iter().find(|[rank, ..]| !has("RANK") && has("MASTER_ADDR") && has(rank));
+        let [rank, size, local_rank] = other.unwrap_or(["RANK", "WORLD_SIZE", "LOCAL_RANK"]);
         if !has(rank) && !has(size) {
-            return Ok(None);
+            return alone(variables).map(|()| None);
         }
         let processes = number(variables, size, "the number of processes, at least 1", |size| size >= 1)?;
         let process =
@@ -80,7 +85,7 @@ impl ProcessWorld {
         if processes == 1 {
             return Ok(None);
         }
-        let here = match has("LOCAL_WORLD_SIZE") && !slurm {
+        let here = match has("LOCAL_WORLD_SIZE") && other.is_none() {
             true => {
                 let expected = format!("the number of processes of this host, 1 to {size} = {processes}");
                 number(variables, "LOCAL_WORLD_SIZE", &expected, |here| (1..=processes).contains(&here))?
@@ -112,6 +117,19 @@ impl ProcessWorld {
     pub fn share(&self, ranks: usize) -> Option<usize> {
         (ranks > 0 && ranks.is_multiple_of(self.processes)).then(|| ranks / self.processes)
     }
+}
+
+/// Refuses processes that have been started together and cannot find each other: each would do all of the work, into the same
+/// folders.
+fn alone(variables: &BTreeMap<String, String>) -> Result<(), EnvironmentError> {
+    for variable in ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"] {
+        let processes: usize = variables.get(variable).and_then(|number| number.trim().parse().ok()).unwrap_or(1);
+        if processes > 1 {
+            let expected = "1, or MASTER_ADDR and MASTER_PORT beside it: where process 0 listens for the others";
+            return Err(wrong(variables, variable, expected.into()));
+        }
+    }
+    Ok(())
 }
 
 /// The port of process 0.
@@ -171,7 +189,19 @@ mod tests {
         assert_eq!((world.address.as_str(), world.port, world.patience), ("node0", 29500, PATIENCE));
         let slurm = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 MASTER_ADDR=node0 MASTER_PORT=29500";
         assert_eq!(read(slurm).unwrap().unwrap(), world);
+        let mpirun = "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 MASTER_ADDR=node0 MASTER_PORT=29500";
+        assert_eq!(read(mpirun).unwrap().unwrap(), world);
+        assert_eq!(read(&format!("{mpirun} SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0")).unwrap().unwrap(), world);
         assert_eq!((world.share(16), world.share(8), world.share(4), world.share(12)), (Some(2), Some(1), None, None));
+    }
+
+    #[test]
+    fn processes_that_cannot_find_each_other_are_refused() {
+        let said = |variables: &str| read(variables).unwrap_err();
+        let srun = said("SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_STEP_NUM_TASKS=2");
+        assert!(srun.starts_with("SLURM_STEP_NUM_TASKS = \"2\": expected 1, or MASTER_ADDR and MASTER_PORT"), "{srun}");
+        assert!(said("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4").starts_with("OMPI_COMM_WORLD_SIZE = \"4\""));
+        assert_eq!(read("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=1"), Ok(None), "one task of a larger job");
     }
 
     #[test]

@@ -177,19 +177,6 @@ impl Section {
         }
     }
 
-    /// The local elements that are not padding, in the row-major order of the box [`Section::ranges`], as few ranges as
-    /// possible: one range without padding.
-    pub fn unpadded(&self) -> Vec<Range<usize>> {
-        let mut pieces: Vec<Range<usize>> = Vec::new();
-        for (_, start, length) in self.runs() {
-            match pieces.last_mut() {
-                Some(last) if last.end == start => last.end += length,
-                _ => pieces.push(start..start + length),
-            }
-        }
-        pieces
-    }
-
     /// Places values of the box [`Section::ranges`], in row-major order, into a local array with zero padding.
     ///
     /// # Panics

@@ -2,6 +2,8 @@
 
 use crate::compare::{leaf, numbers, values};
 use backend_dist::comm::Group;
+use backend_dist::launch::launch;
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::fp8::{
     AmaxAlgorithm, DelayedScaling, ExpertCut, ExpertRanks, Fp8Experts, Fp8Format, Fp8Linear, Fp8Recipe, Fp8Scaling,
     Number, grouped_linear, grouped_swiglu_linear, weights_changed, weights_may_change,
@@ -148,7 +150,7 @@ fn delayed_scales_are_those_of_the_steps_before() {
         for (size, scale) in [(4.0, 4.0), (0.25, 4.0), (1.0, scaled_by)] {
             let (y, x) = step(&layer, size);
             assert_close(&format!("{algorithm:?} {size}"), &y, &expect(&x, scale));
-            scaling.end_step(&[Group::single()]);
+            scaling.end_step(&[Group::single()], &Device::flex(), DType::F64);
         }
         let state = scaling.state();
         assert_eq!(state["layer"].amax[0].len(), 2);
@@ -159,10 +161,28 @@ fn delayed_scales_are_those_of_the_steps_before() {
         assert_eq!(restored.state(), state);
         assert_eq!(step(&again, 2.0), step(&layer, 2.0));
         for scaling in [&mut scaling, &mut restored] {
-            scaling.end_step(&[Group::single()]);
+            scaling.end_step(&[Group::single()], &Device::flex(), DType::F64);
         }
         assert_eq!(restored.state(), scaling.state());
     }
+}
+
+#[test]
+fn a_rank_that_had_no_rows_takes_the_scales_of_those_that_had_some() {
+    let recipe = Fp8Recipe { scaling: Fp8Scaling::Delayed, ..Fp8Recipe::tensorwise(Fp8Format::Hybrid) };
+    let mesh = Mesh::new(ParallelLayout { dp: 2, ..Default::default() }).unwrap();
+    let states = launch(&mesh, &[Device::flex()], |rank| {
+        let layer = layer(recipe);
+        let mut scaling = DelayedScaling::of_new_layers();
+        if rank.rank == 0 {
+            step(&layer, 4.0);
+        }
+        scaling.end_step(&[rank.group(Axis::Dp)], &rank.device, DType::F64);
+        Ok(scaling.state())
+    });
+    let states = states.unwrap();
+    assert!(!states[0].is_empty());
+    assert_eq!(states[0], states[1]);
 }
 
 /// Two experts with two groups of rows each, one of them empty, of very different sizes.

@@ -11,7 +11,7 @@ use crate::config::RunConfig;
 use crate::data::TokenDataset;
 use crate::engine::packed_length;
 use crate::schedule::Effort;
-use crate::schedule::dynamic_context::DynamicContext;
+use crate::schedule::dynamic_context::{DynamicContext, TooLong};
 
 /// How long the documents of random tokens are: `lognormal:MEAN,SIGMA`, the distribution of Megatron's mock data for variable
 /// lengths (`--sft-mock-dataset-config-json`, there with a `lognormal_sigma` of 1.1).
@@ -86,12 +86,8 @@ impl DocumentReport {
         if !config.data.reset_attention_mask || data.is_empty() || steps == 0 {
             return None;
         }
-        let row = |index: usize| {
-            let starts = data.sample(index % data.len()).documents?;
-            let ends = starts[1..].iter().copied().chain([training.seq_length]);
-            Some(starts.iter().zip(ends).map(|(start, end)| end - start).collect::<Vec<_>>())
-        };
-        let rows: Vec<Vec<usize>> = (first..first + steps * training.global_batch).map(row).collect::<Option<_>>()?;
+        let rows: Vec<Vec<usize>> =
+            (first..first + steps * training.global_batch).map(|index| row(data, index)).collect::<Option<_>>()?;
         let mut lengths = rows.concat();
         lengths.sort_unstable();
         let tokens: usize = lengths.iter().sum();
@@ -111,6 +107,30 @@ impl DocumentReport {
             simulated: names.map(|(way, name)| (name, mean(&|step| step[way].slowdown))).collect(),
         })
     }
+}
+
+impl DocumentReport {
+    /// Whether the documents of the first `steps` steps can be dealt out as `context.dynamic` wants it.
+    ///
+    /// # Errors
+    /// The first that is too long for all ranks together.
+    pub fn check(config: &RunConfig, data: &dyn TokenDataset, steps: usize) -> Result<(), TooLong> {
+        let (context, layout) = (&config.context, &config.parallel);
+        let Some(most) = context.max_tokens_per_rank.filter(|_| context.dynamic && !data.is_empty()) else {
+            return Ok(());
+        };
+        let effort = Effort::of_width(config.model.config.dims().hidden);
+        let mut rows = (0..steps * config.training.global_batch).filter_map(|index| row(data, index));
+        rows.try_for_each(|row| DynamicContext::new(&row, layout.cp * layout.dp, most, effort).map(drop))
+    }
+}
+
+/// Lengths of the documents of a sample.
+fn row(data: &dyn TokenDataset, index: usize) -> Option<Vec<usize>> {
+    let sample = data.sample(index % data.len());
+    let (starts, end) = (sample.documents?, sample.tokens.len());
+    let ends = starts[1..].iter().copied().chain([end]);
+    Some(starts.iter().zip(ends).map(|(start, end)| end - start).collect())
 }
 
 struct Ways<'a> {

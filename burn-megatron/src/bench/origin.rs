@@ -26,7 +26,7 @@ impl Origin {
         let mut words = std::env::args();
         let program = words.next().unwrap_or_default();
         let program = Path::new(&program).file_name().map(|name| name.to_string_lossy().into_owned());
-        let command = program.into_iter().chain(words).collect::<Vec<_>>().join(" ");
+        let command = program.into_iter().chain(words.map(quoted)).collect::<Vec<_>>().join(" ");
         Self { date: date(seconds), commit: commit(), command, processor: processor() }
     }
 
@@ -34,6 +34,12 @@ impl Origin {
     pub fn day(&self) -> &str {
         self.date.split(' ').next().unwrap_or_default()
     }
+}
+
+/// A word as a shell takes it for one.
+fn quoted(word: String) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:=,+@%".contains(letter);
+    if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
 /// The commit that the build was told (`BURN_MEGATRON_COMMIT` when it was compiled), or the one that the process is told
@@ -92,6 +98,12 @@ mod tests {
         assert_eq!(date(951_782_400), "2000-02-29 00:00:00");
         assert_eq!(date(1_709_251_199), "2024-02-29 23:59:59");
         assert_eq!(date(1_798_761_600), "2027-01-01 00:00:00");
+    }
+
+    #[test]
+    fn words_are_quoted_where_a_shell_needs_it() {
+        let words = ["--layouts", "DP2,TP2 SP", "lognormal:4096,1.1", "it's", ""].map(|word| quoted(word.into()));
+        assert_eq!(words, ["--layouts", "'DP2,TP2 SP'", "lognormal:4096,1.1", r"'it'\''s'", "''"]);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::config::RunConfig;
 use crate::plan::{Job, ladder};
+use crate::schedule::AUTO;
 
 /// A run that is measured often enough to have a name.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +78,7 @@ fn given(overrides: &Overrides, path: &str) -> bool {
 
 /// The recipe on `ranks` ranks for `steps` steps, with `overrides` on top. Where they do not say otherwise, the ranks that
 /// tensor and pipeline parallelism leave are replicas; a step takes the recipe's rows for each rank, in a pipeline four
-/// micro-batches for each stage. Micro-batch, ZeRO and recomputation are the first on the [`ladder`] that fits into `memory`
+/// micro-batches for each stage, whose layers are divided by what they cost. Micro-batch, ZeRO and recomputation are the first on the [`ladder`] that fits into `memory`
 /// bytes: the recipe's micro-batch if it costs no recomputation that half of it would spare, and so on.
 ///
 /// # Errors
@@ -100,6 +101,10 @@ pub fn resolve(
         keys.push(("parallel.data-parallel".into(), (ranks / model.max(1)).to_string()));
     }
     let layout = load(&keys)?.parallel;
+    let divided = ["layout", "first-layers", "last-layers", "count-embedding", "count-loss"];
+    if layout.pp > 1 && !divided.iter().any(|key| given(overrides, &format!("pipeline.{key}"))) {
+        keys.push(("pipeline.layout".into(), AUTO.into()));
+    }
     let with = |micro: usize| -> Result<RunConfig> {
         let parts = (micro * layout.dp).max(1);
         let count = if layout.pp > 1 { 4 * layout.pp } else { (recipe.rows * layout.world_size()).div_ceil(parts) };

@@ -72,11 +72,7 @@ fn layout(config: &RunConfig) -> String {
     if config.performance.moe_router_force_load_balancing {
         layout += ", balanced by force";
     }
-    let context = &config.context;
-    match context.max_tokens_per_rank.filter(|_| context.dynamic) {
-        Some(most) => format!("{layout}, dynamic:{most}"),
-        None => layout,
-    }
+    layout
 }
 
 /// What it was trained on.

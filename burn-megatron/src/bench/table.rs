@@ -85,7 +85,8 @@ pub fn text(record: &Record) -> String {
     }
     line("loss", format!("{:.4} in the first step, {:.4} in the last", record.first_loss, record.last_loss));
     line("start of rank 0", format!("{}; {:.1} s of them from the launch", record.startup, record.first_step));
-    line("measured", format!("{} runs of {} steps after {} that warm up", timing.runs, timing.steps, timing.warmup));
+    let runs = if timing.runs == 1 { "1 run".to_string() } else { format!("{} runs", timing.runs) };
+    line("measured", format!("{runs} of {} steps after {} that warm up", timing.steps, timing.warmup));
     for (name, version) in &device.versions {
         line(name, version.clone());
     }
@@ -152,8 +153,9 @@ pub fn markdown(record: &Record, heading: bool) -> String {
     out + &row(columns.iter().map(|(_, cell)| cell.as_str()).collect())
 }
 
-/// A line per record, to compare them.
+/// A line per record, to compare them; all against the first.
 pub fn together(records: &[Record]) -> String {
+    let first = records.first().map_or(1.0, |record| record.tokens_per_second_per_rank);
     let columns = |record: &Record| {
         let Distribution { p10, p50, p90, .. } = record.step_seconds;
         [
@@ -161,6 +163,7 @@ pub fn together(records: &[Record]) -> String {
             record.setup.ranks.to_string(),
             record.setup.tokens_per_rank.to_string(),
             number(record.tokens_per_second_per_rank),
+            format!("{:.3}", record.tokens_per_second_per_rank / first),
             format!("{} ({}-{})", number(p50), number(p10), number(p90)),
             number(record.teraflops_per_rank),
             percent(record.mfu),
@@ -169,13 +172,24 @@ pub fn together(records: &[Record]) -> String {
             format!("{:.4}", record.last_loss),
         ]
     };
-    let names =
-        ["layout", "ranks", "tokens/rank", "tokens/s/rank", "step s", "TFLOP/s", "MFU", "idle", "memory", "loss"];
-    let lines: Vec<[String; 10]> =
+    let names = [
+        "layout",
+        "ranks",
+        "tokens/rank",
+        "tokens/s/rank",
+        "to first",
+        "step s",
+        "TFLOP/s",
+        "MFU",
+        "idle",
+        "memory",
+        "loss",
+    ];
+    let lines: Vec<[String; 11]> =
         std::iter::once(names.map(String::from)).chain(records.iter().map(columns)).collect();
-    let widths: [usize; 10] =
+    let widths: [usize; 11] =
         std::array::from_fn(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or_default());
-    let line = |cells: &[String; 10]| {
+    let line = |cells: &[String; 11]| {
         let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
         padded.collect::<Vec<_>>().join("  ").trim_end().to_string()
     };

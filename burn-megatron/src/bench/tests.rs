@@ -59,6 +59,9 @@ fn what_is_asked_for_is_taken() {
     let config = resolve("llama3-8b", &keys, 8, 40).unwrap();
     assert_eq!(config.parallel.to_string(), "TP2 PP2 DP2");
     assert_eq!((config.training.global_batch, config.training.steps), (16, 7));
+    assert_eq!(config.pipeline.layout.as_deref(), Some("Et*17|t*15L"), "the output layer costs two layers");
+    let equal = resolve("llama3-8b", &[&keys[..], &[("pipeline.layout", "none")]].concat(), 8, 40).unwrap();
+    assert_eq!(equal.pipeline.layout, None);
     let error = resolve("tiny", &[("parallel.tensor-parallel", "4")], 6, 0).unwrap_err().to_string();
     assert!(error.contains("6 ranks cannot be divided into replicas of 4"), "{error}");
     let error = recipe::find("llama3-9b").unwrap_err().to_string();
@@ -134,6 +137,9 @@ fn documents_of_unequal_lengths_are_dealt_out_and_reported() {
         let setup = Setup::of("tiny", &config, "random tokens");
         Record::new(&config, setup, Device::default(), TIMING, None, documents, seen)
     };
+    let short = [keys.as_slice(), &[("context.dynamic", "true"), ("context.max-tokens-per-rank", "8")]].concat();
+    let refused = DocumentReport::check(&resolve("tiny", &short, 2, 0).unwrap(), &*data, TIMING.total()).unwrap_err();
+    assert!(refused.length > 16 && refused.nearest > 8, "{refused}");
     let (dynamic, fixed) = (run(&by_length), run(&[]));
     // The same tokens teach the same, whoever computes them.
     assert!((dynamic.first_loss - fixed.first_loss).abs() < 1e-5, "{} {}", dynamic.first_loss, fixed.first_loss);
@@ -165,4 +171,8 @@ fn documents_of_unequal_lengths_are_dealt_out_and_reported() {
             .flops_per_token
     );
     assert!(text(&dynamic).contains("simulated step"), "{}", text(&dynamic));
+    let twice = Record { tokens_per_second_per_rank: 2.0 * dynamic.tokens_per_second_per_rank, ..dynamic.clone() };
+    let compared = together(&[dynamic, twice]);
+    assert!(compared.lines().nth(1).unwrap().contains("  1.000  "), "{compared}");
+    assert!(compared.lines().nth(2).unwrap().contains("  2.000  "), "{compared}");
 }

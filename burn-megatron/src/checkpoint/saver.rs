@@ -9,7 +9,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
 
 use super::clean::clean_up;
 use super::disk::{Files, RealDisk};
@@ -194,7 +193,7 @@ impl Saver {
 
     /// Enters the save of a step, after an earlier one has ended.
     fn join(&self, writer: usize, state: &RunState) -> Result<Arc<Save>, CheckpointError> {
-        let (start, place) = (Instant::now(), writer - self.shared.writers.start);
+        let place = writer - self.shared.writers.start;
         let mut progress = self.shared.progress();
         loop {
             match &mut progress.current {
@@ -205,7 +204,6 @@ impl Saver {
                         return Err(CheckpointError::Writers { step: state.step, what });
                     }
                     current.submitted[place] = true;
-                    current.waited = current.waited.max(start.elapsed());
                     return Ok(Arc::clone(&current.save));
                 }
                 Some(current) if current.is_running() => {

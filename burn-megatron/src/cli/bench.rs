@@ -1,5 +1,7 @@
 //! `burn-megatron bench`: how fast a run trains, in one table.
 
+mod listed;
+
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,8 +10,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::gpu::{self, GpuInfo};
-use backend_dist::mesh::ParallelLayout;
 use models::ModelConfig;
+
+use listed::{layout_ranks, listed, of_layout};
 
 use super::device::Place;
 use super::layout::LayoutArgs;
@@ -103,6 +106,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.layouts.is_empty() {
         let (ranks, out) = (args.gpus.or_else(|| layout_ranks(&args.layout)), args.out.clone());
         let config = config(&args.what, &overrides, ranks, timing, &gpus)?;
+        possible(&config, || data(&config, timing, args.document_lengths), timing)?;
         match args.dry_run {
             true => announce(&args, &config, timing)?,
             false => drop(one(&args, config, timing, &gpus, out)?),
@@ -123,8 +127,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
             .with_context(|| format!("--layouts \"{text}\""))
     };
     let configs = args.layouts.iter().map(resolve).collect::<Result<Vec<_>>>()?;
+    for (config, layout) in configs.iter().zip(&args.layouts) {
+        let data = || data(config, timing, args.document_lengths);
+        possible(config, data, timing).with_context(|| format!("--layouts \"{layout}\""))?;
+    }
     if args.dry_run {
-        configs.iter().try_for_each(|config| announce(&args, config, timing))?;
+        for (index, config) in configs.iter().enumerate() {
+            print(if index > 0 { "\n" } else { "" })?;
+            announce(&args, config, timing)?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let mut records = Vec::new();
@@ -146,6 +157,24 @@ fn announce(args: &Args, config: &RunConfig, timing: Timing) -> Result<()> {
     let setup = Setup::of(&args.what, config, &described);
     print(&format!("{}, {} parameters\n", setup.recipe, setup.parameters))?;
     print(&announcement(&setup, planned, documents.as_ref()))?;
+    if on_gpus && !Path::new(&args.what).is_file() {
+        say(format_args!(
+            "{:<22}no GPU was asked for its memory: nothing is given up for it, as it would be in a run",
+            ""
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses documents that are too long for all ranks together before anything starts.
+fn possible(
+    config: &RunConfig,
+    data: impl FnOnce() -> Result<(Arc<dyn TokenDataset>, String)>,
+    timing: Timing,
+) -> Result<()> {
+    if config.context.dynamic {
+        DocumentReport::check(config, &*data()?.0, timing.total())?;
+    }
     Ok(())
 }
 
@@ -187,54 +216,6 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
     Ok(record)
 }
 
-/// A layout of the list, and the keys that it means.
-fn listed(text: &str) -> Result<(ParallelLayout, Vec<(String, String)>)> {
-    let (dynamic, sizes): (Vec<&str>, Vec<&str>) =
-        text.split_whitespace().partition(|word| word.starts_with("dynamic:"));
-    let layout: ParallelLayout = sizes.join(" ").parse().with_context(|| format!("--layouts \"{text}\""))?;
-    layout.check()?;
-    let mut keys = vec![
-        ("tensor-parallel", layout.tp.to_string()),
-        ("sequence-parallel", layout.sp.to_string()),
-        ("context-parallel", layout.cp.to_string()),
-        ("expert-parallel", layout.ep.to_string()),
-        ("pipeline-parallel", layout.pp.to_string()),
-        ("virtual-pipeline", layout.vpp.to_string()),
-        ("data-parallel", layout.dp.to_string()),
-    ];
-    if let Some(etp) = layout.etp {
-        keys.push(("expert-tensor-parallel", etp.to_string()));
-    }
-    if text.to_ascii_lowercase().contains("zero") {
-        keys.push(("zero", layout.zero.to_string()));
-    }
-    let mut keys: Vec<(String, String)> =
-        keys.into_iter().map(|(key, value)| (format!("parallel.{key}"), value)).collect();
-    if let [first, second, ..] = dynamic[..] {
-        bail!("--layouts \"{text}\": {first} and {second}; only one can be the length");
-    }
-    if let [most] = dynamic[..] {
-        let most = most.trim_start_matches("dynamic:");
-        keys.extend(
-            [("dynamic", "true"), ("max-tokens-per-rank", most)].map(|(k, v)| (format!("context.{k}"), v.into())),
-        );
-    }
-    Ok((layout, keys))
-}
-
-/// `runs/a.json` of a layout: `runs/a-dp2-zero1.json`.
-fn of_layout(out: &Path, layout: &str) -> PathBuf {
-    let stem = out.file_stem().unwrap_or_default().to_string_lossy();
-    let slug = layout
-        .to_ascii_lowercase()
-        .split([' ', '+'])
-        .filter(|word| !word.is_empty())
-        .collect::<Vec<_>>()
-        .join("-")
-        .replace(':', "");
-    out.with_file_name(format!("{stem}-{slug}.json"))
-}
-
 /// A file's run, or a recipe spread over the ranks.
 fn config(
     what: &str,
@@ -253,12 +234,6 @@ fn config(
     };
     config.job()?;
     Ok(config)
-}
-
-/// The ranks that the layout flags make, where they name the number of replicas.
-fn layout_ranks(layout: &LayoutArgs) -> Option<usize> {
-    let sizes = [layout.tensor_parallel, layout.pipeline_parallel, layout.context_parallel];
-    layout.data_parallel.map(|replicas| sizes.into_iter().flatten().product::<usize>() * replicas)
 }
 
 /// The data that the run names, or random tokens; and what they are.
@@ -329,34 +304,4 @@ fn write(path: &Path, text: &str) -> Result<()> {
     }
     let written = fs::File::create(path).and_then(|mut file| file.write_all(text.as_bytes()));
     written.with_context(|| path.display().to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_layout_of_the_list_fixes_the_zero_stage_only_if_it_names_one() {
-        let keys = |text: &str| {
-            let (layout, keys) = listed(text).unwrap();
-            let zero = keys.iter().find(|(key, _)| key == "parallel.zero").map(|(_, stage)| stage.clone());
-            (layout.to_string(), zero)
-        };
-        assert_eq!(keys(" DP2 ZeRO1"), ("DP2 ZeRO1".into(), Some("1".into())));
-        assert_eq!(keys("DP2 zero0"), ("DP2".into(), Some("0".into())));
-        assert_eq!(keys("TP2 SP DP2"), ("TP2 SP DP2".into(), None));
-        let all = listed("CP2 DP2 EP2 ETP1").unwrap().1;
-        for (key, value) in [("context-parallel", "2"), ("expert-parallel", "2"), ("expert-tensor-parallel", "1")] {
-            assert!(all.contains(&(format!("parallel.{key}"), value.to_string())), "{key}");
-        }
-        let dynamic = listed("CP2 ZeRO1 dynamic:16384").unwrap();
-        assert_eq!(dynamic.0.to_string(), "CP2 ZeRO1");
-        for (key, value) in [("context.dynamic", "true"), ("context.max-tokens-per-rank", "16384")] {
-            assert!(dynamic.1.contains(&(key.to_string(), value.to_string())), "{key}");
-        }
-        assert!(listed("CP2 dynamic:8 dynamic:16").is_err());
-        assert!(listed("TP2 XP3").is_err() && listed("EP2").is_err());
-        assert_eq!(of_layout(Path::new("runs/a.json"), " TP2 SP"), Path::new("runs/a-tp2-sp.json"));
-        assert_eq!(of_layout(Path::new("a.json"), "CP2 dynamic:8"), Path::new("a-cp2-dynamic8.json"));
-    }
 }

@@ -7,7 +7,7 @@ use super::Cli;
 use crate::config::{find_anywhere, size_names};
 
 /// Megatron-LM's flags that no key is an alias of, and what stands for them.
-const FLAGS: [(&str, &str); 24] = [
+const FLAGS: [(&str, &str); 26] = [
     ("num-layers", "--model.num-hidden-layers N"),
     ("ffn-hidden-size", "--model.intermediate-size N"),
     ("num-query-groups", "--model.num-key-value-heads N"),
@@ -16,6 +16,7 @@ const FLAGS: [(&str, &str); 24] = [
     ("moe-router-topk", "--model.num-experts-per-tok N"),
     ("moe-ffn-hidden-size", "--model.moe-intermediate-size N"),
     ("rotary-base", "--model.rope-theta X"),
+    ("rotary-seq-len-interpolation-factor", "--model.rope-scaling '{ rope_type = \"linear\", factor = X }'"),
     ("untie-embeddings-and-output-weights", "--model.tie-word-embeddings false"),
     ("swiglu", "--model.preset NAME or --model.family llama"),
     ("normalization", "--model.preset NAME or --model.family NAME"),
@@ -30,6 +31,7 @@ const FLAGS: [(&str, &str); 24] = [
     ("recompute-activations", "--recompute.granularity selective"),
     ("lr-warmup-samples", "--lr.warmup \"N samples\""),
     ("lr-decay-samples", "--lr.decay \"N samples\""),
+    ("exit-signal-handler", "nothing: SIGTERM saves and ends a run"),
     ("overlap-grad-reduce", "nothing: sums of gradients run beside the backward pass"),
     ("overlap-param-gather", "nothing: gathers of weights run beside the update and the forward pass"),
 ];
@@ -79,6 +81,10 @@ mod tests {
             ("--save", "--checkpoint.directory VALUE"),
             ("--hidden-size", "--model.hidden-size VALUE"),
             ("--bf16", "--training.dtype bf16"),
+            ("--start-weight-decay", "--weight-decay.start VALUE"),
+            ("--end-weight-decay", "--optimizer.weight-decay VALUE"),
+            ("--weight-decay-incr-style", "--weight-decay.incr-style VALUE"),
+            ("--exit-signal-handler", "nothing: SIGTERM saves"),
         ] {
             assert!(said(flag).contains(&format!("here it is {ours}")), "{}", said(flag));
         }

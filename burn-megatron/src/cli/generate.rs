@@ -41,20 +41,20 @@ pub struct Args {
     #[arg(long, value_name = "ID,..", value_delimiter = ',', conflicts_with = "prompt")]
     tokens: Option<Vec<i64>>,
     /// Most tokens to write. Default: 128, or as many as the model has positions for
-    #[arg(long, value_name = "N")]
+    #[arg(long, alias = "max-tokens", value_name = "N")]
     max_new_tokens: Option<usize>,
     /// Take the likeliest token each time: the default, unless a flag below or the model's generation_config.json says to
     /// draw
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
     greedy: bool,
     /// Flattens the distribution above 1, sharpens it below; 0 is --greedy. Default: the model's, or 1
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     temperature: Option<f64>,
     /// Draw among so many likeliest tokens; 0 is all. Default: the model's, or 50
     #[arg(long, value_name = "N")]
     top_k: Option<usize>,
     /// Draw among the likeliest tokens that together have this probability. Default: the model's, or 1
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
     /// Seed of the draws
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -106,6 +106,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let layout = ParallelLayout { tp: args.tensor_parallel, ..ParallelLayout::default() };
     layout.check()?;
     source.config.dims().check_tp(layout.tp)?;
+    beyond_positions(&source.config, tokens.len(), &options).into_iter().for_each(|note| eprintln!("{note}"));
 
     let writer = Mutex::new(writer);
     let job = Job {
@@ -209,6 +210,16 @@ fn sampling(args: &Args, generation: &GenerationConfig) -> Sampling {
         top_p: args.top_p.or(generation.top_p),
         seed: args.seed,
     }
+}
+
+/// A note if the text may outgrow the positions that a model with rotary angles was trained with.
+fn beyond_positions(config: &FamilyConfig, prompt: usize, options: &GenerateOptions) -> Option<String> {
+    let sizes = serde_json::to_value(config).ok()?;
+    let positions = sizes["max_position_embeddings"].as_u64()? as usize;
+    let most = prompt.saturating_add(options.max_new_tokens);
+    (options.window.is_none() && most > positions + 1).then(|| {
+        format!("note: the model is made for {positions} positions, this may become {most}; --window {positions} stays within")
+    })
 }
 
 fn token_id(text: &str, tokenizer: Option<&Tokenizer>) -> Result<i64> {

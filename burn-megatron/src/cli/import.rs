@@ -14,7 +14,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
     /// Folder to write the checkpoint into, as step 0; it must hold none yet
-    #[arg(long, value_name = "CKPT")]
+    #[arg(long, alias = "checkpoint", value_name = "CKPT")]
     output: PathBuf,
 }
 

@@ -26,10 +26,10 @@ pub struct Args {
     #[arg(long, num_args = 1.., value_name = "KEY", default_value = "text")]
     json_keys: Vec<String>,
     /// A tokenizer.json, or 'char' (the characters of the input) or 'byte', saved as PREFIX_tokenizer.json
-    #[arg(long, value_name = "FILE", conflicts_with = "train_tokenizer")]
+    #[arg(long, alias = "tokenizer-model", value_name = "FILE", conflicts_with = "train_tokenizer")]
     tokenizer: Option<PathBuf>,
     /// Train a byte-level BPE of so many entries on the input; saved as PREFIX_tokenizer.json
-    #[arg(long, value_name = "VOCAB")]
+    #[arg(long, value_name = "VOCAB", value_parser = entries)]
     train_tokenizer: Option<usize>,
     /// End each document with the end-of-document token
     #[arg(long)]
@@ -55,6 +55,11 @@ pub struct Args {
     /// Leave out and count documents that cannot be read, instead of stopping at the first
     #[arg(long)]
     skip_bad_lines: bool,
+}
+
+fn entries(text: &str) -> Result<usize, String> {
+    text.parse()
+        .map_err(|_| "expected a number of entries, such as 1024; --tokenizer takes files, char and byte".into())
 }
 
 impl Args {

@@ -21,11 +21,23 @@ pub(super) fn join(config: &RunConfig, place: Place) -> Result<Option<Processes>
         let version = gpu::nccl_version().map(|version| version.to_string());
         agreement.push(("NCCL", version.unwrap_or_else(|_| "missing".into())));
     }
-    // Without the meanings, so that a line that differs is short.
-    let text = config.to_toml();
-    let keys = text.lines().map(|line| line.rsplit_once(" # ").map_or(line, |(key, _)| key.trim_end()));
-    agreement.push(("configuration", keys.collect::<Vec<_>>().join("\n")));
+    agreement.push(("configuration", assignments(&config.to_toml())));
     Ok(Some(Processes::join(&world, &mesh, &agreement)?))
+}
+
+/// A line for each key, with its section and without its meaning: what two processes have differently is said in such lines.
+fn assignments(text: &str) -> String {
+    let mut section = "";
+    let mut assignments = Vec::new();
+    for line in text.lines() {
+        let line = line.rsplit_once(" # ").map_or(line, |(assignment, _)| assignment.trim_end());
+        match line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            Some(name) => section = name,
+            None if line.contains(" = ") => assignments.push(format!("{section}.{line}")),
+            None => {}
+        }
+    }
+    assignments.join("\n")
 }
 
 /// Refuses to run `command` as one of several processes.
@@ -41,4 +53,19 @@ pub(super) fn alone(command: &str) -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_processes_compare_is_every_key_with_its_section() {
+        let config = |text: &str| assignments(&RunConfig::parse("run.toml", text, &[]).unwrap().to_toml());
+        let (ours, theirs) = (config("[lr]\nmin = 1e-5\n"), config("[lr]\nmin = 1e-6\n"));
+        let differ: Vec<_> = ours.lines().zip(theirs.lines()).filter(|(ours, theirs)| ours != theirs).collect();
+        assert_eq!(differ, [("lr.min = 0.00001", "lr.min = 0.000001")]);
+        assert!(ours.lines().all(|line| line.split(" = ").next().is_some_and(|key| key.contains('.'))), "{ours}");
+        assert!(ours.lines().count() > 80, "{ours}");
+    }
 }

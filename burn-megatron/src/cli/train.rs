@@ -65,7 +65,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             say(&plan);
         }
         let devices = match &processes {
-            _ if args.dry_run => Vec::new(),
+            _ if args.dry_run => {
+                plan.check_tokenizer()?;
+                Vec::new()
+            }
             Some(processes) => args.device.devices_among(processes)?,
             None => args.device.devices(&config.parallel)?,
         };

@@ -80,7 +80,7 @@ pub struct Args {
     /// uniformN or blockN), or "TP2 CP4 a2a+p2p:2" (how context parallel ranks compute attention: p2p, all_gather, a2a,
     /// a2a+p2p:N in blocks of N; one a layer with commas). Without it: every TP x SP x CP x PP x VPP x DP x ZeRO x schedule
     /// x micro-batches that model and ranks allow, with all ways to recompute and across context parallel ranks in turn
-    #[arg(long = "layout", value_name = "LAYOUT")]
+    #[arg(long = "layout", alias = "layouts", value_name = "LAYOUT")]
     layouts: Vec<String>,
     /// Of the layouts that are tried without --layout, only N, spread over the list
     #[arg(long, value_name = "N", conflicts_with_all = ["layouts", "curve"])]

@@ -11,7 +11,7 @@ use super::resolve::unknown;
 use super::run::RunConfig;
 
 /// Sections that decide what a run learns; the others may change freely.
-const GUARDED: [&str; 7] = ["model", "training", "fp8", "lr", "optimizer", "loss-scale", "data"];
+const GUARDED: [&str; 8] = ["model", "training", "fp8", "lr", "optimizer", "weight-decay", "loss-scale", "data"];
 
 /// Keys in them that do not.
 const FREE: [&str; 5] =

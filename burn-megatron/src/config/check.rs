@@ -18,6 +18,8 @@ impl RunConfig {
         let mut note = |result: Result<(), String>| problems.extend(result.err().map(Problem::new));
         let training = &self.training;
         note(self.lr.schedule(training.global_batch).map(drop).map_err(|error| format!("lr: {error}")));
+        let decay = self.weight_decay.schedule(self.optimizer.weight_decay(), training.global_batch);
+        note(decay.map(drop).map_err(|error| error.to_string()));
         self.check_ranges(&mut note);
         self.check_data(&mut note);
         ConfigErrors::from_problems(problems)
@@ -25,7 +27,10 @@ impl RunConfig {
 
     /// What is wrong with model, layout, batch and pipeline.
     pub(super) fn layout_problems(&self) -> Vec<Problem> {
-        let mut problems = Vec::new();
+        let mut problems = self.size_problems();
+        if !problems.is_empty() {
+            return problems;
+        }
         let mut note = |result: Result<(), String>| problems.extend(result.err().map(Problem::new));
         let (training, layout) = (&self.training, &self.parallel);
         let sizes = self.model.config.check().map_err(|error| format!("model: {error}"));
@@ -105,8 +110,24 @@ impl RunConfig {
              one can be true"
                 .into()
         }));
+        self.check_counts(note);
         let clip = self.training.clip.unwrap_or(1.0);
         note(demand(clip > 0.0, || format!("training.clip = {clip} is not above 0; \"none\" does not clip")));
+    }
+
+    /// Tokens are counted in 64 bits.
+    fn check_counts(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let (training, evaluation) = (&self.training, &self.evaluation);
+        let most = u64::MAX / (training.global_batch as u64).saturating_mul(training.seq_length as u64).max(1);
+        for (key, batches) in [
+            ("training.steps", training.steps),
+            ("evaluation.batches", evaluation.batches),
+            ("evaluation.final-batches", evaluation.final_batches),
+        ] {
+            note(demand(batches as u64 <= most, || {
+                format!("{key} = {batches}: their tokens are more than can be counted; nearest legal: {most}")
+            }));
+        }
     }
 
     fn check_data(&self, note: &mut impl FnMut(Result<(), String>)) {

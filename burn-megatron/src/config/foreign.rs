@@ -14,6 +14,7 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
         "context.hierarchical-sizes" => Some("context.comm-type"),
         "data.bpe-size" => Some("data.tokenizer"),
         "fp8.amax-history-len" | "fp8.amax-compute-algo" => Some("fp8.recipe"),
+        "weight-decay.start" | "weight-decay.length" => Some("weight-decay.incr-style"),
         "fp8.num-layers-at-start-in-bf16" | "fp8.num-layers-at-end-in-bf16" => Some("fp8.first-last-layers-bf16"),
         _ => None,
     };
@@ -50,6 +51,7 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
         ("context", "hierarchical-sizes") => decided.contains("a2a+p2p"),
         // Without a text nothing is known of its tokenizer yet.
         ("data", "bpe-size") => ["bpe", NONE].contains(&decided),
+        ("weight-decay", "start" | "length") => decided != "constant",
         ("fp8", "amax-history-len" | "amax-compute-algo") => decided == "delayed",
         ("fp8", "num-layers-at-start-in-bf16" | "num-layers-at-end-in-bf16") => decided == "true",
         ("fp8", _) => decided != NONE,

@@ -13,7 +13,7 @@ impl RunConfig {
     /// # Errors
     /// A layout or a batch that cannot be, with the nearest legal one.
     pub fn job(&self) -> Result<Job, ConfigErrors> {
-        let (training, layout) = (&self.training, &self.parallel);
+        let (training, layout, performance) = (&self.training, &self.parallel, &self.performance);
         ConfigErrors::from_problems(self.layout_problems())?;
         let problem = |what: String| ConfigErrors(vec![Problem::new(what)]);
         let decoder = Decoder::from(&self.model.config);
@@ -34,8 +34,10 @@ impl RunConfig {
             moments: Moments { matrices: matrices as u64, others: others as u64 },
             recompute: self.recompute.clone(),
             gpu: false,
-            overlap: self.performance.tp_comm_overlap,
+            overlap: performance.tp_comm_overlap,
             documents: None,
+            expert_pieces: if performance.moe_comm_overlap { performance.moe_comm_pieces } else { Some(1) },
+            dynamic: self.context.max_tokens_per_rank.filter(|_| self.context.dynamic),
             logits_at_once: LOGITS_AT_ONCE,
         })
     }

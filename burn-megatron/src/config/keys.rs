@@ -66,7 +66,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 /// The sections and what they are about.
-pub const SECTIONS: [(&str, &str); 16] = [
+pub const SECTIONS: [(&str, &str); 17] = [
     ("model", "What is trained: a Hugging Face folder, a preset, or a family and its sizes; sizes given here win"),
     ("parallel", "How ranks are divided; may change when a run is resumed"),
     ("context", "How context parallel ranks compute attention together; may change when a run is resumed"),
@@ -79,6 +79,7 @@ pub const SECTIONS: [(&str, &str); 16] = [
     ),
     ("lr", "The learning rate"),
     ("optimizer", "The optimizer; each kind has its own keys"),
+    ("weight-decay", "The weight decay's way to optimizer.weight-decay"),
     ("loss-scale", "The factor that keeps small fp16 gradients from vanishing; only with training.dtype = f16"),
     ("data", "What is learned: Megatron's .bin/.idx files, or text that is tokenized at the start"),
     ("performance", "What makes steps quicker at a price; may change when a run is resumed"),
@@ -127,7 +128,7 @@ pub const KEYS: &[Key] = {
         key("pipeline.group-size", Count, "\"none\"", "Interleaved: micro-batches that a chunk takes in a row; none: as many as stages")
             .or(&["microbatch-group-size", "microbatch-group-size-per-virtual-pipeline-stage"])
             .optional(),
-        key("pipeline.layout", Text, "\"none\"", "Layers of every stage as Megatron writes them: Et*3|(tt|)*4L")
+        key("pipeline.layout", Text, "\"none\"", "Layers of every stage as Megatron writes them, Et*3|(tt|)*4L; auto: by what they and the output layer cost")
             .or(&["pipeline-layout", "pipeline-model-parallel-layout"])
             .optional(),
         key("pipeline.first-layers", Count, "\"none\"", "Layers of the first rank; none: as the others")
@@ -146,6 +147,7 @@ pub const KEYS: &[Key] = {
             .or(&["recompute-modules"]),
         key("recompute.method", Choice(&["uniform", "block"]), "\"uniform\"", "Full: all layers, or the first ones of each stage")
             .or(&["recompute-method"]),
+        key("recompute.keep-attention", Flag, "false", "Full: attention's output and softmax statistics are kept, not computed again"),
         key("recompute.num-layers", Count, "1", "Full: layers between two kept inputs (uniform), layers per stage (block)")
             .or(&["recompute-num-layers"]),
         key("training.steps", Count, "1000", "Optimizer steps").or(&["train-iters"]),
@@ -189,8 +191,13 @@ pub const KEYS: &[Key] = {
         key("optimizer.scale", Choice(&["spectral", "unit-rms", "shape-scaling"]), "", "Size of an orthogonal update; default: spectral")
             .or(&["muon-scale-mode"]),
         key("optimizer.extra-scale", Number, "", "Multiplies it; default: 1.0").or(&["muon-extra-scale-factor"]),
-        key("optimizer.weight-decay", Number, "", "Share of a parameter removed per step, times the learning rate; default: 0.01"),
+        key("optimizer.weight-decay", Number, "", "Share of a parameter removed per step, times the learning rate; default: 0.01")
+            .or(&["end-weight-decay"]),
         key("optimizer.decay-vectors", Flag, "", "Decay norm weights and biases too; default: false"),
+        key("weight-decay.incr-style", Choice(&["constant", "linear", "cosine"]), "\"constant\"", "constant: it is there from the start; linear, cosine: it grows")
+            .or(&["weight-decay-incr-style"]),
+        key("weight-decay.start", Number, "0.0", "Weight decay of the first step").or(&["start-weight-decay"]),
+        key("weight-decay.length", Length, "\"none\"", "From the start to optimizer.weight-decay; none: training.steps").optional(),
         key("loss-scale.initial-scale", Number, "4294967296.0", "The first factor").or(&["init", "initial-loss-scale"]),
         key("loss-scale.min-scale", Number, "1.0", "No factor is smaller").or(&["min", "min-loss-scale"]),
         key("loss-scale.growth-factor", Number, "2.0", "Multiplies the factor when it grows"),

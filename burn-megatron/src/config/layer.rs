@@ -54,10 +54,12 @@ pub(super) struct Entry {
 /// # Errors
 /// If the text is no TOML.
 pub(super) fn read_file(name: &str, text: &str) -> Result<Vec<Entry>, Problem> {
-    let place = |byte: usize| Place::File { name: name.into(), line: text[..byte].matches('\n').count() + 1 };
-    let syntax = |error: toml::de::Error| Problem {
-        place: place(error.span().map_or(0, |span| span.start)),
-        what: error.message().to_string(),
+    let line = |byte: usize| text[..byte].matches('\n').count();
+    let place = |byte: usize| Place::File { name: name.into(), line: line(byte) + 1 };
+    let syntax = |error: toml::de::Error| {
+        let start = error.span().map_or(0, |span| span.start);
+        let written = text.lines().nth(line(start)).unwrap_or_default().trim();
+        Problem { place: place(start), what: format!("{}: `{written}`", error.message()) }
     };
     let mut values: toml::Table = text.parse().map_err(syntax)?;
     let spans = DeTable::parse(text).map_err(syntax)?;
@@ -116,5 +118,7 @@ mod tests {
     fn broken_toml_is_named_with_its_line() {
         let problem = read_file("run.toml", "[training]\nsteps = \n").unwrap_err();
         assert!(problem.to_string().starts_with("run.toml:2: "), "{problem}");
+        let twice = read_file("run.toml", "[lr]\nmax = 1\n  max = 2\n").unwrap_err().to_string();
+        assert_eq!(twice, "run.toml:3: duplicate key: `max = 2`");
     }
 }

@@ -26,6 +26,7 @@ mod job;
 mod keys;
 mod kind;
 mod layer;
+mod limits;
 mod model;
 mod problem;
 mod render;

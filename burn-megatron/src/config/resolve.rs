@@ -12,6 +12,7 @@ use super::layer::{Entry, read_file, read_overrides};
 use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Place, Problem, did_you_mean};
 use super::run::RunConfig;
+use crate::plan::Decoder;
 
 impl RunConfig {
     /// Reads a TOML file, or takes the defaults where there is none, with `--section.key value` pairs on top.
@@ -133,6 +134,11 @@ impl Values {
         let documents = if self.files("data.text") == 1 { "paragraph" } else { "file" };
         self.fill("output.directory", directory.display().to_string().into());
         self.fill("lr.decay", format!("{steps} steps").into());
+        if self.text("weight-decay.incr-style").as_deref() != Some("constant")
+            && self.values["weight-decay.length"].is_null()
+        {
+            self.values.insert("weight-decay.length", format!("{steps} steps").into());
+        }
         self.fill("data.text-documents", documents.into());
         self.fill("data.samples", samples.into());
         // Megatron's generator of sample orders takes 32 bits.
@@ -225,7 +231,11 @@ impl Values {
             _ => Value::Null,
         };
         sections["model"] = model;
-        serde_json::from_value(Value::Object(sections)).map_err(|error| ConfigErrors(vec![Problem::new(error)]))
+        let config = serde_json::from_value(Value::Object(sections));
+        let mut config: RunConfig = config.map_err(|error| ConfigErrors(vec![Problem::new(error)]))?;
+        let costs = Decoder::from(&config.model.config).part_costs(config.training.seq_length);
+        config.pipeline.settle(&config.parallel, &costs);
+        Ok(config)
     }
 }
 
@@ -240,9 +250,11 @@ pub(super) fn unknown(path: &str) -> String {
             let guess = guess.unwrap_or_else(|| did_you_mean(path, KEYS.iter().map(|key| key.path)));
             format!("unknown key `{path}`{guess}")
         }
-        None if sections().any(|section| section == path) => format!("`{path}` is a section: write [{path}]"),
         None => {
             let in_section = find_anywhere(path).map(|key| format!("; did you mean `{}`?", key.path));
+            if sections().any(|section| section == path) {
+                return format!("`{path}` is a section: write [{path}]{}", in_section.unwrap_or_default());
+            }
             let guess = in_section.unwrap_or_else(|| did_you_mean(path, sections()));
             format!("unknown key `{path}`{guess}")
         }

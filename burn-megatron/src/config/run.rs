@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::model::ModelSection;
 use crate::data::{Blend, GptDataConfig, Split};
 use crate::engine::{ContextConfig, DocumentConfig, EngineConfig, LossMean};
-use crate::lr::LrConfig;
+use crate::lr::{LrConfig, WeightDecayConfig};
 use crate::optim::{LossScalerConfig, OptimizerConfig};
 use crate::schedule::PipelineConfig;
 
@@ -39,6 +39,9 @@ pub struct RunConfig {
     pub lr: LrConfig,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
+    /// How the weight decay gets to the optimizer's.
+    #[serde(default, rename = "weight-decay")]
+    pub weight_decay: WeightDecayConfig,
     /// The factor of fp16 gradients.
     #[serde(rename = "loss-scale")]
     pub loss_scale: LossScalerConfig,
@@ -228,6 +231,7 @@ impl RunConfig {
         let training = &self.training;
         EngineConfig {
             optimizer: self.optimizer,
+            weight_decay: self.weight_decay,
             pipeline: self.pipeline.clone(),
             recompute: self.recompute.clone(),
             loss_scale: self.loss_scale,

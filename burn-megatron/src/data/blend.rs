@@ -65,7 +65,7 @@ pub struct BlendIndex {
 
 impl BlendIndex {
     /// The next sample always comes from the dataset that is furthest behind its weight (Megatron's
-    /// `build_blending_indices`); `weights` must add up to 1.
+    /// `build_blending_indices`); `weights` must add up to 1. Nothing is taken from a dataset of weight 0.
     pub fn weighted(weights: &[f64], size: usize) -> Self {
         Self::greedy(weights, size, |_, _| false)
     }
@@ -83,7 +83,8 @@ impl BlendIndex {
         for i in 0..size {
             let drawn = i.max(1) as f64;
             let mut best = None;
-            for (dataset, weight) in weights.iter().enumerate().filter(|(d, _)| !used_up(*d, used[*d])) {
+            let there = |(dataset, weight): &(usize, &f64)| **weight > 0.0 && !used_up(*dataset, used[*dataset]);
+            for (dataset, weight) in weights.iter().enumerate().filter(there) {
                 let behind = weight * drawn - f64::from(used[dataset]);
                 if best.is_none_or(|(most, _)| behind > most) {
                     best = Some((behind, dataset));
@@ -95,6 +96,13 @@ impl BlendIndex {
             used[dataset] += 1;
         }
         index
+    }
+}
+
+impl BlendIndex {
+    /// How many samples it takes of a dataset.
+    pub(super) fn taken(&self, dataset: usize) -> usize {
+        self.dataset.iter().filter(|&&from| usize::from(from) == dataset).count()
     }
 }
 
@@ -171,6 +179,12 @@ mod tests {
         assert_eq!(index.sample, [0, 0, 1, 2, 1, 3, 4, 2, 5, 6, 3, 7]);
     }
 
+    #[test]
+    fn nothing_is_taken_from_a_dataset_that_is_empty() {
+        assert_eq!(BlendIndex::weighted(&[0.0, 1.0], 3), BlendIndex { dataset: vec![1; 3], sample: vec![0, 1, 2] });
+        assert_eq!(BlendIndex::weighted(&[0.5, 0.0, 0.5], 4).taken(1), 0);
+    }
+
     proptest! {
         #[test]
         fn counts_stay_within_one_of_their_share(raw in prop::collection::vec(0.01f64..1.0, 1..6), size in 1usize..500) {
@@ -178,7 +192,7 @@ mod tests {
             let weights: Vec<f64> = raw.iter().map(|w| w / total).collect();
             let index = BlendIndex::weighted(&weights, size);
             for (dataset, weight) in weights.iter().enumerate() {
-                let count = index.dataset.iter().filter(|&&d| usize::from(d) == dataset).count();
+                let count = index.taken(dataset);
                 prop_assert!(count as f64 <= weight * size as f64 + 1.0 + 1e-9);
             }
         }

@@ -192,15 +192,16 @@ fn build_part(
         (Some(weights), Some(wanted)) => {
             let weights = numpy::normalize(weights);
             let shares: Vec<f64> = weights.iter().map(|weight| (wanted as f64 * weight).ceil()).collect();
-            let surplus = |share: &f64| Some((share * (1.0 + SURPLUS)).ceil() as usize);
-            let parts = datasets
-                .iter()
-                .zip(&shares)
-                .map(|(data, share)| open(data, surplus(share)))
-                .collect::<Result<Vec<_>, _>>()?;
             let size = shares.iter().map(|share| *share as usize).sum();
             // Megatron normalises a second time, which can change the last bit.
-            (parts, BlendIndex::weighted(&numpy::normalize(&weights), size))
+            let index = BlendIndex::weighted(&numpy::normalize(&weights), size);
+            let part = |(dataset, share): (usize, &f64)| {
+                let part = open(&datasets[dataset], Some((share * (1.0 + SURPLUS)).ceil() as usize))?;
+                // Shares are rounded up one by one, so a few samples of many datasets are more than a surplus covers.
+                let taken = index.taken(dataset);
+                if taken > part.len() { open(&datasets[dataset], Some(taken)) } else { Ok(part) }
+            };
+            (shares.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?, index)
         }
         (None, wanted) => {
             let parts = datasets.iter().map(|data| open(data, None)).collect::<Result<Vec<_>, _>>()?;
@@ -216,4 +217,50 @@ fn build_part(
         }
     };
     BlendedDataset::new(parts, index, config.seq_length).map(|data| Some(GptPart::Blended(data))).map_err(refuse)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::indexed::{Dtype, IndexedWriter};
+
+    /// Files of one document each, of these lengths.
+    fn files(folder: &std::path::Path, lengths: &[usize]) -> Vec<PathBuf> {
+        let write = |(file, &length): (usize, &usize)| {
+            let prefix = folder.join(format!("file{file}"));
+            let mut writer = IndexedWriter::create(&prefix, Dtype::U8).unwrap();
+            writer.push_sequence(&vec![file as i64; length]).unwrap();
+            writer.finish().unwrap();
+            prefix
+        };
+        lengths.iter().enumerate().map(write).collect()
+    }
+
+    fn train(blend: &Blend, samples: usize) -> Arc<GptPart> {
+        let config = GptDataConfig { num_samples: [Some(samples), None, None], ..GptDataConfig::new(4) };
+        GptParts::build(blend, &config).unwrap().train.unwrap()
+    }
+
+    #[test]
+    fn a_few_samples_of_many_datasets_are_there() {
+        let folder = tempfile::tempdir().unwrap();
+        // The shares of the rare ones are rounded up to a sample each, and the frequent one keeps its part of the sum.
+        let prefixes = files(folder.path(), &[41; 10]);
+        let weights = [vec![0.91], vec![0.01; 9]].concat();
+        let data = train(&Blend { prefixes, weights: Some(weights) }, 8);
+        assert_eq!(data.len(), 8 + 9);
+        let frequent = (0..data.len()).filter(|row| data.sample(*row).tokens[0] == 0).count();
+        assert!(frequent > 9, "{frequent}");
+    }
+
+    #[test]
+    fn a_file_without_a_sample_leaves_the_others_theirs() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefixes = files(folder.path(), &[3, 13, 21]);
+        for samples in [1, 7, 8, 20] {
+            let data = train(&Blend { prefixes: prefixes.clone(), weights: None }, samples);
+            assert_eq!(data.len(), samples.min(8));
+            (0..data.len()).for_each(|row| assert_ne!(data.sample(row).tokens[0], 0));
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Rows of tokens on the host, and the device tensors of one micro-batch.
 
+use super::EngineError;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::ops::Range;
 
@@ -97,9 +98,42 @@ impl TokenBatch {
         }
     }
 
+    /// Whether all tokens, and all labels that count, are among the first `vocabulary`: an embedding or a loss of others would
+    /// silently be that of none.
+    ///
+    /// # Errors
+    /// Names the first that is not.
+    pub(super) fn check_tokens(&self, vocabulary: usize) -> Result<(), EngineError> {
+        let known = 0..vocabulary as i64;
+        let counts = |place: &usize| self.mask.as_ref().is_none_or(|mask| mask[*place]);
+        let token = (0..self.tokens.len()).find(|place| !known.contains(&self.tokens[*place]));
+        let label = (0..self.labels.len()).filter(counts).find(|place| !known.contains(&self.labels[*place]));
+        let (what, ids, place) = match (token, label) {
+            (Some(place), _) => ("token", &self.tokens, place),
+            (None, Some(place)) => ("label", &self.labels, place),
+            (None, None) => return Ok(()),
+        };
+        let (row, position) = (place / self.seq, place % self.seq);
+        Err(EngineError::Token { what, id: ids[place], position, row, vocabulary })
+    }
+
+    /// Takes all rows but the first `rows` out of the loss.
+    pub fn count_first(&mut self, rows: usize) {
+        if rows < self.rows {
+            let mask = self.mask.get_or_insert_with(|| vec![true; self.tokens.len()]);
+            mask[rows * self.seq..].fill(false);
+        }
+    }
+
     /// Number of predictions that count.
     pub fn counted(&self) -> usize {
         self.mask.as_ref().map_or(self.tokens.len(), |mask| mask.iter().filter(|counts| **counts).count())
+    }
+
+    /// Of each row the place behind its last prediction that counts.
+    pub(super) fn ends(&self) -> Vec<usize> {
+        let end = |mask: &[bool]| mask.iter().rposition(|counts| *counts).map_or(0, |last| last + 1);
+        self.mask.as_ref().map_or_else(|| vec![self.seq; self.rows], |mask| mask.chunks(self.seq).map(end).collect())
     }
 
     /// Inputs `[rows, seq]` on a device.
@@ -137,6 +171,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn tokens_that_a_model_lacks_are_named_and_labels_only_where_they_count() {
+        let mut batch = TokenBatch::from_sequences(&[1, 2, 3, 4, 5, 6], 2);
+        assert_eq!(batch.check_tokens(7), Ok(()));
+        let token = |what, id, row| Err(EngineError::Token { what, id, position: 1, row, vocabulary: 6 });
+        assert_eq!(batch.check_tokens(6), token("label", 6, 1));
+        batch.mask = Some(vec![true, true, true, false]);
+        assert_eq!(batch.check_tokens(6), Ok(()));
+        batch.tokens[1] = -1;
+        assert_eq!(batch.check_tokens(6), token("token", -1, 0));
+    }
+
+    #[test]
     fn rows_labels_and_masks_stay_together() {
         let mut batch = TokenBatch::from_sequences(&[1, 2, 3, 4, 5, 6], 2);
         assert_eq!(
@@ -161,6 +207,13 @@ mod tests {
         assert_eq!(weights(&batch, 0.5).iter::<f64>().collect::<Vec<_>>(), [0.5, 0.0, 0.0, 0.5]);
         let second = batch.at_places(&[1..2]);
         assert_eq!((second.tokens, second.labels, second.mask), (vec![2, 5], vec![3, 6], Some(vec![false, true])));
-        assert_eq!(weights(&TokenBatch { mask: None, ..batch }, 1.0).iter::<f64>().sum::<f64>(), 4.0);
+        let mut all = TokenBatch { mask: None, ..batch.clone() };
+        assert_eq!(weights(&all, 1.0).iter::<f64>().sum::<f64>(), 4.0);
+        all.count_first(2);
+        assert_eq!(all.mask, None);
+        all.count_first(1);
+        assert_eq!(all.mask, Some(vec![true, true, false, false]));
+        batch.count_first(1);
+        assert_eq!(batch.mask, Some(vec![true, false, false, false]));
     }
 }

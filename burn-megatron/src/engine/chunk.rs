@@ -6,7 +6,7 @@ mod passes;
 use super::segments::{Segment, segments};
 use crate::optim::BucketSpec;
 use crate::schedule::Pass as Kind;
-use backend_dist::ops::{Tape, weight_grads};
+use backend_dist::ops::{Attended, Tape, weight_grads};
 use backend_dist::shard::Unit;
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{DType, Gradients, Tensor};
@@ -49,6 +49,8 @@ struct Kept {
     input: Option<Tensor<3>>,
     /// Missing where the segment is computed again.
     tape: Option<Tape>,
+    /// What attentions gave that are not computed again.
+    attended: Option<Attended>,
 }
 
 struct Late<M> {

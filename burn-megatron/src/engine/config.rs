@@ -2,7 +2,7 @@
 
 use super::{ContextConfig, DocumentConfig};
 use crate::batch::{BatchError, BatchPlan};
-use crate::lr::LrConfig;
+use crate::lr::{LrConfig, WeightDecayConfig};
 use crate::optim::{LossScalerConfig, OptimizerConfig};
 use crate::schedule::PipelineConfig;
 use models::Recompute;
@@ -33,6 +33,9 @@ pub struct EngineConfig {
     /// What turns gradients into updates.
     #[serde(default)]
     pub optimizer: OptimizerConfig,
+    /// How the weight decay gets to the one that `optimizer` names.
+    #[serde(default)]
+    pub weight_decay: WeightDecayConfig,
     /// Largest global gradient norm; larger ones are scaled down to it. `None` does not clip.
     #[serde(default)]
     pub clip: Option<f64>,
@@ -75,6 +78,7 @@ impl EngineConfig {
             global_batch,
             lr,
             optimizer: OptimizerConfig::default(),
+            weight_decay: WeightDecayConfig::default(),
             clip: None,
             loss: LossMean::default(),
             pipeline: PipelineConfig::default(),

@@ -217,6 +217,7 @@ mod tests {
     use super::*;
 
     const DIMS: ModelDims = ModelDims {
+        vocab: 96,
         hidden: 32,
         heads: 8,
         kv_heads: 4,

@@ -2,7 +2,7 @@
 
 use super::ContextError;
 use crate::batch::BatchError;
-use crate::lr::LrError;
+use crate::lr::{LrError, WeightDecayError};
 use crate::optim::OptimError;
 use crate::schedule::PipelineError;
 use crate::schedule::dynamic_context::TooLong;
@@ -47,12 +47,32 @@ pub enum EngineError {
         /// Rows of the configuration.
         expected: usize,
     },
+    /// A batch has a token that the model does not have.
+    #[error(
+        "{what} {id} at position {position} of row {row} of a batch is no token of the model's {vocabulary}: data and model do not \
+         belong together"
+    )]
+    Token {
+        /// `token` or `label`.
+        what: &'static str,
+        /// The token.
+        id: i64,
+        /// Where in the row.
+        position: usize,
+        /// Row of the batch.
+        row: usize,
+        /// Tokens of the model.
+        vocabulary: usize,
+    },
     /// The batch sizes do not divide.
     #[error(transparent)]
     Batch(#[from] BatchError),
     /// The learning rate makes no sense.
     #[error(transparent)]
     LearningRate(#[from] LrError),
+    /// The weight decay makes no sense.
+    #[error(transparent)]
+    WeightDecay(#[from] WeightDecayError),
     /// Module and registry disagree.
     #[error(transparent)]
     Optimizer(#[from] OptimError),

@@ -16,7 +16,7 @@ use super::chunk::Chunk;
 use super::clock::device_clock;
 use super::{EngineConfig, ExpertLoad};
 use crate::batch::BatchPlan;
-use crate::lr::LrSchedule;
+use crate::lr::{LrSchedule, WeightDecaySchedule};
 use crate::optim::{LossScaler, Optimizer};
 use crate::schedule::{Action, Schedule};
 use crate::trace::{Recorder, Span};
@@ -42,6 +42,7 @@ pub struct RankEngine<M> {
     /// This rank's list, with receives ahead of time.
     actions: Vec<Action>,
     lr: LrSchedule,
+    weight_decay: WeightDecaySchedule,
     scaler: Option<LossScaler>,
     config: EngineConfig,
     plan: BatchPlan,
@@ -63,6 +64,10 @@ pub struct RankEngine<M> {
     /// A GPU works behind the host; reading a loss would end that.
     runs_ahead: bool,
     hidden: usize,
+    /// Of the whole model, wherever its experts are.
+    is_mixture: bool,
+    /// Tokens that the model knows.
+    vocabulary: usize,
     /// Of the whole model.
     elements: usize,
     recorder: Recorder,
@@ -87,11 +92,6 @@ impl<M: CausalLm> RankEngine<M> {
     /// How the global batch is cut.
     pub fn plan(&self) -> &BatchPlan {
         &self.plan
-    }
-
-    /// What every pipeline rank does in a step.
-    pub fn schedule(&self) -> &Schedule {
-        &self.pipeline
     }
 
     /// Finished optimizer steps.

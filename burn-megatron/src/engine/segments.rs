@@ -27,6 +27,8 @@ pub struct Segment {
     pub link: Link,
     /// Only the input is kept; the backward pass computes it again.
     pub recompute: bool,
+    /// But for its attentions, whose results are kept too.
+    pub keep_attention: bool,
 }
 
 impl Link {
@@ -47,12 +49,13 @@ impl Link {
 pub fn segments(part: &Part, recompute: &Recompute, again: bool) -> Vec<Segment> {
     let full = recompute.granularity == Granularity::Full;
     let step = if full && recompute.method == Method::Uniform { recompute.num_layers.max(1) } else { 1 };
-    let first = part.layers.start;
+    let (first, keep_attention) = (part.layers.start, full && recompute.keep_attention);
     let layers = part.layers.clone().step_by(step).map(|start| {
         let dropped = full && (recompute.method == Method::Uniform || start - first < recompute.num_layers);
-        Segment { link: Link::Layers(start..(start + step).min(part.layers.end)), recompute: dropped || again }
+        let recompute = dropped || again;
+        Segment { link: Link::Layers(start..(start + step).min(part.layers.end)), recompute, keep_attention }
     });
-    let end = |there: bool, link| there.then_some(Segment { link, recompute: again });
+    let end = |there: bool, link| there.then_some(Segment { link, recompute: again, keep_attention });
     end(part.embedding, Link::Embedding).into_iter().chain(layers).chain(end(part.head, Link::Head)).collect()
 }
 

@@ -1,7 +1,10 @@
 //! The engine on a bigram table: batch cuts, masks, both loss means, errors.
 
+mod filled;
+
 use super::*;
-use crate::lr::{LrConfig, LrDecay, Span};
+use crate::lr::{LrConfig, LrDecay, Span, WeightDecayConfig, WeightDecayIncr};
+use crate::optim::AdamWConfig;
 use backend_dist::comm::RunError;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Mesh, ParallelLayout};
@@ -34,6 +37,7 @@ struct NoConfig;
 impl ModelConfig for NoConfig {
     fn dims(&self) -> ModelDims {
         ModelDims {
+            vocab: VOCAB,
             hidden: VOCAB,
             heads: 1,
             kv_heads: 1,
@@ -189,6 +193,32 @@ fn the_mean_of_micro_batch_means_is_megatrons() {
     let grad = model.table.val().grad(&grads).unwrap().into_data();
     let by_hand = grad.iter::<f64>().map(|g| g * g).sum::<f64>().sqrt();
     assert!((single.reports[0].grad_norm - by_hand).abs() < 1e-13);
+}
+
+/// From nothing over one step: the first step does not decay, the second one by all of it.
+#[test]
+fn the_weight_decay_of_a_step_is_that_of_its_samples() {
+    let after = |steps: usize, weight_decay: f64, way: WeightDecayConfig| -> Vec<f64> {
+        let optimizer = AdamWConfig { weight_decay, ..AdamWConfig::default() }.into();
+        let config = EngineConfig { optimizer, weight_decay: way, ..config(4, LossMean::PerToken) };
+        let mut engine =
+            RankEngine::new(&Rank::single(Device::flex()), &NoConfig.dims(), |_| Ok(bigram(None)), config).unwrap();
+        for _ in 0..steps {
+            engine.train_step(&batch()).unwrap();
+        }
+        engine.parameters().remove(0).1
+    };
+    let (none, constant) = (0.0, WeightDecayConfig::default());
+    for incr_style in [WeightDecayIncr::Linear, WeightDecayIncr::Cosine] {
+        let way = WeightDecayConfig { incr_style, start: 0.0, length: Some(Span::Steps(1)) };
+        let first = after(1, 0.5, way);
+        assert_eq!(first, after(1, none, constant));
+        assert_ne!(first, after(1, 0.5, constant));
+        // The rate of the second step is 0.2; decoupled decay takes its share of what was there before.
+        for ((grown, plain), before) in after(2, 0.5, way).iter().zip(after(2, none, constant)).zip(first) {
+            assert!((grown - (plain - 0.2 * 0.5 * before)).abs() < 1e-14);
+        }
+    }
 }
 
 #[test]

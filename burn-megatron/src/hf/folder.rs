@@ -54,11 +54,6 @@ impl HfFolder {
         Ok(Self { folder, config, generation, companions, tensors, places })
     }
 
-    /// The folder.
-    pub fn path(&self) -> &Path {
-        &self.folder
-    }
-
     /// The model.
     pub fn config(&self) -> &FamilyConfig {
         &self.config

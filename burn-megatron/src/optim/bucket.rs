@@ -10,7 +10,6 @@ use super::rule::Rule;
 use backend_dist::buffer::muon_step;
 use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
-use backend_dist::memory::{Kind, OfKind};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use std::ops::Range;
@@ -75,7 +74,6 @@ impl Bucket {
         let counted = counted(&layout, &region, shards);
         let launches = grads.buffer().map(|sum| Launches::new(sum, &counted, (&layout, &parts), &region, config));
         let weights = if zero < 3 { Weights::new(&layout, &region, device, dtype) } else { None };
-        let _kind = OfKind::begin(Kind::Optimizer);
         let has_first = parts.iter().any(|part| moments(part) > 0);
         let first = buffer(if has_first { region.len() } else { 0 });
         // One launch goes over whole regions.
@@ -121,7 +119,6 @@ impl Bucket {
 
     /// The region's values out of a module, in the wide type; padding is zero.
     pub fn extract<M: Module>(&self, model: &M) -> Flat {
-        let _kind = OfKind::begin(if self.zero == 3 { Kind::Weights } else { Kind::Optimizer });
         let mut values: Option<Flat> = None;
         visit(model, &self.layout, |slot, param| {
             let at = self.layout.slots[slot].range.start;
@@ -143,7 +140,6 @@ impl Bucket {
 
     /// Whole parameters into the module.
     pub fn fill<M: Module>(&self, model: M, all: &Tensor<1>) -> M {
-        let _kind = OfKind::begin(Kind::Weights);
         map(model, &self.layout, |slot, old| refill(old, all.clone().slice([self.layout.slots[slot].range.clone()])))
     }
 

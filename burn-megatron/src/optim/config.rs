@@ -77,6 +77,27 @@ impl OptimizerConfig {
         }
     }
 
+    /// Share of a decayed parameter that is removed per step, times the learning rate.
+    pub fn weight_decay(&self) -> f64 {
+        match self {
+            Self::AdamW(config) => config.weight_decay,
+            Self::Sgd(config) => config.weight_decay,
+            Self::Lion(config) => config.weight_decay,
+            Self::Muon(config) => config.weight_decay,
+        }
+    }
+
+    /// The same with another weight decay.
+    pub(super) fn with_weight_decay(mut self, share: f64) -> Self {
+        match &mut self {
+            Self::AdamW(config) => config.weight_decay = share,
+            Self::Sgd(config) => config.weight_decay = share,
+            Self::Lion(config) => config.weight_decay = share,
+            Self::Muon(config) => config.weight_decay = share,
+        }
+        self
+    }
+
     /// Whether vectors decay too.
     pub(super) fn decays_vectors(&self) -> bool {
         match self {

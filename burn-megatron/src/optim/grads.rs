@@ -4,7 +4,6 @@ use super::flat::Flat;
 use super::layout::{Layout, Slot};
 use backend_dist::buffer::{Buffer, Wait};
 use backend_dist::comm::Group;
-use backend_dist::memory::{Kind, OfKind};
 use backend_dist::ops::main_grads::MainGrad;
 use burn::tensor::{DType, Device, Tensor};
 use std::cell::RefCell;
@@ -41,7 +40,6 @@ pub(super) struct Grads {
 impl Grads {
     /// Nothing yet. `dtype` is the wide type, `region` what this rank updates.
     pub fn new(layout: &Layout, region: &Range<usize>, zero: u8, device: &Device, dtype: DType) -> Self {
-        let _kind = OfKind::begin(Kind::Gradients);
         let buffer = if zero < 2 { Buffer::zeros(layout.len, device, dtype) } else { None };
         let places = buffer.as_ref().map(|buffer| places(layout, buffer)).unwrap_or_default();
         let part = match zero {
@@ -107,7 +105,6 @@ impl Grads {
         // Writing to storage that peers hold too would copy what is replaced anyway.
         if self.whole.as_mut().is_none_or(|whole| anew && whole.is_shared()) {
             self.whole = None;
-            let _kind = OfKind::begin(Kind::Gradients);
             self.whole = Some(Flat::zeros(layout.len, &self.device, self.dtype));
         }
     }
@@ -138,7 +135,6 @@ impl Grads {
         self.renew();
         self.places.clear();
         self.wait();
-        let _kind = OfKind::begin(Kind::Gradients);
         let whole = self.whole.take().expect("it is settled");
         let first = std::mem::take(&mut self.part_fresh);
         let part = self.part.as_mut().expect("ZeRO 2 and 3 keep their part");
@@ -157,7 +153,6 @@ impl Grads {
 
     /// Ends the micro-batches of a step: ZeRO 0 and 1 sum over the replicas.
     pub fn reduce(&mut self, layout: &Layout, replicas: &Group) {
-        let _kind = OfKind::begin(Kind::Gradients);
         match self.zero {
             0 => {
                 let whole = self.settled(layout);

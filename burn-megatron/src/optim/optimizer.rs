@@ -133,6 +133,11 @@ impl Optimizer {
         }
     }
 
+    /// The share that the next steps remove of a decayed parameter, times the learning rate.
+    pub fn set_weight_decay(&mut self, share: f64) {
+        self.config = self.config.with_weight_decay(share);
+    }
+
     /// Starts update number [`updates`](Self::updates)` + 1`.
     pub fn begin_step(&mut self) {
         self.updates += 1;
@@ -172,11 +177,6 @@ impl Optimizer {
     /// What a bucket was made from.
     pub fn spec(&self, bucket: usize) -> &BucketSpec {
         &self.buckets[bucket].spec
-    }
-
-    /// The kind of optimizer and its constants.
-    pub fn config(&self) -> &OptimizerConfig {
-        &self.config
     }
 
     /// Bytes of all buffers.

@@ -2,7 +2,8 @@
 
 use backend_dist::mesh::ParallelLayout;
 
-use crate::flops::{FlopShape, LatentFlops};
+use crate::flops::{AttentionCount, FlopShape, LatentFlops};
+use crate::schedule::stages::PartCosts;
 
 /// Experts in the place of MLPs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,6 +158,17 @@ impl Decoder {
             padded_vocab: self.vocab.next_multiple_of(self.vocab_multiple.max(1)),
             seq,
         }
+    }
+
+    /// FLOPs of a token in each layer and behind the last one.
+    pub fn part_costs(&self, seq: usize) -> PartCosts {
+        let nothing = FlopShape { dense_layers: 0, moe_layers: 0, mtp: 0, padded_vocab: 0, ..self.flop_shape(seq) };
+        let of = |shape: FlopShape| shape.per_token(AttentionCount::Causal);
+        let layer =
+            |moe: bool| of(FlopShape { dense_layers: usize::from(!moe), moe_layers: usize::from(moe), ..nothing });
+        let layers: Vec<f64> = (0..self.layers).map(|at| layer(self.experts_of(at).is_some())).collect();
+        let end = of(self.flop_shape(seq)) - layers.iter().sum::<f64>();
+        PartCosts { layers, end }
     }
 
     /// The experts of a layer, counted over the whole model, if it has any.

@@ -95,8 +95,6 @@ pub struct Hardware {
     pub memory: u64,
     /// FLOP/s of matrix products.
     pub products: f64,
-    /// FLOP/s of attention.
-    pub attention: f64,
     /// Peak FLOP/s, for MFU.
     pub peak: f64,
     /// Bytes per second of memory.
@@ -114,13 +112,24 @@ pub struct Hardware {
 /// Seconds from the start of an exchange to its first byte: NCCL's order of magnitude between GPUs of a host.
 pub const LATENCY: f64 = 15e-6;
 
-/// Shares of the peaks that whole training steps reach: so that Llama 3 8B on eight H200 (ZeRO 3, two rows of 8,192 tokens)
-/// takes as long as PyTorch's FSDP2 with torch.compile was measured on them, 10,453 tokens/s per GPU. Alone, cuBLASLt
-/// reaches 0.71 to 0.83 there, cuDNN's attention 0.46 to 0.6, NCCL 358 of 450 GB/s.
-const PRODUCTS: f64 = 0.61;
-const ATTENTION: f64 = 0.45;
+/// Shares of the peaks that training steps reach on H200s at their power limit (`bench --profile`, docs/measurements.md): products
+/// of Llama 3 8B 677 of 989 TFLOP/s, copies 4.15 of 4.8 TB/s. NCCL alone has 358 of 450 GB/s.
+const PRODUCTS: f64 = 0.68;
 const BANDWIDTH: f64 = 0.85;
 const LINK: f64 = 0.8;
+/// The same of attention, forward and backward, by features of a head: 1B, 8B and DeepSeek-V3 in training; 96 and 256 have their ratio to
+/// 128 in kernels-cubecl/README.md.
+const ATTENTION: [(usize, [f64; 2]); 5] =
+    [(64, [0.41, 0.29]), (96, [0.43, 0.33]), (128, [0.54, 0.44]), (192, [0.57, 0.33]), (256, [0.61, 0.27])];
+/// How much faster products of numbers of half the size are, without what weight gradients add up: 1,285 of 677 TFLOP/s.
+pub const FP8: f64 = 1.9;
+/// Of their rate products keep beside an exchange, which takes multiprocessors: 543 of 677 TFLOP/s.
+pub const BESIDE: f64 = 0.8;
+/// Of a link's bandwidth that tokens have on their way to experts and back: 172 of 360 GB/s (a Mixtral in FP8, EP2).
+pub const ROUTED: f64 = 0.48;
+/// Seconds that a GPU waits in a layer of experts until the host has read how many rows go where: 0.86 to 1.03 ms per layer and
+/// micro-batch of the balanced runs of a Mixtral (bf16 and FP8) and of Qwen3-MoE, their idle share.
+pub const COUNTS: f64 = 0.9e-3;
 
 impl Hardware {
     /// What programs reach of a GPU's peaks with weights of `element` bytes, in hosts of eight.
@@ -129,7 +138,6 @@ impl Hardware {
         Self {
             memory: (gpu.memory * 1e9) as u64,
             products: PRODUCTS * peak,
-            attention: ATTENTION * peak,
             peak,
             bandwidth: BANDWIDTH * gpu.bandwidth * 1e9,
             link: LINK * gpu.link * 1e9,
@@ -140,10 +148,14 @@ impl Hardware {
     }
 
     /// With a measured rate of matrix products, TFLOP/s; attention keeps its ratio to them.
-    pub fn with_products(mut self, tflops: f64) -> Self {
-        self.attention *= tflops * 1e12 / self.products;
-        self.products = tflops * 1e12;
-        self
+    pub fn with_products(self, tflops: f64) -> Self {
+        Self { products: tflops * 1e12, ..self }
+    }
+
+    /// FLOP/s of attention, forward and backward, with heads of so many features.
+    pub fn attention(&self, features: usize) -> [f64; 2] {
+        let known = ATTENTION.iter().find(|(most, _)| features <= *most).unwrap_or(&ATTENTION[ATTENTION.len() - 1]);
+        known.1.map(|share| share / PRODUCTS * self.products)
     }
 
     /// Bytes per second that a member of a group of `ranks`, each `stride` after the one before, has to its neighbour.

@@ -22,15 +22,17 @@ pub fn ladder() -> Vec<Rung> {
         modules: vec![Module::MlpActivation, Module::Norms],
         ..Recompute::default()
     };
-    let full = || Recompute { granularity: Granularity::Full, ..Recompute::default() };
+    let full = |keep_attention| Recompute { granularity: Granularity::Full, keep_attention, ..Recompute::default() };
     let rung = |zero, recompute| Rung { zero, recompute };
     vec![
         rung(1, Recompute::default()),
         rung(2, Recompute::default()),
         rung(1, selective()),
         rung(2, selective()),
-        rung(2, full()),
-        rung(3, full()),
+        rung(2, full(true)),
+        rung(2, full(false)),
+        rung(3, full(true)),
+        rung(3, full(false)),
     ]
 }
 
@@ -65,6 +67,7 @@ fn on(job: &Job, rung: Rung) -> Job {
 
 /// Bytes of the fullest rank; `None` where the schedule does not exist.
 pub fn peak(job: &Job) -> Option<u64> {
+    let job = job.fullest_rows();
     let schedule = Schedule::new(job.schedule).ok()?;
-    memory(job, &schedule).iter().map(|rank| rank.peak()).max()
+    memory(&job, &schedule).iter().map(|rank| rank.peak()).max()
 }

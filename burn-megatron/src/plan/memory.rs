@@ -79,8 +79,8 @@ const COMMUNICATOR: u64 = 3 << 27;
 /// The workspace of cuBLASLt (backend-dist/src/cuda/lt_plan.rs).
 const CUBLAS_LT: u64 = 64 << 20;
 
-/// What driver and libraries take of each GPU: one communicator for each kind of group (experts have two of their own), two
-/// for each neighbour in a pipeline.
+/// What driver and libraries take of each GPU: one communicator for each kind of group (experts have two of their own, scales of
+/// FP8 one where ranks share sequences), two for each neighbour in a pipeline.
 fn libraries(job: &Job) -> u64 {
     let neighbours = if job.layout.pp > 2 { 2 } else { job.layout.pp as u64 - 1 };
     let experts = job
@@ -88,7 +88,9 @@ fn libraries(job: &Job) -> u64 {
         .experts
         .as_ref()
         .map_or(0, |_| u64::from(job.ranks(Over::Experts).0 > 1) + u64::from(job.expert_replicas() > 1));
-    let communicators = u64::from(job.layout.tp > 1) + u64::from(job.replicas() > 1) + experts + 2 * neighbours;
+    let scales = u64::from(job.layout.cp > 1 && !job.fp8.is_empty());
+    let communicators =
+        u64::from(job.layout.tp > 1) + u64::from(job.replicas() > 1) + experts + scales + 2 * neighbours;
     if job.gpu { CONTEXT + CUBLAS_LT + communicators * COMMUNICATOR } else { 0 }
 }
 

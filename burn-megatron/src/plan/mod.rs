@@ -1,6 +1,7 @@
 //! What a run needs, before it starts: memory, traffic and time of a step, and the layouts that suit it best. Arithmetic
 //! on sizes: no tensors, no GPU. docs/planning.md explains the numbers.
 
+mod dealt;
 mod decoder;
 pub mod gpus;
 pub mod ladder;
@@ -17,6 +18,7 @@ mod traffic;
 use std::ops::Range;
 
 use backend_dist::mesh::ParallelLayout;
+use backend_dist::ops::is_worth_a_piece;
 use models::recompute::Recompute;
 
 pub use decoder::{Decoder, ExpertShare, Experts, Latent, LayerKind, Share};
@@ -64,6 +66,10 @@ pub struct Job {
     pub overlap: bool,
     /// Attention stays inside documents of about so many tokens, if they are shorter than a row.
     pub documents: Option<usize>,
+    /// Into how many pieces a rank's experts are cut, so that exchanges run beside them; `None` where the sizes decide.
+    pub expert_pieces: Option<usize>,
+    /// Tokens that a rank may have of a row where documents are dealt out one by one (`context.dynamic`).
+    pub dynamic: Option<usize>,
     /// Logits that a rank may hold at a time ([`positions_at_once`](backend_dist::ops::positions_at_once)).
     pub logits_at_once: usize,
 }
@@ -104,6 +110,16 @@ impl Job {
     /// Rows of a global batch.
     pub fn global_batch(&self) -> usize {
         self.micro_batch * self.schedule.micro_batches * self.layout.dp
+    }
+
+    /// Into how many pieces a rank's experts are cut ([`is_worth_a_piece`]).
+    fn pieces_of_experts(&self, experts: &Experts) -> usize {
+        let (share, (members, _)) = (self.share(), self.ranks(Over::Experts));
+        let most = share.experts.count as usize;
+        let bytes = (share.experts.rows * share.hidden * self.element) as usize / members * (members - 1);
+        let features = [self.decoder.hidden, experts.intermediate];
+        let own = || if most > 1 && is_worth_a_piece(bytes, features) { 2 } else { 1 };
+        if members > 1 { self.expert_pieces.map_or_else(own, |pieces| pieces.min(most)) } else { 1 }
     }
 
     /// The job on GPUs.
@@ -162,10 +178,11 @@ impl Plan {
     /// # Errors
     /// A schedule that does not exist.
     pub fn new(job: Job, hardware: &Hardware) -> Result<Self, ScheduleError> {
-        let schedule = Schedule::new(job.schedule)?;
-        let (memory, traffic) = (memory(&job, &schedule), traffic(&job, &schedule));
-        let costs = time::costs(&job, hardware);
-        let time = step_time(&job, &schedule, hardware).expect("schedules that are made do not deadlock");
+        let dealt = job.dealt_out();
+        let schedule = Schedule::new(dealt.schedule)?;
+        let (memory, traffic) = (memory(&job.fullest_rows(), &schedule), traffic(&dealt, &schedule));
+        let costs = time::costs(&dealt, hardware);
+        let time = step_time(&dealt, &schedule, hardware).expect("schedules that are made do not deadlock");
         Ok(Self { job, schedule, memory, traffic, costs, time })
     }
 

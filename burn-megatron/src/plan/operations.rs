@@ -105,12 +105,29 @@ pub struct Unit {
     pub ops: Vec<Op>,
     /// Only the input is kept; the forward runs again before the backward.
     pub recomputed: bool,
+    /// But for attention, whose output and statistics are kept too.
+    pub keeps_attention: bool,
     /// It is the head: final norm, logits, loss.
     pub head: bool,
     /// The operations of each of its layers; of the head those of each module of multi-token prediction.
     pub layers: Vec<Range<usize>>,
     /// Modules whose outputs are not kept but computed again.
     pub dropped: Vec<Module>,
+}
+
+impl Unit {
+    /// Whether the backward pass computes an operation of the forward pass again.
+    pub fn repeats(&self, op: &Op) -> bool {
+        op.again || self.recomputed && !(self.keeps_attention && op.attention)
+    }
+
+    /// Bytes of what attention gives, where only that is kept beside the input.
+    pub fn attended(&self) -> u64 {
+        let attentions = self.ops.iter().filter(|op| self.keeps_attention && op.attention);
+        // The output and the statistics stand behind the queries, keys and values.
+        let kept = attentions.flat_map(|op| op.keeps.iter().skip_while(|kept| kept.id != op.output.id));
+        kept.map(|kept| kept.bytes).sum()
+    }
 }
 
 /// The units of a stage; with `again` all are computed again, so that ZeRO 3 can free their weights between the passes,
@@ -141,7 +158,11 @@ pub fn units(job: &Job, share: &Share, stage: &Stage, again: bool) -> Vec<Unit> 
     if stage.loss {
         units.push(maker.head());
     }
-    units.iter_mut().for_each(|unit| unit.recomputed |= again);
+    let keeps_attention = recompute.granularity == Granularity::Full && recompute.keep_attention;
+    for unit in &mut units {
+        unit.recomputed |= again;
+        unit.keeps_attention = keeps_attention && unit.recomputed;
+    }
     units
 }
 

@@ -9,6 +9,7 @@ use super::memory::RankMemory;
 use super::search::{Candidate, Found};
 use super::time::StepTime;
 use super::{Job, Plan};
+use crate::schedule::stages::StageLayout;
 
 /// A plan, what it was made for, and what else there is.
 pub struct Report<'a> {
@@ -102,6 +103,7 @@ impl StepTime {
 fn recompute_name(recompute: &Recompute) -> String {
     match recompute.granularity {
         Granularity::None => "none".into(),
+        Granularity::Full if recompute.keep_attention => "full but attention".into(),
         Granularity::Full => "full".into(),
         Granularity::Selective => "selective".into(),
     }
@@ -119,6 +121,9 @@ pub fn describe(job: &Job) -> String {
     }
     if job.recompute.granularity != Granularity::None {
         _ = write!(text, ", recompute {}", recompute_name(&job.recompute));
+    }
+    if let Some(most) = job.dynamic {
+        _ = write!(text, ", dynamic:{most}");
     }
     text
 }
@@ -205,10 +210,12 @@ impl Report<'_> {
 fn line(candidate: &Candidate) -> String {
     let Candidate { job, memory, time } = candidate;
     let layout = describe(job);
-    let uneven = job.stages.layer_counts();
-    let layers = match uneven.iter().all(|count| *count == uneven[0]) {
-        true => String::new(),
-        false => format!(", pipeline.layout {}", job.stages),
+    let by_cost = StageLayout::by_cost(&job.decoder.part_costs(job.seq), job.schedule.placement());
+    let counts = job.stages.layer_counts();
+    let layers = match by_cost {
+        _ if counts.iter().all(|count| *count == counts[0]) => String::new(),
+        Some(by_cost) if by_cost == job.stages => ", pipeline.layout auto".into(),
+        _ => format!(", pipeline.layout {}", job.stages),
     };
     format!("  {:>8}  {:>9}  {layout}: {}{layers}", seconds(time.step), bytes(memory.peak()), time.limit())
 }

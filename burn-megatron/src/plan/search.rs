@@ -9,8 +9,8 @@ use super::gpus::Hardware;
 use super::memory::{RankMemory, memory};
 use super::time::{StepTime, rough_time, step_time};
 use super::{Decoder, Job, state_bytes};
-use crate::schedule::stages::{Split, StageLayout};
-use crate::schedule::{Schedule, ScheduleKind, ScheduleSpec};
+use crate::schedule::stages::{PartCosts, Split, StageLayout};
+use crate::schedule::{Placement, Schedule, ScheduleKind, ScheduleSpec};
 
 /// What is looked for: the job's model, batch and optimizer in another layout.
 pub struct Wish<'a> {
@@ -48,6 +48,8 @@ pub struct Found {
 
 /// Layouts that are simulated, the most promising ones.
 const SIMULATED: usize = 96;
+/// Passes of layers and stages in all of them, of which about a million are looked at in a second.
+const PASSES: usize = 1 << 20;
 /// Layouts that are shown.
 const SHOWN: usize = 5;
 
@@ -59,11 +61,12 @@ pub fn search(wish: &Wish) -> Found {
     let mut rough: Vec<(f64, &Job)> = candidates.iter().map(|job| (rough_time(job, wish.hardware), job)).collect();
     rough.sort_by(|a, b| a.0.total_cmp(&b.0));
     let fits = |memory: &RankMemory| memory.peak() <= wish.hardware.memory;
-    let mut simulated = 0;
+    let (mut simulated, mut passes) = (0, 0);
     for (_, job) in rough {
-        if simulated == SIMULATED {
+        if simulated == SIMULATED || passes > PASSES {
             break;
         }
+        passes += passes_of(job);
         let Some(memory) = schedules.memory_if_fits(job, wish.hardware.memory) else { continue };
         simulated += 1;
         let schedule = schedules.of(&job.schedule);
@@ -91,6 +94,11 @@ pub fn search(wish: &Wish) -> Found {
     found
 }
 
+fn passes_of(job: &Job) -> usize {
+    let stages = job.schedule.placement().stages();
+    stages.saturating_mul(job.schedule.micro_batches).saturating_add(job.decoder.layers)
+}
+
 /// Schedules that were made already.
 #[derive(Default)]
 struct Schedules(BTreeMap<(&'static str, usize, usize, usize), Schedule>);
@@ -115,6 +123,7 @@ impl Schedules {
 fn candidates(wish: &Wish) -> Vec<Job> {
     let (job, decoder) = (wish.job, &wish.job.decoder);
     let rows = job.global_batch();
+    let mut divisions = Divisions::new(job);
     let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
     let mut found = Vec::new();
     for tp in divisors(wish.gpus).filter(|tp| *tp <= wish.hardware.host) {
@@ -128,7 +137,7 @@ fn candidates(wish: &Wish) -> Vec<Job> {
                     for (ep, etp) in expert_sizes(decoder, tp, dp) {
                         let layout = ParallelLayout { tp, pp, dp, sp, vpp, ep, etp, ..ParallelLayout::default() };
                         if (wish.legal)(&layout) {
-                            variants(wish, layout, rows / dp, &mut found);
+                            variants(wish, layout, rows / dp, &mut divisions, &mut found);
                         }
                     }
                 }
@@ -143,7 +152,7 @@ fn expert_sizes(decoder: &Decoder, tp: usize, dp: usize) -> Vec<(usize, Option<u
     let Some(experts) = &decoder.experts else { return vec![(1, None)] };
     let sizes = |etp: usize| {
         let ranks = tp * dp / etp;
-        (1..=ranks).filter(move |ep| ranks.is_multiple_of(*ep) && experts.count.is_multiple_of(*ep))
+        (1..=ranks.min(experts.count)).filter(move |ep| ranks.is_multiple_of(*ep) && experts.count.is_multiple_of(*ep))
     };
     let cut = sizes(tp).map(|ep| (ep, None));
     let whole = sizes(1).filter(|_| tp > 1).map(|ep| (ep, Some(1)));
@@ -151,25 +160,31 @@ fn expert_sizes(decoder: &Decoder, tp: usize, dp: usize) -> Vec<(usize, Option<u
 }
 
 /// A layout with every micro-batch, schedule, ZeRO stage and recomputation.
-fn variants(wish: &Wish, layout: ParallelLayout, rows: usize, found: &mut Vec<Job>) {
+fn variants(wish: &Wish, layout: ParallelLayout, rows: usize, divisions: &mut Divisions, found: &mut Vec<Job>) {
     let selective = Recompute::selective(&[Module::CoreAttention, Module::MlpActivation, Module::Norms]);
     let full = Recompute { granularity: Granularity::Full, ..Recompute::default() };
-    let recomputes = [Recompute::default(), selective, full];
+    let attention_kept = Recompute { keep_attention: true, ..full.clone() };
+    let recomputes = [Recompute::default(), selective, attention_kept, full];
     for micro_batch in [1, 2, 4, 8, 16].into_iter().filter(|size| rows.is_multiple_of(*size)) {
         for spec in schedules(&layout, rows / micro_batch) {
-            let Some(stages) = stages(wish.job, &spec) else { continue };
-            for zero in 0..=if layout.dp > 1 { 3 } else { 0 } {
-                for recompute in &recomputes {
-                    found.push(Job {
-                        layout: ParallelLayout { zero, ..layout },
-                        schedule: spec,
-                        stages: stages.clone(),
-                        micro_batch,
-                        recompute: recompute.clone(),
-                        decoder: wish.job.decoder.clone(),
-                        fp8: wish.job.fp8.clone(),
-                        ..*wish.job
-                    });
+            if spec.placement().stages().saturating_mul(spec.micro_batches) > PASSES {
+                continue;
+            }
+            for stages in divisions.of(spec.placement()) {
+                for zero in 0..=if layout.dp > 1 { 3 } else { 0 } {
+                    for recompute in &recomputes {
+                        found.push(Job {
+                            layout: ParallelLayout { zero, ..layout },
+                            schedule: spec,
+                            stages: stages.clone(),
+                            micro_batch,
+                            recompute: recompute.clone(),
+                            decoder: wish.job.decoder.clone(),
+                            fp8: wish.job.fp8.clone(),
+                            dynamic: None,
+                            ..*wish.job
+                        });
+                    }
                 }
             }
         }
@@ -191,12 +206,28 @@ fn schedules(layout: &ParallelLayout, micro_batches: usize) -> Vec<ScheduleSpec>
     kinds.iter().map(spec).filter(|spec| spec.check().is_ok()).collect()
 }
 
-/// Equal stages where the layers allow, otherwise nearly equal ones.
-fn stages(job: &Job, spec: &ScheduleSpec) -> Option<StageLayout> {
-    let placement = spec.placement();
-    let layers = job.decoder.layers;
-    let equal = Split::equal(layers, placement).layout();
-    equal.ok().or_else(|| (layers >= placement.stages()).then(|| StageLayout::balanced(layers, placement.stages())))
+/// Ways to divide the layers over ranks: equal stages where the layers allow, and those that cost the same.
+struct Divisions {
+    costs: PartCosts,
+    made: Vec<(Placement, Vec<StageLayout>)>,
+}
+
+impl Divisions {
+    fn new(job: &Job) -> Self {
+        Self { costs: job.decoder.part_costs(job.seq), made: Vec::new() }
+    }
+
+    fn of(&mut self, placement: Placement) -> &[StageLayout] {
+        let index = self.made.iter().position(|(made, _)| *made == placement).unwrap_or_else(|| {
+            let equal = Split::equal(self.costs.layers.len(), placement).layout();
+            let by_cost = (placement.ranks() > 1).then(|| StageLayout::by_cost(&self.costs, placement));
+            let mut found: Vec<_> = equal.into_iter().chain(by_cost.flatten()).collect();
+            found.dedup();
+            self.made.push((placement, found));
+            self.made.len() - 1
+        });
+        &self.made[index].1
+    }
 }
 
 /// How much a layout differs from the one asked for: doubled and halved sizes, then what costs time.

@@ -1,12 +1,14 @@
 //! How long a step takes: a roofline per operation, the simulator for the pipeline, bytes over bandwidth for exchanges.
 
-use super::gpus::{Hardware, LATENCY};
-use super::operations::{Exchange, Op, Over, Unit};
+mod unit;
+
+use super::gpus::{BESIDE, Hardware, LATENCY};
 use super::state::buckets;
-use super::traffic::{Collective, Replication};
+use super::traffic::Replication;
 use super::{Job, samples};
 use crate::flops::AttentionCount;
 use crate::schedule::{Action, Costs, Fault, Link, Pass, Schedule, ScheduleKind, Ticks, simulate};
+use unit::{Clock, PassTime};
 
 /// Seconds of a step, and where they go on the slowest pipeline rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,34 +39,6 @@ pub struct StepTime {
     pub mfu: f64,
 }
 
-/// Seconds of one pass of a stage.
-#[derive(Clone, Copy, Debug, Default)]
-struct PassTime {
-    compute: f64,
-    recompute: f64,
-    memory: f64,
-    exchange: f64,
-    experts: f64,
-}
-
-impl PassTime {
-    fn total(&self) -> f64 {
-        self.compute + self.recompute + self.memory + self.exchange + self.experts
-    }
-
-    fn add(&mut self, other: PassTime) {
-        self.compute += other.compute;
-        self.recompute += other.recompute;
-        self.memory += other.memory;
-        self.exchange += other.exchange;
-        self.experts += other.experts;
-    }
-
-    fn send(&mut self, over: Over, seconds: f64) {
-        *(if over == Over::Experts { &mut self.experts } else { &mut self.exchange }) += seconds;
-    }
-}
-
 /// Forward, input gradient, weight gradient of a stage, and its exchanges with replicas.
 struct StageTime {
     passes: [PassTime; 3],
@@ -73,67 +47,7 @@ struct StageTime {
     update: f64,
 }
 
-struct Clock<'a> {
-    job: &'a Job,
-    hardware: &'a Hardware,
-}
-
 impl Clock<'_> {
-    fn exchange(&self, exchange: &Exchange, collective: Option<Collective>) -> f64 {
-        let Some(collective) = collective else { return 0.0 };
-        let (ranks, stride) = self.job.ranks(exchange.over);
-        collective.sent(exchange.bytes, ranks) as f64 / self.hardware.between(ranks, stride) + LATENCY
-    }
-
-    /// An operation at the rate of its arithmetic or of its memory traffic, whichever is slower.
-    fn roofline(&self, op: &Op, flops: f64, bytes: u64, again: bool) -> PassTime {
-        let rate = match (op.attention, op.fp8) {
-            (true, _) => self.hardware.attention,
-            (false, None) => self.hardware.products,
-            // Hopper's tensor cores multiply numbers of half the size at twice the rate.
-            (false, Some(_)) => 2.0 * self.hardware.products,
-        };
-        let (arithmetic, moving) = (flops / rate, bytes as f64 / self.hardware.bandwidth);
-        let mut time = PassTime { memory: (moving - arithmetic).max(0.0), ..PassTime::default() };
-        *(if again { &mut time.recompute } else { &mut time.compute }) = arithmetic;
-        time
-    }
-
-    fn unit(&self, unit: &Unit) -> [PassTime; 3] {
-        let mut passes = [PassTime::default(); 3];
-        for op in &unit.ops {
-            let moved = match op.output.id == op.input.id {
-                true => 0,
-                false => op.input.bytes + op.output.bytes + op.weight * self.job.element,
-            };
-            let exchange = op.exchange.as_ref();
-            let seconds = |collective: fn(&Exchange) -> Option<Collective>| {
-                exchange.map_or(0.0, |exchange| self.exchange(exchange, collective(exchange)))
-            };
-            let (sent, returned) = (seconds(|e| e.forward), seconds(|e| e.backward));
-            let local = |time: PassTime| if exchange.is_some() && !op.attention { PassTime::default() } else { time };
-            let forward = local(self.roofline(op, op.flops[0], moved, false));
-            passes[0].add(forward);
-            let over = exchange.map_or(Over::Tensor, |exchange| exchange.over);
-            passes[0].send(over, sent);
-            passes[1].add(local(self.roofline(op, op.flops[1], moved, false)));
-            passes[1].send(over, returned);
-            if op.flops[2] > 0.0 {
-                passes[2].add(self.roofline(op, op.flops[2], moved, false));
-            }
-            if unit.recomputed || op.again {
-                passes[1].add(local(self.roofline(op, op.flops[0], moved, true)));
-            }
-            if unit.recomputed {
-                passes[1].send(over, sent);
-            }
-            if let Some(exchange) = exchange.filter(|exchange| exchange.again) {
-                passes[if over == Over::Context { 1 } else { 2 }].send(exchange.over, sent);
-            }
-        }
-        passes
-    }
-
     fn stages(&self) -> Vec<StageTime> {
         let share = self.job.share();
         let stage = |stage| {
@@ -151,6 +65,7 @@ impl Clock<'_> {
                 let values = 3 + 2 * self.job.moments.others + if self.job.element < 4 { 2 } else { 0 };
                 moved += bucket.elements / shard * values * self.job.wide();
             }
+            moved += units.iter().flat_map(|unit| &unit.ops).map(|op| self.quantised_once(op)).sum::<u64>();
             StageTime { passes, copies, update: moved as f64 / self.hardware.bandwidth }
         };
         self.job.stages.stages().iter().map(stage).collect()
@@ -165,9 +80,10 @@ impl Clock<'_> {
         bytes as f64 / self.hardware.between(ranks, stride) + LATENCY
     }
 
-    /// What an exchange adds to a pass.
+    /// What an exchange adds to a pass: what the pass does not hide, and by how much that is slower meanwhile.
     fn beside(&self, exchange: f64, pass: f64) -> f64 {
-        if self.hardware.overlap { (exchange - pass).max(0.0) } else { exchange }
+        let hidden = if self.hardware.overlap { exchange.min(pass) } else { 0.0 };
+        exchange - hidden * BESIDE
     }
 
     /// What the exchanges of ZeRO 2 and 3 add to the forward and backward passes of each stage.

@@ -57,7 +57,7 @@ impl Traffic {
 pub fn of_micro_batch(job: &Job, units: &[Unit]) -> [[u64; 3]; 2] {
     let mut sent = [[0; 3]; 2];
     for unit in units {
-        for exchange in unit.ops.iter().filter_map(|op| op.exchange) {
+        for (op, exchange) in unit.ops.iter().filter_map(|op| Some((op, op.exchange?))) {
             let (ranks, _) = job.ranks(exchange.over);
             let bytes = |collective: Option<Collective>| collective.map_or(0, |c| c.sent(exchange.bytes, ranks));
             let axis = match exchange.over {
@@ -65,7 +65,7 @@ pub fn of_micro_batch(job: &Job, units: &[Unit]) -> [[u64; 3]; 2] {
                 Over::Context => 1,
                 Over::Experts => 2,
             };
-            let again = u64::from(exchange.again) + u64::from(unit.recomputed);
+            let again = u64::from(exchange.again) + u64::from(unit.recomputed && unit.repeats(op));
             sent[0][axis] += bytes(exchange.forward);
             sent[1][axis] += bytes(exchange.backward) + again * bytes(exchange.forward);
         }

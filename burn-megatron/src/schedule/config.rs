@@ -4,8 +4,11 @@ use backend_dist::mesh::ParallelLayout;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::stages::{Expected, Split, StageError, StageLayout};
+use super::stages::{Expected, PartCosts, Split, StageError, StageLayout};
 use super::{ScheduleError, ScheduleKind, ScheduleSpec};
+
+/// The layout string of layers that are divided by what they cost, until [`PipelineConfig::settle`].
+pub const AUTO: &str = "auto";
 
 /// Order of the passes and division of the layers; the sizes are in the [`ParallelLayout`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +18,7 @@ pub struct PipelineConfig {
     pub schedule: Option<ScheduleKind>,
     /// See [`ScheduleSpec::group_size`].
     pub group_size: Option<usize>,
-    /// Megatron's layout string; excludes the four below.
+    /// Megatron's layout string, or [`AUTO`]; excludes the four below.
     pub layout: Option<String>,
     /// See [`Split::first`].
     pub first_layers: Option<usize>,
@@ -49,6 +52,12 @@ impl PipelineConfig {
         layers: usize,
         micro_batches: usize,
     ) -> Result<(ScheduleSpec, StageLayout), PipelineError> {
+        let spec = self.spec(layout, micro_batches);
+        spec.check()?;
+        Ok((spec, self.stages(&spec, layers)?))
+    }
+
+    fn spec(&self, layout: &ParallelLayout, micro_batches: usize) -> ScheduleSpec {
         let by_size = if layout.pp > 1 { ScheduleKind::OneFOneB } else { ScheduleKind::NoPipeline };
         let kind = self.schedule.unwrap_or(by_size);
         let mut spec = ScheduleSpec::new(kind, layout.pp, micro_batches);
@@ -56,8 +65,17 @@ impl PipelineConfig {
             spec = spec.with_virtual_pipeline(layout.vpp);
         }
         spec.group_size = self.group_size;
-        spec.check()?;
-        Ok((spec, self.stages(&spec, layers)?))
+        spec
+    }
+
+    /// Writes the layout that [`AUTO`] means for a model whose parts cost so much. Where there is none, equal parts are asked for,
+    /// and refused by name.
+    pub fn settle(&mut self, layout: &ParallelLayout, costs: &PartCosts) {
+        let with_others = self.first_layers.or(self.last_layers).is_some() || self.count_embedding || self.count_loss;
+        if self.layout.as_deref() == Some(AUTO) && !with_others {
+            let division = StageLayout::by_cost(costs, self.spec(layout, 1).placement());
+            self.layout = division.filter(|_| layout.pp > 1).map(|division| division.to_string());
+        }
     }
 
     fn stages(&self, spec: &ScheduleSpec, layers: usize) -> Result<StageLayout, StageError> {
@@ -101,6 +119,26 @@ mod tests {
         assert_eq!(resolve(&config, "PP2 VPP2", 4), Ok((ScheduleKind::Interleaved, vec![1; 4])));
         let v = PipelineConfig { schedule: Some(ScheduleKind::ZbV), ..config };
         assert_eq!(resolve(&v, "PP2", 4), Ok((ScheduleKind::ZbV, vec![1; 4])));
+    }
+
+    #[test]
+    fn automatic_layouts_are_settled_by_cost() {
+        let settle = |mut config: PipelineConfig, layout: &str, end: f64| {
+            let layout: ParallelLayout = layout.parse().unwrap();
+            config.settle(&layout, &PartCosts { layers: vec![1.0; 8], end });
+            config
+        };
+        let auto = PipelineConfig { layout: Some(AUTO.into()), ..Default::default() };
+        let settled = settle(auto.clone(), "PP2", 2.0);
+        assert_eq!(settled.layout.as_deref(), Some("Et*5|tttL"));
+        assert_eq!(resolve(&settled, "PP2", 8), Ok((ScheduleKind::OneFOneB, vec![5, 3])));
+        let v = PipelineConfig { schedule: Some(ScheduleKind::ZbV), ..auto.clone() };
+        assert_eq!(resolve(&settle(v, "PP2", 2.0), "PP2", 8).unwrap().1.iter().rev().take(1).sum::<usize>(), 1);
+        assert_eq!(settle(auto.clone(), "TP2", 2.0).layout, None);
+        let refused = resolve(&settle(auto.clone(), "PP16", 2.0), "PP16", 8).unwrap_err();
+        assert!(refused.contains("nearest legal: layers 16"), "{refused}");
+        let both = settle(PipelineConfig { count_loss: true, ..auto }, "PP2", 2.0);
+        assert!(resolve(&both, "PP2", 8).unwrap_err().contains("cannot be used together"));
     }
 
     #[test]

@@ -33,7 +33,7 @@ mod timeline;
 
 pub use action::{Action, Pass, Payload, Transfer, Work};
 pub use check::Fault;
-pub use config::{PipelineConfig, PipelineError};
+pub use config::{AUTO, PipelineConfig, PipelineError};
 pub use effort::Effort;
 pub use inputs::Input;
 pub use placement::Placement;

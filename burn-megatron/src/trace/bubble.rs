@@ -1,7 +1,6 @@
 //! How much of a step was spent computing.
 
-use super::{Category, Span, Track, What};
-use crate::schedule::{Costs, Placement};
+use super::{Category, Span, Track};
 
 /// A host that only issues work says nothing of how long it takes: the device's spans, if there are any.
 fn decisive(spans: &[Span]) -> impl Iterator<Item = &Span> {
@@ -45,26 +44,4 @@ pub fn idle_share(ranks: &[&[Span]]) -> Option<f64> {
     let all = (end - start) * ranks.len() as u64;
     let computed: u64 = ranks.iter().map(|spans| busy(spans)).sum();
     (all > 0).then(|| 1.0 - computed as f64 / all as f64)
-}
-
-/// The mean duration of each stage's passes in nanoseconds, for the simulator. `ranks` are the spans of one pipeline. A
-/// simulation with these durations has the bubble of the schedule and of unequal stages; what the bubble as seen has
-/// beyond that is the price of messages, and of passes that did not always take the same time.
-pub fn measured_costs(placement: Placement, ranks: &[&[Span]]) -> Costs {
-    let mean = |stage: usize, what: What| {
-        let (rank, chunk) = placement.holder(stage);
-        let passes = || decisive(ranks[rank]).filter(move |span| span.what == what && span.chunk == Some(chunk));
-        let total: u64 = passes().map(|span| span.end - span.start).sum();
-        total.checked_div(passes().count() as u64)
-    };
-    let of_stages = |costs: &dyn Fn(usize) -> u64| (0..placement.stages()).map(costs).collect();
-    Costs {
-        forward: of_stages(&|stage| mean(stage, What::Forward).unwrap_or(0)),
-        // Where backward passes are whole, their halves are not known, and no schedule asks for them.
-        backward_input: of_stages(&|stage| {
-            mean(stage, What::BackwardInput).or_else(|| mean(stage, What::Backward)).unwrap_or(0)
-        }),
-        backward_weight: of_stages(&|stage| mean(stage, What::BackwardWeight).unwrap_or(0)),
-        transfer: 0,
-    }
 }

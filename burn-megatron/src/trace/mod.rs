@@ -10,7 +10,7 @@ mod recorder;
 mod tests;
 mod what;
 
-pub use bubble::{busy, idle_share, measured_costs};
+pub use bubble::{busy, idle_share};
 pub use chrome::{Lane, write_chrome};
 pub use overlap::{Overlap, overlaps, summaries, summary, summary_file};
 pub use recorder::{DeviceClock, DeviceTimes, Mark, Recorder, Span, Track};

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use backend_dist::shard::stable_hash;
 use models::ModelConfig;
 use serde::{Deserialize, Serialize};
 use tokenizers::Tokenizer;
@@ -78,6 +79,21 @@ impl RunData {
     }
 }
 
+impl RunData {
+    /// Each part in words that differ where the data does: its rows, and a hash of some of them.
+    pub(super) fn digest(&self) -> Vec<String> {
+        let of = |name: &str, data: &Arc<dyn TokenDataset>| {
+            let rows = data.len();
+            // Rows that were checked: reading another one may panic.
+            let some = [0, rows / 2, rows.saturating_sub(1)];
+            let tokens: Vec<String> = some.map(|row| format!("{:?}", data.sample(row).tokens)).into();
+            format!("{rows} {name} rows with the hash {:016x}", stable_hash(&tokens.concat()))
+        };
+        let parts = [("training", Some(&self.train)), ("validation", Some(&self.valid)), ("test", self.last.as_ref())];
+        parts.into_iter().filter_map(|(name, data)| data.map(|data| of(name, data))).collect()
+    }
+}
+
 impl Tokens {
     /// Those of the prepared data, or of the text, which is tokenized.
     pub fn find(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<Self, TrainError> {
@@ -104,6 +120,8 @@ fn tokenize(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> 
         "file" => TextDocuments::File,
         _ => TextDocuments::Paragraph,
     };
+    // Not after hours of tokenizing.
+    tokenizer_file(config)?;
     let prefix = text_prefix(config);
     let folder = prefix.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(|cause| TrainError::Io { path: folder.into(), cause })?;
@@ -123,26 +141,61 @@ fn tokenize(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> 
 fn indexed(config: &RunConfig) -> Result<Tokens, TrainError> {
     let data = &config.data;
     let mut eod_id = data.eod_id;
-    if let Some(path) = &data.tokenizer {
-        let refuse = |what: String| TrainError::Tokenizer { path: path.into(), what };
-        let tokenizer = Tokenizer::from_file(path).map_err(|error| refuse(error.to_string()))?;
-        fits(config, vocab_size(&tokenizer), Some(Path::new(path)))?;
+    if let Some((path, tokenizer)) = tokenizer_file(config)? {
         eod_id = eod_id.or_else(|| end_of_document(&tokenizer, None));
         if eod_id.is_none() && !data.needs_end_of_document().is_empty() {
-            return Err(refuse("no end-of-document token is known; name its id with data.eod-id".into()));
+            let what = "no end-of-document token is known; name its id with data.eod-id".into();
+            return Err(TrainError::Tokenizer { path, what });
         }
     }
     Ok(Tokens { blend: data.blend(), tokenizer: data.tokenizer.as_ref().map(PathBuf::from), eod_id })
 }
 
+/// The file of `data.tokenizer`, if it is one, and what it holds: a tokenizer that is not too large for the model.
+pub(super) fn tokenizer_file(config: &RunConfig) -> Result<Option<(PathBuf, Tokenizer)>, TrainError> {
+    let named = config.data.tokenizer.as_deref().filter(|name| !["char", "byte", "bpe"].contains(name));
+    let Some(path) = named.map(PathBuf::from) else { return Ok(None) };
+    let tokenizer = Tokenizer::from_file(&path)
+        .map_err(|error| TrainError::Tokenizer { path: path.clone(), what: error.to_string() })?;
+    fits(config, vocab_size(&tokenizer), Some(&path))?;
+    Ok(Some((path, tokenizer)))
+}
+
 /// Whether the model has an entry for every token.
-fn fits(config: &RunConfig, tokens: usize, tokenizer: Option<&Path>) -> Result<(), TrainError> {
+pub(super) fn fits(config: &RunConfig, tokens: usize, tokenizer: Option<&Path>) -> Result<(), TrainError> {
     let vocabulary = config.model.config.vocab_size();
     if tokens <= vocabulary {
         return Ok(());
     }
     let path = tokenizer.unwrap_or(Path::new("tokenizer")).to_path_buf();
-    Err(TrainError::Vocabulary { path, tokens, vocabulary })
+    let advice = match &config.model.hf {
+        None => format!("nearest legal: {tokens}"),
+        Some(folder) => smaller_tokenizer(config, folder, &path),
+    };
+    Err(TrainError::Vocabulary { path, tokens, vocabulary, advice })
+}
+
+/// What to do about a tokenizer that is too large for a model that has its size from a folder.
+fn smaller_tokenizer(config: &RunConfig, folder: &Path, tokenizer: &Path) -> String {
+    let vocabulary = config.model.config.vocab_size();
+    let own = folder.join("tokenizer.json");
+    let (fixed, text) = (format!("{} has no more", folder.display()), !config.data.text.is_empty());
+    let same = |a: &Path, b: &Path| a.canonicalize().ok().is_some_and(|a| b.canonicalize().is_ok_and(|b| a == b));
+    match own.is_file() {
+        true if !same(&own, tokenizer) => format!("{fixed}: take its own, data.tokenizer = {}", own.display()),
+        _ if text && config.data.tokenizer.as_deref() == Some("bpe") => {
+            format!("{fixed}; nearest legal: data.bpe-size = {vocabulary}")
+        }
+        // Its tokens may be more than the model has ever seen, and the data need not have them.
+        _ if text => format!(
+            "{fixed}: tokenize with `preprocess`, and name the files in data.prefixes without data.tokenizer; tokens that the model \
+             lacks are then looked for in the data"
+        ),
+        _ => format!(
+            "{fixed}: leave data.tokenizer out (none), and name data.eod-id if it is needed; tokens that the model lacks are then \
+             looked for in the data"
+        ),
+    }
 }
 
 /// The first rows of a part of the data, each checked against the model's vocabulary when it is read.

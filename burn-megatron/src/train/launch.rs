@@ -15,9 +15,10 @@ use serde_json::Value;
 
 use super::fp8::possible;
 use super::{Plan, RunData, TrainError, resume as saving};
+use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::flops::AttentionCount;
-use crate::hf::{HfFolder, keep_companions};
+use crate::hf::{Companions, HfFolder, companions_of, keep_companions};
 use crate::learner::{Description, LogOptions, Pretraining, Resume, loss_over};
 use crate::metrics::{FlopsPerToken, TokenLoss, on_gpu, peak};
 use crate::plan::Decoder;
@@ -60,9 +61,17 @@ impl WithModel for Launch<'_> {
             model: json(serde_json::to_value(&config.model.config)),
             config: json(serde_json::to_value(config)),
         };
-        if let Some(folder) = plan.folder() {
-            keep_companions(&mut description.config, folder.companions());
+        // What came with a model goes with its checkpoints, also where the run no longer names its folder.
+        let before = plan.start.as_ref().map(|start| Checkpoint::open(&start.path)).transpose()?;
+        let companions = match (plan.folder(), &before) {
+            (Some(folder), _) => folder.companions().clone(),
+            (None, Some(before)) => companions_of(before),
+            (None, None) => Companions::default(),
+        };
+        if !companions.is_empty() {
+            keep_companions(&mut description.config, &companions);
         }
+        let tokenizer = data.tokenizer.or_else(|| before.and_then(|before| before.tokenizer()));
         let resume = plan.start.as_ref().map_or(Resume::Never, |start| Resume::From(start.path.clone()));
         let mut run = Pretraining::new(mesh, engine, training.steps, (data.train, data.valid), dims, build)
             .devices(devices)
@@ -75,7 +84,7 @@ impl WithModel for Launch<'_> {
         if let Some(processes) = processes {
             run = run.processes(processes);
         }
-        if let Some(options) = saving::options(config, data.tokenizer) {
+        if let Some(options) = saving::options(config, tokenizer) {
             run = run.checkpoints(options);
         }
         let run =

@@ -19,6 +19,7 @@ use backend_dist::process::Processes;
 use burn::tensor::Device;
 use thiserror::Error;
 
+use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
 use crate::data::DataError;
 use crate::data::preprocess::{PreprocessError, Progress};
@@ -52,6 +53,9 @@ pub enum TrainError {
         /// Cause.
         cause: io::Error,
     },
+    /// The checkpoint to go on from cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// A tokenizer cannot be used.
     #[error("data.tokenizer = {}: {what}", path.display())]
     Tokenizer {
@@ -61,7 +65,7 @@ pub enum TrainError {
         what: String,
     },
     /// The tokenizer has tokens that the model does not have.
-    #[error("{} has {tokens} tokens, but model.vocab-size = {vocabulary}; nearest legal: {tokens}", path.display())]
+    #[error("{} has {tokens} tokens, but model.vocab-size = {vocabulary}; {advice}", path.display())]
     Vocabulary {
         /// The tokenizer's file.
         path: PathBuf,
@@ -69,6 +73,8 @@ pub enum TrainError {
         tokens: usize,
         /// Tokens of the model.
         vocabulary: usize,
+        /// What would do.
+        advice: String,
     },
     /// The data has a token that the model does not have.
     #[error(
@@ -111,6 +117,19 @@ pub enum TrainError {
         /// Where process 0 would.
         ours: String,
     },
+    /// The processes read other data.
+    #[error(
+        "process {process} has {theirs}, but process 0 {ours}: the files of data.prefixes, or of output.directory for data.text, must \
+         be the same on all hosts"
+    )]
+    OtherData {
+        /// The process that differs.
+        process: usize,
+        /// What it reads.
+        theirs: String,
+        /// What process 0 reads.
+        ours: String,
+    },
     /// The training failed; what went wrong was printed when the ranks stopped.
     #[error("the training failed")]
     Failed,
@@ -145,7 +164,9 @@ pub fn train_among(
         Some(processes) => {
             same_start(plan, processes)?;
             let tokens: Tokens = processes.from_first("tokens", || Tokens::find(config, progress))?;
-            processes.first_then_others("data", || RunData::of(config, tokens))?
+            let data = processes.first_then_others("data", || RunData::of(config, tokens))?;
+            same_data(&data, processes)?;
+            data
         }
     };
     let launch = launch::Launch { plan, processes: processes.cloned(), devices, data };
@@ -161,6 +182,17 @@ fn same_start(plan: &Plan, processes: &Processes) -> Result<(), TrainError> {
         Some(process) => Err(TrainError::Start { process, theirs: text(all[process]), ours: text(all[0]) }),
         None => Ok(()),
     }
+}
+
+/// Whether all processes read the rows that process 0 reads.
+fn same_data(data: &RunData, processes: &Processes) -> Result<(), TrainError> {
+    let all: Vec<Vec<String>> = processes.channel("what the data is").all_gather(&data.digest())?;
+    for (process, lines) in all.iter().enumerate() {
+        if let Some((theirs, ours)) = lines.iter().zip(&all[0]).find(|(theirs, ours)| theirs != ours) {
+            return Err(TrainError::OtherData { process, theirs: theirs.clone(), ours: ours.clone() });
+        }
+    }
+    Ok(())
 }
 
 impl From<RunError> for TrainError {

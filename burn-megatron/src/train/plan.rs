@@ -8,7 +8,8 @@ use std::sync::Arc;
 use indicatif::HumanCount;
 use models::ModelConfig;
 
-use super::data::text_prefix;
+use super::TrainError;
+use super::data::{text_prefix, tokenizer_file};
 use super::resume::{self, Start};
 use crate::config::{ConfigErrors, Problem, RunConfig};
 use crate::data::Part;
@@ -66,6 +67,14 @@ impl Plan {
         Ok(Self { config: config.clone(), allowed: allowed.to_vec(), parameters, start, weights, data })
     }
 
+    /// Whether `data.tokenizer` can be read and is not too large for the model, which takes a moment.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_tokenizer(&self) -> Result<(), TrainError> {
+        tokenizer_file(&self.config).map(drop)
+    }
+
     /// The configuration.
     pub fn config(&self) -> &RunConfig {
         &self.config
@@ -105,7 +114,14 @@ fn initial_weights(config: &RunConfig) -> Result<Option<Arc<HfFolder>>, Problem>
 }
 
 fn text_file(file: &Path) -> Result<String, String> {
-    let size = std::fs::metadata(file).map_err(|error| format!("data.text: {}: {error}", file.display()))?.len();
+    let about = std::fs::metadata(file).map_err(|error| format!("data.text: {}: {error}", file.display()))?;
+    let size = about.len();
+    if about.is_dir() {
+        return Err(format!("data.text: {} is a folder; name its .txt or .jsonl files", file.display()));
+    }
+    if about.is_file() && size == 0 {
+        return Err(format!("data.text: {} is empty", file.display()));
+    }
     Ok(format!("{}: {} bytes of text", file.display(), HumanCount(size)))
 }
 
@@ -201,10 +217,11 @@ impl fmt::Display for Plan {
         if let Some(start) = start {
             writeln!(
                 f,
-                "goes on      after step {} of {}, saved in {}",
+                "goes on      after step {} of {}, saved in {}{}",
                 start.step,
                 start.path.display(),
-                start.layout
+                start.layout,
+                if start.step as usize >= training.steps { ": all steps are done" } else { "" }
             )?;
         }
         write!(f, "output       {}", config.output.directory.display())

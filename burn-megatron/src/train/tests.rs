@@ -1,5 +1,7 @@
 use std::path::Path;
 
+use backend_dist::mesh::Mesh;
+use backend_dist::process::ProcessWorld;
 use burn::tensor::Device;
 use models::{ModelConfig, WeightSource};
 
@@ -54,6 +56,27 @@ fn a_run_learns_and_is_the_same_in_another_layout() {
 }
 
 #[test]
+fn the_last_loss_is_over_every_row_once_in_every_layout() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let last = |micro: &str, dp: &str| {
+        let (micro, dp) = (("training.micro-batch", micro), ("parallel.dp", dp));
+        let rest = [("training.dtype", "f64"), ("training.steps", "1"), ("checkpoint.directory", "none")];
+        let config = config(folder.path(), &[&rest[..], &[micro, dp, ("training.global-batch", "8")]].concat());
+        let rows = RunData::open(&config, &mut |_| ()).unwrap().last.unwrap().len();
+        (rows, run(&config).unwrap().last.unwrap())
+    };
+    let (rows, one) = last("1", "1");
+    assert_eq!(one.tokens, rows as u64 * 16);
+    assert_ne!(rows % 8, 0, "the last batch of eight must not be full");
+    for (micro, dp) in [("8", "1"), ("4", "2"), ("1", "4")] {
+        let (_, other) = last(micro, dp);
+        assert_eq!(other.tokens, one.tokens, "{micro} x {dp}");
+        assert!((other.loss - one.loss).abs() < 1e-10 * one.loss, "{micro} x {dp}: {other:?} {one:?}");
+    }
+}
+
+#[test]
 fn prepared_prefixes_are_the_same_data() {
     let folder = tempfile::tempdir().unwrap();
     text(folder.path());
@@ -87,6 +110,64 @@ fn what_does_not_fit_is_refused_before_the_first_step() {
         said.contains("data.text: none.txt: ") && said.contains("data.tokenizer: there is no file no.json"),
         "{said}"
     );
+}
+
+/// A folder's vocabulary cannot grow, so that is not what is advised.
+#[test]
+fn a_tokenizer_that_is_too_large_for_a_folder_gets_advice_that_can_be_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let hf = folder.path().join("hf");
+    std::fs::create_dir(&hf).unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf/llama3/config.json");
+    std::fs::copy(golden, hf.join("config.json")).unwrap();
+    let hf_text = hf.display().to_string();
+    let said = |overrides: &[(&str, &str)], tokenizer: &Path| {
+        let overrides = [&[("model.hf", hf_text.as_str())][..], overrides].concat();
+        let config = config(folder.path(), &overrides);
+        assert!(data::fits(&config, 256, None).is_ok());
+        data::fits(&config, 300, Some(tokenizer)).unwrap_err().to_string()
+    };
+    let other = folder.path().join("other.json");
+    std::fs::write(&other, "{}").unwrap();
+    let bpe = said(&[("data.tokenizer", "bpe")], &other);
+    assert!(
+        bpe.contains("has 300 tokens, but model.vocab-size = 256; ") && bpe.ends_with("data.bpe-size = 256"),
+        "{bpe}"
+    );
+    let file = other.display().to_string();
+    let with_file = [("data.tokenizer", file.as_str())];
+    assert!(said(&with_file, &other).contains("name the files in data.prefixes without data.tokenizer"));
+    let prefixes = [with_file[0], ("data.prefixes", "a"), ("data.text", "[]")];
+    assert!(said(&prefixes, &other).contains("leave data.tokenizer out (none)"));
+    // As soon as the folder has its own.
+    let own = hf.join("tokenizer.json");
+    std::fs::write(&own, "{}").unwrap();
+    assert!(said(&with_file, &other).ends_with(&format!("take its own, data.tokenizer = {}", own.display())));
+    assert!(!said(&[], &own).contains("take its own"));
+}
+
+#[test]
+fn processes_that_read_other_data_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let process = |process: usize| {
+        let seed = ["1", "2"][process];
+        let config = config(folder.path(), &[("parallel.dp", "2"), ("data.seed", seed)]);
+        let (patience, silence) = (std::time::Duration::from_secs(60), std::time::Duration::from_secs(60));
+        let address = "127.0.0.1".to_string();
+        let world = ProcessWorld { process, processes: 2, local: process, address, port, patience, silence };
+        let processes = Processes::join(&world, &Mesh::new(config.parallel.clone()).unwrap(), &[]).unwrap();
+        let plan = Plan::new(&config, &[]).unwrap();
+        train_among(&plan, Some(&processes), vec![Device::flex()], &mut |_| ()).unwrap_err().to_string()
+    };
+    let said = std::thread::scope(|scope| {
+        let other = scope.spawn(|| process(1));
+        [process(0), other.join().unwrap()]
+    });
+    assert!(said[0].starts_with("process 1 has ") && said[0].contains(" training rows with the hash "), "{}", said[0]);
+    assert_eq!(said[0], said[1]);
 }
 
 #[test]
@@ -189,6 +270,14 @@ fn a_hugging_face_folder_gives_sizes_and_first_weights() {
         compared += 1;
     }
     assert!(compared > 10);
+
+    // Without the folder the run goes on as well, and keeps what came with the model.
+    let mut on = config(folder.path(), &[&still[..], &[("training.steps", "2")]].concat());
+    on.model.hf = None;
+    let plan = Plan::new(&on, &["lr".into(), "data.samples".into()]).unwrap();
+    train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
+    let second = Checkpoint::open(folder.path().join("run/checkpoints")).unwrap();
+    assert_eq!((second.state().step, companions_of(&second)), (2, theirs.companions().clone()));
 
     let wider = [&still[..], &[("model.intermediate-size", "512")]].concat();
     let refused = Plan::new(&config(folder.path(), &wider), &["model".into()]).unwrap_err().to_string();

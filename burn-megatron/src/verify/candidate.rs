@@ -73,24 +73,25 @@ impl fmt::Display for Candidate {
             f.write_str(" moe-overlap")?;
         }
         match (self.recompute.granularity, self.recompute.method) {
-            (Granularity::None, _) => Ok(()),
-            (Granularity::Selective, _) => f.write_str(" selective"),
-            (Granularity::Full, Method::Uniform) => write!(f, " uniform{}", self.recompute.num_layers),
-            (Granularity::Full, Method::Block) => write!(f, " block{}", self.recompute.num_layers),
+            (Granularity::None, _) => {}
+            (Granularity::Selective, _) => f.write_str(" selective")?,
+            (Granularity::Full, Method::Uniform) => write!(f, " uniform{}", self.recompute.num_layers)?,
+            (Granularity::Full, Method::Block) => write!(f, " block{}", self.recompute.num_layers)?,
         }
+        if self.recompute.keep_attention { f.write_str(" keep-attention") } else { Ok(()) }
     }
 }
 
 /// As it is shown: `TP2 PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL uniform1` is four micro-batches in that layout, with this schedule, these
-/// stages (Megatron's string), and all layers computed again one by one; `block2` the first two of each stage,
-/// `selective` all modules that can be. Under `DP2 EP2 moe-overlap` exchanges of tokens run beside the experts. `CP4 a2a+p2p:2` exchanges heads in blocks of two ranks, `CP2 p2p,a2a` has a way for
+/// stages (Megatron's string), and all layers computed again one by one; `block2` the first two of each stage, with
+/// `keep-attention` all but their attention, `selective` all modules that can be. Under `DP2 EP2 moe-overlap` exchanges of tokens run beside the experts. `CP4 a2a+p2p:2` exchanges heads in blocks of two ranks, `CP2 p2p,a2a` has a way for
 /// each layer, and under `DP4 dynamic:8` each document is shared by as many ranks as leave it eight tokens on each.
 impl FromStr for Candidate {
     type Err = LayoutError;
 
     fn from_str(text: &str) -> Result<Self, LayoutError> {
         let mut candidate = Self::default();
-        let (mut sizes, mut blocks) = (Vec::new(), None);
+        let (mut sizes, mut blocks, mut keep_attention) = (Vec::new(), None, false);
         let number = |word: &str, name: &str| {
             word.strip_prefix(name).and_then(|count| count.parse().ok()).filter(|count: &usize| *count > 0)
         };
@@ -108,6 +109,8 @@ impl FromStr for Candidate {
                 blocks = inner;
             } else if word == "moe-overlap" {
                 candidate.moe_overlap = true;
+            } else if word == "keep-attention" {
+                keep_attention = true;
             } else if word == "selective" {
                 candidate.recompute = Recompute::selective(&MODULES);
             } else if let Some(layers) = number(word, "uniform") {
@@ -117,6 +120,11 @@ impl FromStr for Candidate {
             } else {
                 sizes.push(word);
             }
+        }
+        match candidate.recompute.granularity {
+            Granularity::Full => candidate.recompute.keep_attention = keep_attention,
+            // A word of nothing.
+            _ => sizes.extend(keep_attention.then_some("keep-attention")),
         }
         candidate.layout = sizes.join(" ").parse()?;
         candidate.context.hierarchical_sizes = blocks.map(|inner| [inner, candidate.layout.cp / inner]);
@@ -147,6 +155,7 @@ mod tests {
             "CP2 p2p,all_gather,a2a",
             "CP2 DP2 all_gather dynamic:8",
             "TP2 SP PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL block1",
+            "CP2 uniform1 keep-attention",
             "PP2 VPP2 x2 interleaved selective",
             "EP2 DP2 x2 moe-overlap selective",
         ] {

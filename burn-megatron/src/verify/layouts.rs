@@ -26,6 +26,7 @@ pub fn candidates(
         full(Method::Uniform, 1),
         full(Method::Block, 1),
         full(Method::Uniform, 2),
+        Recompute { keep_attention: true, ..full(Method::Uniform, 2) },
     ];
     let mut list = Vec::new();
     for layout in sizes(ranks) {

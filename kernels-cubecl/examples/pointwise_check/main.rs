@@ -6,21 +6,26 @@
 #[path = "../../tests/pointwise/checks/mod.rs"]
 mod checks;
 mod clock;
+mod latents;
 mod mixtures;
 mod plans;
 mod timings;
 
-use checks::{activation, experts, norm, optimizer, routing, rows, tokens};
+use checks::{activation, experts, latent, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
+use kernels_cubecl::pointwise::columns::Columns;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::experts::RowSums;
+use kernels_cubecl::pointwise::experts::spread::RowCopies;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
+use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
+use kernels_cubecl::pointwise::shares::SharesShape;
 
 /// Gives the number of results that are too far off.
 type Check = fn(&Client) -> usize;
@@ -39,6 +44,12 @@ fn all_checks() -> Vec<(&'static str, Check)> {
             experts::sum_rows::<bf16>(c, shape(4096, 1))
                 + experts::sum_rows::<bf16>(c, shape(1000, 8))
                 + experts::sum_rows::<f32>(c, shape(1, 2))
+        }),
+        ("copies of rows", |c| {
+            let shape = |columns, terms| RowCopies { rows: 701, columns, out: 1500, terms };
+            experts::copies_of_rows::<bf16>(c, shape(4096, 2))
+                + experts::copies_of_rows::<f16>(c, shape(1000, 8))
+                + experts::copies_of_rows::<bf16>(c, shape(24, 1))
         }),
         ("routing", routing::all),
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
@@ -79,6 +90,18 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + tokens::rope::<bf16>(c, RopeShape { head_dim: 64, rotated: 64, heads: 12, ..shape })
                 + tokens::rope::<bf16>(c, RopeShape { head_dim: 192, rotated: 64, heads: 12, ..shape })
         }),
+        ("latent keys", |c| {
+            let shape = LatentShape { tokens: 74, batch: 2, heads: 128, rotated: 64, own: 128, value: 128 };
+            latent::keys::<bf16>(c, shape)
+                + latent::keys::<bf16>(c, LatentShape { heads: 5, rotated: 48, own: 8, value: 24, ..shape })
+                + latent::keys::<f16>(c, LatentShape { tokens: 3, batch: 1, heads: 33, rotated: 16, ..shape })
+                + latent::keys::<f32>(c, LatentShape { tokens: 1, batch: 1, heads: 1, rotated: 128, ..shape })
+        }),
+        ("columns of rows", |c| {
+            let of = Columns { rows: 301, width: 2112, first: 1536, columns: 512 };
+            latent::columns::<bf16>(c, of)
+                + latent::columns::<bf16>(c, Columns { rows: 3, first: 2104, columns: 8, ..of })
+        }),
         ("cross entropy", |c| {
             let shape = LogitsShape { rows: 70, columns: 1064, valid: 1003, first_row: 5000 };
             let wide = LogitsShape { rows: 33, columns: 20_008, valid: 20_008, first_row: 0 };
@@ -101,6 +124,14 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + rows::column_sum::<bf16>(c, 39, 24)
                 + rows::column_sum::<bf16>(c, 1501, 4096)
         }),
+        ("shares of rows", |c| {
+            let shape = SharesShape { rows: 1003, columns: 128, softmax: true };
+            rows::shares(c, shape)
+                + rows::shares(c, SharesShape { columns: 8, softmax: false, ..shape })
+                + rows::shares(c, SharesShape { rows: 13, columns: 1000, softmax: true })
+                + rows::shares(c, SharesShape { rows: 7, columns: 60, softmax: false })
+        }),
+        ("thirds", |c| rows::thirds(c, 301, 128) + rows::thirds(c, 33, 8)),
         ("accumulate", |c| rows::accumulate::<bf16>(c, 100_000, 0) + rows::accumulate::<bf16>(c, 3001, 3)),
         ("runs", |c| rows::runs(c) + rows::copies(c)),
         ("squares", rows::squares),
@@ -128,6 +159,7 @@ fn main() {
     timings::optimizers(&mut clock);
     timings::activations(&mut clock);
     timings::norms(&mut clock);
+    latents::all(&mut clock);
     timings::tokens(&mut clock);
     timings::runs(&mut clock);
     mixtures::all(&mut clock);

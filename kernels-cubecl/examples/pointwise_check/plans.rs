@@ -31,12 +31,19 @@ pub fn embeddings(clock: &mut Clock) {
     let sum = clock.tensor(FloatType::F32, VOCABULARY * COLUMNS);
     for (name, ids) in [("equal", even_ids(ROWS)), ("Zipf's", zipf_ids(ROWS))] {
         let (bytes, ids) = (gradient_bytes(&ids, COLUMNS), upload_i32(client, &ids));
-        for (side, buckets, ahead) in
-            [(64, 128, 4), (64, 128, 3), (64, 256, 4), (128, 128, 4), (128, 256, 4), (128, 256, 3), (128, 512, 4)]
-        {
-            let plan = embedding::Plan { side, buckets, ahead, ..embedding::Plan::of(client, shape) };
+        for (units, side, buckets, ahead, run) in [
+            (256, 64, 128, 4, 8),
+            (256, 64, 128, 3, 8),
+            (256, 64, 64, 4, 8),
+            (512, 128, 128, 4, 8),
+            (512, 128, 128, 3, 8),
+            (512, 128, 128, 2, 8),
+            (512, 128, 64, 4, 8),
+            (512, 64, 64, 4, 8),
+        ] {
+            let plan = embedding::Plan { units, side, buckets, ahead, run, ..embedding::Plan::of(client, shape) };
             clock.time(
-                &format!("embedding plans: {name} ids, {side} side, {buckets} buckets, {ahead} ahead"),
+                &format!("embedding plans: {name} {units}/{side}, {buckets}, {ahead} ahead, {run} run"),
                 bytes,
                 |i| {
                     backward_planned::<bf16, f32>(client, out.at(i), &ids, sum.at(i), shape, true, plan).expect("legal")

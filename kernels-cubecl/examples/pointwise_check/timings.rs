@@ -17,7 +17,7 @@ use kernels_cubecl::pointwise::rope::{self, RopeShape};
 use kernels_cubecl::pointwise::{gelu, muon, swiglu};
 use std::collections::BTreeSet;
 
-const TOKENS: usize = 8192;
+pub const TOKENS: usize = 8192;
 const HIDDEN: usize = 4096;
 const FFN: usize = 14_336;
 pub const VOCABULARY: usize = 128_256;
@@ -163,9 +163,13 @@ pub fn norms(clock: &mut Clock) {
     {
         let len = TOKENS * shape.all_heads * shape.head_dim;
         let [x, out, angles] = [len, len, TOKENS * shape.rotated / 2].map(|len| clock.tensor(FloatType::Bf16, len));
+        let angles = (angles.at(0), angles.at(1));
         clock.time(name, 4 * len, |i| {
-            let angles = (angles.at(0), angles.at(1));
-            rope::apply::<bf16>(client, x.at(i), angles, out.at(i), shape, back).expect("legal")
+            rope::apply::<bf16>(client, x.at(i), angles, Some(out.at(i)), shape, back).expect("legal")
+        });
+        let moved = 4 * TOKENS * shape.heads * shape.rotated;
+        clock.time(&format!("{name} in place"), moved, |i| {
+            rope::apply::<bf16>(client, x.at(i), angles, None, shape, back).expect("legal")
         });
     }
 }

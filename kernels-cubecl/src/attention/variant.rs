@@ -115,6 +115,6 @@ pub fn part(query_starts: &[i32], key_starts: &[i32], sizes: &Sizes, #[comptime]
 
 /// A start that is no further than the end of its tensor, whatever the buffer says.
 #[cube]
-fn bounded(start: i32, total: u32) -> u32 {
+pub fn bounded(start: i32, total: u32) -> u32 {
     u32::min(i32::max(start, 0) as u32, total)
 }

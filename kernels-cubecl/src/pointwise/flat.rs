@@ -1,6 +1,6 @@
 //! Flat arrays in place: copies and sums between types, sums of squares.
 use super::cube::cube_sums;
-use super::{CubeShape, MOST, PointwiseError, buffer, check};
+use super::{CubeShape, F32x4, MOST, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
@@ -113,15 +113,13 @@ pub fn chunk_squares(
     }
 }
 
-/// A cube for each chunk.
-#[cube(launch_unchecked)]
-pub fn copy_chunks(source: &[f32], target: &mut [f32], from: &[u32], to: &[u32], lens: &[u32]) {
-    let chunk = CUBE_POS_X as usize;
-    let (from, to, len) = (from[chunk], to[chunk], lens[chunk]);
+/// Items `from..from + len` of `source` to `to..` of `target`, by all units of the cube. Four loads of each are on their way at a
+/// time.
+#[cube]
+fn copy_items<T: CubePrimitive>(source: &[T], target: &mut [T], from: u32, to: u32, len: u32) {
     let mut at = UNIT_POS;
-    // Four loads are on their way at a time.
     while at + 3 * CUBE_DIM_X < len {
-        let mut held = Array::<f32>::new(4usize);
+        let mut held = Array::<T>::new(4usize);
         #[unroll]
         for k in 0..4usize {
             held[k] = source[(from + at + comptime![k as u32] * CUBE_DIM_X) as usize];
@@ -135,6 +133,33 @@ pub fn copy_chunks(source: &[f32], target: &mut [f32], from: &[u32], to: &[u32],
     while at < len {
         target[(to + at) as usize] = source[(from + at) as usize];
         at += CUBE_DIM_X;
+    }
+}
+
+/// A cube for each chunk. `wide_source` and `wide_target` are the same arrays in whole vectors, for chunks that are made of such;
+/// without `wide` they are not touched.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub fn copy_chunks(
+    source: &[f32],
+    target: &mut [f32],
+    wide_source: &[F32x4],
+    wide_target: &mut [F32x4],
+    from: &[u32],
+    to: &[u32],
+    lens: &[u32],
+    #[comptime] wide: bool,
+) {
+    let chunk = CUBE_POS_X as usize;
+    let (from, to, len) = (from[chunk], to[chunk], lens[chunk]);
+    if comptime![wide] {
+        if (from | to | len) % 4 == 0 {
+            copy_items(wide_source, wide_target, from / 4, to / 4, len / 4);
+        } else {
+            copy_items(source, target, from, to, len);
+        }
+    } else {
+        copy_items(source, target, from, to, len);
     }
 }
 
@@ -249,11 +274,28 @@ pub fn copy(client: &Client, source: &Handle, target: &Handle, copies: Copies) -
     let [source_end, target_end] = copies.ends;
     check("source", source_end, 1, MOST)?;
     check("target", target_end, 1, MOST)?;
+    let wide = [source, target].iter().all(|handle| handle.offset_start.unwrap_or(0).is_multiple_of(16));
+    let vectors = |name, handle, end: usize| buffer(name, handle, end / 4, 16);
+    let (wide_source, wide_target) = (vectors("source", source, source_end)?, vectors("target", target, target_end)?);
     let (source, target) = (buffer("source", source, source_end, 4)?, buffer("target", target, target_end, 4)?);
     let table = |name, handle| buffer(name, handle, copies.count, 4);
     let (from, to, lens) = (table("from", copies.from)?, table("to", copies.to)?, table("lens", copies.lens)?);
     let (count, dim) = (CubeCount::Static(copies.count as u32, 1, 1), CubeShape::of(client).dim());
-    // SAFETY: chunks end within both arrays as the caller says.
-    unsafe { copy_chunks::launch_unchecked(client, count, dim, source, target, from, to, lens) };
+    // SAFETY: chunks end within both arrays as the caller says, and each is copied in one of the two forms.
+    unsafe {
+        copy_chunks::launch_unchecked(
+            client,
+            count,
+            dim,
+            source,
+            target,
+            wide_source,
+            wide_target,
+            from,
+            to,
+            lens,
+            wide,
+        )
+    };
     Ok(())
 }

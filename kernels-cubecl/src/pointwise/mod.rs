@@ -4,6 +4,7 @@
 pub mod accumulate;
 pub mod adamw;
 pub mod column_sum;
+pub mod columns;
 pub mod cross_entropy;
 mod cube;
 pub mod dropout;
@@ -12,12 +13,15 @@ pub mod experts;
 pub mod flat;
 pub mod gelu;
 pub mod head_norms;
+pub mod latent;
 pub mod momentum;
 pub mod muon;
 pub mod norm;
-mod parts;
+pub mod parts;
 pub mod rope;
+pub mod shares;
 pub mod swiglu;
+pub mod thirds;
 
 pub use cube::CubeShape;
 pub(crate) use cube::{UNITS, cube_max};

@@ -5,17 +5,30 @@ use cubecl::server::Handle;
 
 /// Units side by side, of four columns each: together the 128 bytes of a line of memory.
 const SIDE: u32 = 8;
-/// Loads of a unit that are on their way at a time.
-const AHEAD: u32 = 8;
+/// Most loads of a unit that are on their way at a time.
+const AHEAD: usize = 8;
 
 /// Units side by side.
 fn side(cube: CubeShape) -> u32 {
     SIDE.min(cube.units)
 }
 
+/// Loads of a unit at a time that share `count` rows out evenly.
+fn ahead(cube: CubeShape, count: usize) -> usize {
+    let each = count.div_ceil((cube.units / side(cube)) as usize);
+    each.div_ceil(each.div_ceil(AHEAD))
+}
+
 /// `total[c] = Σ parts[·, c]`, always in the same order. A cube takes four columns for each of its units side by side.
 #[cube(launch_unchecked)]
-pub fn sum_columns(parts: &[F32x4], total: &mut [f32], count: u32, width: u32, #[comptime] cube: CubeShape) {
+pub fn sum_columns(
+    parts: &[F32x4],
+    total: &mut [f32],
+    count: u32,
+    width: u32,
+    #[comptime] ahead: usize,
+    #[comptime] cube: CubeShape,
+) {
     let mut scratch = Shared::<[F32x4]>::new_slice(comptime![cube.units as usize]);
     let side = comptime![side(cube)];
     let lanes = comptime![cube.units / side];
@@ -24,20 +37,20 @@ pub fn sum_columns(parts: &[F32x4], total: &mut [f32], count: u32, width: u32, #
     if column < width {
         let mut part = UNIT_POS / side;
         while part < count {
-            let mut ahead = Array::<F32x4>::new(comptime![AHEAD as usize]);
+            let mut held = Array::<F32x4>::new(ahead);
+            // No load waits for a condition: behind the last row it is read again.
             #[unroll]
-            for k in 0..comptime![AHEAD as usize] {
-                let row = part + comptime![k as u32] * lanes;
-                ahead[k] = F32x4::new(0.0);
-                if row < count {
-                    ahead[k] = parts[(row * width + column) as usize];
+            for k in 0..ahead {
+                let row = min(part + comptime![k as u32] * lanes, count - 1);
+                held[k] = parts[(row * width + column) as usize];
+            }
+            #[unroll]
+            for k in 0..ahead {
+                if part + comptime![k as u32] * lanes < count {
+                    sum += held[k];
                 }
             }
-            #[unroll]
-            for k in 0..comptime![AHEAD as usize] {
-                sum += ahead[k];
-            }
-            part += comptime![AHEAD] * lanes;
+            part += comptime![ahead as u32] * lanes;
         }
     }
     scratch[UNIT_POS as usize] = sum;
@@ -76,6 +89,7 @@ pub(super) fn sum_parts(
             total,
             count as u32,
             width as u32,
+            ahead(cube, count),
             cube,
         )
     };

@@ -43,8 +43,13 @@ impl RopeShape {
     }
 }
 
-/// Cube `(token, items)`: an item is a pair of vectors to rotate or a vector to copy. `half` vectors make half of what is rotated
-/// of a head, `head` a whole one.
+/// Units of a head, of two vectors each: pairs that are rotated, and behind them those that are copied.
+fn pairs(half: u32, head: u32, copies: bool) -> u32 {
+    if copies { half + (head - 2 * half).div_ceil(2) } else { half }
+}
+
+/// Cube `(token, units)`. The units of a head stand side by side, so that all of it is moved at the same time. `half` vectors
+/// make half of what is rotated of a head, `head` a whole one; `copies` is whether the others are copied.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn rotate<E: Float>(
@@ -58,64 +63,78 @@ pub fn rotate<E: Float>(
     sign: f32,
     #[comptime] half: u32,
     #[comptime] head: u32,
+    #[comptime] copies: bool,
 ) {
-    let rest = comptime![head - 2 * half];
+    let (pairs, rest) = comptime![(pairs(half, head, copies), head - 2 * half)];
     let item = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
-    let token = CUBE_POS_X * all_heads * head;
-    let pairs = heads * half;
-    if item < pairs {
-        let column = item % half;
-        let first = (token + (item / half) * head + column) as usize;
-        let second = first + comptime![half as usize];
-        let angle = ((CUBE_POS_X / batch) * half + column) as usize;
-        let (a, b, c, s) = (x[first], x[second], cos[angle], sin[angle]);
-        let mut low = Vec8::<E>::empty();
-        let mut high = Vec8::<E>::empty();
-        #[unroll]
-        for i in 0..8usize {
-            let (a, b) = (f32::cast_from(a.extract(i)), f32::cast_from(b.extract(i)));
-            let (c, s) = (f32::cast_from(c.extract(i)), f32::cast_from(s.extract(i)) * sign);
-            low.insert(i, E::cast_from(a * c - b * s));
-            high.insert(i, E::cast_from(b * c + a * s));
+    let (nth, unit) = (item / pairs, item % pairs);
+    let mut taken = heads;
+    if copies {
+        taken = all_heads;
+    }
+    if nth < taken {
+        let mut low = unit;
+        let mut high = unit + half;
+        let mut rotates = nth < heads;
+        if comptime![copies && rest > 0] {
+            // Behind the rotated part.
+            low = select(unit < half, low, unit + half);
+            high = select(unit < half, high, unit + comptime![half + rest.div_ceil(2)]);
+            rotates = rotates && unit < half;
         }
-        out[first] = low;
-        out[second] = high;
-    } else {
-        let item = item - pairs;
-        let inside = heads * rest;
-        if item < inside + (all_heads - heads) * head {
-            // Behind the heads' rotated parts, then the other heads.
-            let mut at = token + heads * comptime![2 * half] + item;
-            if comptime![rest > 0] {
-                if item < inside {
-                    at = token + (item / rest) * head + comptime![2 * half] + item % rest;
-                }
+        let mut has_high = true;
+        if comptime![rest % 2 == 1] {
+            has_high = high < head;
+        }
+        let place = (CUBE_POS_X * all_heads + nth) * head;
+        let first = (place + low) as usize;
+        let second = (place + select(has_high, high, low)) as usize;
+        let (a, b) = (x[first], x[second]);
+        let mut lower = a;
+        let mut higher = b;
+        if rotates {
+            let angle = ((CUBE_POS_X / batch) * half + unit) as usize;
+            let (c, s) = (cos[angle], sin[angle]);
+            #[unroll]
+            for i in 0..8usize {
+                let (a, b) = (f32::cast_from(a.extract(i)), f32::cast_from(b.extract(i)));
+                let (c, s) = (f32::cast_from(c.extract(i)), f32::cast_from(s.extract(i)) * sign);
+                lower.insert(i, E::cast_from(a * c - b * s));
+                higher.insert(i, E::cast_from(b * c + a * s));
             }
-            out[at as usize] = x[at as usize];
+        }
+        out[first] = lower;
+        if has_high {
+            out[second] = higher;
         }
     }
 }
 
-/// `out` from `x` and the angles `cos, sin [rows, rotated / 2]`, all of type `E` (2 bytes) and without gaps; rotates by the
-/// negative angles if `back`.
+/// `out` from `x` and the angles `cos, sin [rows, rotated / 2]`, all of type `E` (2 bytes) and without gaps; without `out` in the
+/// place of `x`, where what is not rotated is not touched. Rotates by the negative angles if `back`.
 pub fn apply<E: Float>(
     client: &Client,
     x: &Handle,
     (cos, sin): (&Handle, &Handle),
-    out: &Handle,
+    out: Option<&Handle>,
     shape: RopeShape,
     back: bool,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
     let (vectors, half, head) = (shape.len() / 8, shape.rotated / 16, shape.head_dim / 8);
-    let (x, out) = (buffer("x", x, vectors, 8 * size_of::<E>())?, buffer("out", out, vectors, size_of::<Vec8<E>>())?);
+    let x = buffer("x", x, vectors, 8 * size_of::<E>())?;
+    let (out, copies) = match out {
+        Some(out) => (buffer("out", out, vectors, 8 * size_of::<E>())?, true),
+        None => (BufferArg::alias(0, vectors), false),
+    };
     let (cos, sin) = (
         buffer("cos", cos, shape.rows * half, 8 * size_of::<E>())?,
-        buffer("sin", sin, shape.rows * half, size_of::<Vec8<E>>())?,
+        buffer("sin", sin, shape.rows * half, 8 * size_of::<E>())?,
     );
-    let items = shape.heads * (head - half) + (shape.all_heads - shape.heads) * head;
-    let cube = CubeShape::of(client);
-    // SAFETY: every unit stays in its token and its row of angles, and the buffers hold them all.
+    let taken = if copies { shape.all_heads } else { shape.heads };
+    let items = taken * pairs(half as u32, head as u32, copies) as usize;
+    let cube = CubeShape::of(client).fitting(items);
+    // SAFETY: every unit stays in its token and its row of angles and reads what it overwrites before, and the buffers hold all.
     unsafe {
         rotate::launch_unchecked::<E>(
             client,
@@ -131,6 +150,7 @@ pub fn apply<E: Float>(
             if back { -1.0 } else { 1.0 },
             half as u32,
             head as u32,
+            copies,
         )
     };
     Ok(())

@@ -132,13 +132,15 @@ fn what_goes_around_the_products_compiles() {
 
 #[test]
 fn joint_gradient_overlaps_its_products() {
-    let plans: Vec<JointGradientPlan> = variants().into_iter().filter_map(JointGradientPlan::fastest).collect();
-    assert_eq!(plans.len(), 4, "heads of 128, causal and full, bf16 and fp16");
+    let all = Variant { window: true, packed: true, ..Variant::dense(128, 128, false) };
+    let mut plans: Vec<JointGradientPlan> = variants().into_iter().filter_map(JointGradientPlan::fastest).collect();
+    assert_eq!(plans.len(), 8, "heads of 128, causal and full: bf16, fp16, with a window, packed");
+    plans.extend(JointGradientPlan::fastest(all));
     for plan in plans {
         let kernel = kernel!(
             joint_gradient::joint_gradient::JointGradient,
             settings(),
-            ((), (), (), (), (), buffer(), (), (), sizes(), (), plan)
+            ((), (), (), (), (), buffer(), buffer(), buffer(), (), (), sizes(), (), plan)
         );
         // Scores, their gradients, values, keys, and queries; the queries of the last step stand behind the loop.
         check(&format!("{plan:?}"), kernel, 8 + 8 + 4 + 4 + 2 * 8);

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, column_sum, cross_entropy, dropout, experts, flat, gelu, head_norms, momentum, muon, norm, rope,
-    swiglu,
+    CubeShape, adamw, column_sum, columns, cross_entropy, dropout, experts, flat, gelu, head_norms, latent, momentum,
+    muon, norm, parts, rope, shares, swiglu, thirds,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -19,10 +19,27 @@ fn check(what: &str, kernel: impl CubeKernel) {
 
 #[test]
 fn rope_compiles() {
-    for (half, head) in [(4, 8), (8, 16), (4, 24)] {
-        let kernel = kernel!(rope::rotate::Rotate<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), half, head));
-        check("rope", kernel);
+    for (half, head) in [(4, 8), (8, 16), (4, 24), (1, 5)] {
+        for (target, copies) in [(b(), true), (BufferCompilationArg { inplace: Some(0) }, false)] {
+            let kernel = kernel!(
+                rope::rotate::Rotate<bf16>,
+                settings(),
+                (b(), b(), b(), target, (), (), (), (), half, head, copies)
+            );
+            check(&format!("rope {half} {head} {copies}"), kernel);
+        }
     }
+}
+
+#[test]
+fn latent_keys_compile() {
+    use latent::{Parts, join_keys::JoinKeys, part_gradients::PartGradients};
+    for parts in [Parts { half: 4, own: 16, value: 16 }, Parts { half: 3, own: 1, value: 2 }] {
+        check("latent keys", kernel!(JoinKeys<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), parts)));
+        let kernel = kernel!(PartGradients<bf16>, settings(), (b(), b(), b(), b(), b(), b(), (), (), parts, GPU));
+        check("gradients of latent keys", kernel);
+    }
+    check("columns", kernel!(columns::copy_columns::CopyColumns<bf16>, settings(), (b(), b(), (), (), (), (), (), ())));
 }
 
 #[test]
@@ -42,15 +59,29 @@ fn cross_entropy_compiles() {
 fn the_embedding_compiles() {
     use embedding::gradient::sum_buckets::SumBuckets;
     check("gather", kernel!(embedding::gather::Gather, settings(), (b(), b(), b(), (), (), (), ())));
-    let plan = embedding::Plan { units: 256, side: 64, buckets: 128, ahead: 4, room: 8192 };
+    let plan = embedding::Plan { units: 256, side: 64, buckets: 128, ahead: 4, room: 8192, run: 16 };
+    let slender = embedding::Plan { run: 8, ..plan };
+    let (wide, widest) =
+        (embedding::Plan { units: 512, side: 128, ..slender }, embedding::Plan { units: 1024, side: 256, ..slender });
     for (plan, adds) in [
         (plan, true),
         (plan, false),
         (embedding::Plan { ahead: 3, ..plan }, true),
         (embedding::Plan { side: 128, buckets: 256, ..plan }, true),
+        (slender, true),
+        (embedding::Plan { ahead: 3, ..slender }, true),
+        (wide, true),
+        (embedding::Plan { ahead: 3, ..wide }, true),
+        (embedding::Plan { ahead: 3, run: 6, ..wide }, true),
+        (embedding::Plan { ahead: 2, run: 6, ..wide }, true),
+        (embedding::Plan { ahead: 2, run: 4, ..wide }, true),
+        (embedding::Plan { ahead: 1, run: 4, ..wide }, true),
+        (widest, true),
+        (embedding::Plan { ahead: 3, ..widest }, true),
     ] {
-        let kernel = kernel!(SumBuckets<bf16, f32>, settings(), (b(), b(), b(), (), (), (), (), 4, 4, adds, plan));
-        check(&format!("buckets {} {} {adds}", plan.side, plan.ahead), kernel);
+        let kernel =
+            kernel!(SumBuckets<bf16, f32>, settings_of(plan.units), (b(), b(), b(), (), (), (), (), 4, 4, adds, plan));
+        check(&format!("buckets {} {} run {} {adds}", plan.side, plan.ahead, plan.run), kernel);
     }
 }
 
@@ -65,6 +96,14 @@ fn experts_compile() {
     use experts::{add_rows::AddRows, weighted_backward::WeightedBackward, weighted_forward::WeightedForward};
     for terms in [1, 2, 8, 10] {
         check(&format!("sums of {terms} rows"), kernel!(AddRows<bf16>, settings(), (b(), b(), b(), (), (), 8, terms)));
+    }
+    for terms in [1, 2, 8] {
+        let kernel = kernel!(
+            experts::spread::copy_rows::CopyRows<bf16>,
+            settings(),
+            (b(), b(), b(), b(), (), (), (), (), terms, 64)
+        );
+        check(&format!("copies of rows {terms}"), kernel);
     }
     check("weighted swiglu", kernel!(WeightedForward<bf16>, settings(), (b(), b(), b(), ())));
     let kernel = kernel!(WeightedBackward<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), GPU));
@@ -123,17 +162,36 @@ fn norms_compile() {
 
 #[test]
 fn norms_of_heads_compile() {
-    use head_norms::{Line, norm_heads::NormHeads, norm_heads_gradients::NormHeadsGradients};
+    use head_norms::{Line, gradient::norm_heads_gradients::NormHeadsGradients, norm_heads::NormHeads};
     for head_dim in [64, 128] {
         let line = Line::of(GPU, head_dim);
         check(
             "norms of heads",
             kernel!(NormHeads<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), (), (), line)),
         );
-        let kernel =
-            kernel!(NormHeadsGradients<bf16>, settings(), (b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), line));
-        check("gradients of norms of heads", kernel);
+        let kernel = kernel!(
+            NormHeadsGradients<bf16>,
+            settings(),
+            (b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), line, 2)
+        );
+        check(&format!("gradients of norms of heads of {head_dim}"), kernel);
     }
+}
+
+#[test]
+fn shares_compile() {
+    use shares::{share_gradients::ShareGradients, share_rows::ShareRows};
+    for (count, softmax) in [(1, true), (4, true), (8, false), (32, true)] {
+        let kernel = kernel!(ShareRows, settings(), (b(), b(), b(), (), (), (), count, softmax, GPU));
+        registers_only("shares of rows", kernel);
+        let kernel = kernel!(ShareGradients, settings(), (b(), b(), b(), b(), (), (), count, softmax, GPU));
+        registers_only("gradients of shares", kernel);
+    }
+}
+
+#[test]
+fn thirds_compile() {
+    check("thirds", kernel!(thirds::split_thirds::SplitThirds, settings(), (b(), b(), (), ())));
 }
 
 #[test]
@@ -168,7 +226,18 @@ fn flat_writes_and_squares_compile() {
         compile("sum of single elements", kernel!(WriteRun<f16, f32>, settings(), (b(), b(), (), 1, adds)));
     }
     compile("squares", kernel!(ChunkSquares, settings(), (b(), b(), b(), b(), (), GPU)));
-    compile("copies", kernel!(CopyChunks, settings(), (b(), b(), b(), b(), b())));
+    for wide in [false, true] {
+        let kernel = kernel!(CopyChunks, settings(), (b(), b(), b(), b(), b(), b(), b(), wide));
+        compile(&format!("copies {wide}"), kernel);
+    }
+}
+
+#[test]
+fn sums_of_parts_compile() {
+    for ahead in [5, 6] {
+        let kernel = kernel!(parts::sum_columns::SumColumns, settings(), (b(), b(), (), (), ahead, GPU));
+        check(&format!("sums of parts {ahead}"), kernel);
+    }
 }
 
 #[test]

@@ -5,17 +5,21 @@
 #[path = "checks/mod.rs"]
 mod checks;
 
-use checks::{activation, experts, norm, optimizer, routing, rows, tokens};
+use checks::{activation, experts, latent, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
+use kernels_cubecl::pointwise::columns::Columns;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::experts::RowSums;
+use kernels_cubecl::pointwise::experts::spread::RowCopies;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
+use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::rope::RopeShape;
+use kernels_cubecl::pointwise::shares::SharesShape;
 
 fn client() -> Client {
     cubecl::cpu::CpuRuntime::client(&Default::default())
@@ -49,6 +53,13 @@ fn sums_of_rows() {
     both!(experts::sum_rows, RowSums { rows: 20, columns: 1, out: 33, terms: 2 });
     // More terms than are read at a time.
     both!(experts::sum_rows, RowSums { rows: 20, columns: 8, out: 5, terms: 10 });
+}
+
+#[test]
+fn copies_of_rows() {
+    both!(experts::copies_of_rows, RowCopies { rows: 9, columns: 40, out: 31, terms: 2 });
+    both!(experts::copies_of_rows, RowCopies { rows: 7, columns: 8, out: 5, terms: 1 });
+    both!(experts::copies_of_rows, RowCopies { rows: 5, columns: 24, out: 150, terms: 8 });
 }
 
 #[test]
@@ -104,6 +115,21 @@ fn rope() {
 }
 
 #[test]
+fn latent_keys() {
+    let shape = LatentShape { tokens: 6, batch: 2, heads: 5, rotated: 16, own: 8, value: 24 };
+    both!(latent::keys, shape);
+    // More columns of the shared key than units, a head more than others.
+    both!(latent::keys, LatentShape { tokens: 3, batch: 1, heads: 1, rotated: 48, own: 16, value: 8 });
+    both!(latent::keys, LatentShape { tokens: 1, batch: 1, heads: 7, rotated: 32, own: 8, value: 8 });
+}
+
+#[test]
+fn columns_of_rows() {
+    both!(latent::columns, Columns { rows: 7, width: 40, first: 8, columns: 24 });
+    both!(latent::columns, Columns { rows: 3, width: 16, first: 0, columns: 16 });
+}
+
+#[test]
 fn cross_entropy() {
     both!(tokens::cross_entropy, LogitsShape { rows: 21, columns: 104, valid: 99, first_row: 500 });
     both!(tokens::cross_entropy, LogitsShape { rows: 3, columns: 8, valid: 8, first_row: 0 });
@@ -122,6 +148,20 @@ fn column_sum() {
     both!(rows::column_sum, 39, 24);
     both!(rows::column_sum, 137, 16);
     both!(rows::column_sum, 1, 8);
+}
+
+#[test]
+fn shares_of_rows() {
+    for softmax in [false, true] {
+        for (rows, columns) in [(5, 8), (1, 1), (4, 33)] {
+            assert_eq!(rows::shares(&client(), SharesShape { rows, columns, softmax }), 0);
+        }
+    }
+}
+
+#[test]
+fn thirds_of_numbers() {
+    assert_eq!(rows::thirds(&client(), 5, 24) + rows::thirds(&client(), 1, 8), 0);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::block::LatentBlockConfig;
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, even, positive};
+use crate::config::{ConfigError, even, not_negative, positive, rotary};
 use crate::layers::{
     Activation, Balance, BalanceOver, Capacity, Dispatcher, ExpertGroups, Ffn, LinearConfig, MlaConfig, MlpConfig,
     MoeConfig, RopeConfig, RopeScaling, RouterConfig, Scores, SharedExperts, YarnScaling,
@@ -182,6 +182,7 @@ impl ModelConfig for DeepSeekV3Config {
     fn check(&self) -> Result<(), ConfigError> {
         positive(&[
             ("vocab_size", self.vocab_size),
+            ("make_vocab_size_divisible_by", self.make_vocab_size_divisible_by),
             ("hidden_size", self.hidden_size),
             ("intermediate_size", self.intermediate_size),
             ("num_hidden_layers", self.num_hidden_layers),
@@ -199,14 +200,13 @@ impl ModelConfig for DeepSeekV3Config {
             let (value, nearest) = (self.topk_group as f64, self.n_group as f64);
             return Err(ConfigError::OutOfRange { key: "topk_group", value, range: "at most n_group", nearest });
         }
-        for (key, value) in [
+        rotary(self.rope_theta, self.rope_scaling.map(RopeScaling::Yarn))?;
+        not_negative(&[
             ("mtp_loss_scaling_factor", self.mtp_loss_scaling_factor),
             ("moe_router_bias_update_rate", self.moe_router_bias_update_rate),
-        ] {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(ConfigError::OutOfRange { key, value, range: "at least 0", nearest: 0.0 });
-            }
-        }
+            ("rms_norm_eps", self.rms_norm_eps),
+            ("initializer_range", self.initializer_range),
+        ])?;
         match self.blocks() {
             [0, _] => Ok(()),
             _ => self.moe(self.init()).check(),
@@ -219,6 +219,7 @@ impl ModelConfig for DeepSeekV3Config {
         let shared = if experts > 0 { self.shared_intermediate_size() } else { 0 };
         let intermediate = if dense > 0 { self.intermediate_size } else { 0 };
         ModelDims {
+            vocab: self.vocab_size,
             hidden: self.hidden_size,
             heads: self.num_attention_heads,
             kv_heads: self.num_attention_heads,

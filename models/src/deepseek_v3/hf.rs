@@ -175,10 +175,11 @@ fn count(config: &ConfigReader, key: &str, default: usize) -> Result<usize, HfEr
 
 /// Base and scaling of the rotary frequencies.
 fn rotary(config: &ConfigReader) -> Result<(f64, Option<YarnScaling>), HfError> {
-    let (theta, scaling) = rope::read(config)?;
+    let (theta, scaling) = rope::read(config, 10_000.0)?;
     match scaling {
         None => Ok((theta, None)),
         Some(RopeScaling::Yarn(scaling)) => Ok((theta, Some(scaling))),
+        Some(RopeScaling::Linear(_)) => Err(config.unsupported("rope_type", "linear", "default, yarn")),
         Some(RopeScaling::Llama3(_)) => Err(config.unsupported("rope_type", "llama3", "default, yarn")),
     }
 }

@@ -5,7 +5,7 @@ use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, divides, positive, share};
+use crate::config::{ConfigError, divides, not_negative, positive, share};
 use crate::layers::{Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, Vocab};
 use crate::layout::ModelDims;
 use crate::megatron::MegatronDecoder;
@@ -134,18 +134,22 @@ impl ModelConfig for GptConfig {
     fn check(&self) -> Result<(), ConfigError> {
         positive(&[
             ("vocab_size", self.vocab_size),
+            ("make_vocab_size_divisible_by", self.make_vocab_size_divisible_by),
             ("max_position_embeddings", self.max_position_embeddings),
             ("hidden_size", self.hidden_size),
             ("intermediate_size", self.intermediate_size),
             ("num_hidden_layers", self.num_hidden_layers),
         ])?;
         divides("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size)?;
+        let numbers = [("layer_norm_epsilon", self.layer_norm_epsilon), ("initializer_range", self.initializer_range)];
+        not_negative(&numbers)?;
         share("hidden_dropout", self.hidden_dropout)?;
         share("attention_dropout", self.attention_dropout)
     }
 
     fn dims(&self) -> ModelDims {
         ModelDims {
+            vocab: self.vocab_size,
             hidden: self.hidden_size,
             heads: self.num_attention_heads,
             kv_heads: self.num_attention_heads,

@@ -3,16 +3,16 @@
 use serde_json::{Map, Value, json};
 
 use super::{ConfigReader, HfError};
-use crate::layers::{Llama3Scaling, RopeScaling, YarnScaling};
+use crate::layers::{LinearScaling, Llama3Scaling, RopeScaling, YarnScaling};
 
-/// Base and scaling of the rotary frequencies.
-pub(crate) fn read(config: &ConfigReader) -> Result<(f64, Option<RopeScaling>), HfError> {
+/// Base and scaling of the rotary frequencies; `base` is that of a configuration that names none.
+pub(crate) fn read(config: &ConfigReader, base: f64) -> Result<(f64, Option<RopeScaling>), HfError> {
     let theta = config.number("rope_theta")?;
     let rope = match (config.object("rope_parameters")?, config.object("rope_scaling")?) {
         (Some(_), Some(_)) => return Err(config.unsupported("rope_scaling", "given twice", "`rope_parameters` alone")),
         (new, old) => new.or(old),
     };
-    let Some(rope) = rope else { return Ok((theta.unwrap_or(10_000.0), None)) };
+    let Some(rope) = rope else { return Ok((theta.unwrap_or(base), None)) };
     let nested = rope.number("rope_theta")?;
     if let (Some(theta), Some(nested)) = (theta, nested)
         && theta != nested
@@ -21,6 +21,7 @@ pub(crate) fn read(config: &ConfigReader) -> Result<(f64, Option<RopeScaling>), 
     }
     let scaling = match rope.text("rope_type")?.or(rope.text("type")?) {
         None | Some("default") => None,
+        Some("linear") => Some(RopeScaling::Linear(LinearScaling { factor: rope.required_number("factor")? })),
         Some("llama3") => Some(RopeScaling::Llama3(Llama3Scaling {
             factor: rope.required_number("factor")?,
             low_freq_factor: rope.required_number("low_freq_factor")?,
@@ -28,10 +29,10 @@ pub(crate) fn read(config: &ConfigReader) -> Result<(f64, Option<RopeScaling>), 
             original_max_position_embeddings: rope.size("original_max_position_embeddings")?,
         })),
         Some("yarn") => Some(RopeScaling::Yarn(YarnScaling::read_hf(&rope)?)),
-        Some(other) => return Err(rope.unsupported("rope_type", other, "default, llama3, yarn")),
+        Some(other) => return Err(rope.unsupported("rope_type", other, "default, linear, llama3, yarn")),
     };
     rope.finish(&[])?;
-    Ok((nested.or(theta).unwrap_or(10_000.0), scaling))
+    Ok((nested.or(theta).unwrap_or(base), scaling))
 }
 
 /// `rope_parameters`.
@@ -40,6 +41,10 @@ pub(crate) fn written(theta: f64, scaling: Option<RopeScaling>) -> Value {
     rope.insert("rope_theta".into(), json!(theta));
     match scaling {
         None => drop(rope.insert("rope_type".into(), json!("default"))),
+        Some(RopeScaling::Linear(scaling)) => {
+            rope.insert("rope_type".into(), json!("linear"));
+            rope.insert("factor".into(), json!(scaling.factor));
+        }
         Some(RopeScaling::Llama3(scaling)) => {
             rope.insert("rope_type".into(), json!("llama3"));
             rope.insert("factor".into(), json!(scaling.factor));

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use backend_dist::ops::context::attention_over_context;
-use backend_dist::ops::{AttentionOptions, Prologue, Residual, attention, expand_dim};
+use backend_dist::ops::{AttentionOptions, Prologue, Residual, attention, latent_keys, split};
 use backend_dist::shard::Init;
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -160,14 +160,15 @@ impl LatentAttention {
     fn projected(&self, x: Residual, norm: &Norm) -> [Tensor<3>; 3] {
         let Sizes { q_latent, kv_latent, rotated, .. } = self.sizes;
         let latents = self.down.forward(x.clone(), norm);
-        let q = match &self.q_norm {
-            Some(q_norm) => self.q.forward(latents.clone().narrow(2, 0, q_latent), q_norm),
-            None => self.q.forward(x, norm),
+        let (q, [kv, shared]) = match &self.q_norm {
+            Some(q_norm) => {
+                let [q, kv, shared] = split(latents, [q_latent, kv_latent, rotated]);
+                (self.q.forward(q, q_norm), [kv, shared])
+            }
+            None => (self.q.forward(x, norm), split(latents, [kv_latent, rotated])),
         };
-        let kv = self.kv.forward(latents.clone().narrow(2, q_latent, kv_latent), &self.kv_norm);
         // Every rank uses the shared key for its own heads: its gradient is a sum over the ranks.
-        let shared = enter_tensor_parallel(latents.narrow(2, q_latent + kv_latent, rotated), &self.parallel);
-        [q, kv, shared]
+        [q, self.kv.forward(kv, &self.kv_norm), enter_tensor_parallel(shared, &self.parallel)]
     }
 
     /// Rotated queries and keys `[s, b, heads, rotated + unrotated]`, and values `[s, b, heads, value]`.
@@ -176,9 +177,8 @@ impl LatentAttention {
         let [seq, batch, _] = q.dims();
         let q = rotate(q.reshape([seq, batch, heads, rotated + unrotated]), heads, angles);
         let kv = kv.reshape([seq, batch, heads, unrotated + value]);
-        let shared = expand_dim(rotate(shared.reshape([seq, batch, 1, rotated]), 1, angles), 2, heads);
-        let k = Tensor::cat(vec![shared, kv.clone().narrow(3, 0, unrotated)], 3);
-        [q, k, kv.narrow(3, unrotated, value)]
+        let [k, v] = latent_keys(kv, shared, [angles.cos.clone(), angles.sin.clone()], unrotated);
+        [q, k, v]
     }
 
     fn finish(&self, context: Tensor<4>) -> Tensor<3> {

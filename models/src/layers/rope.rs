@@ -1,119 +1,15 @@
-//! Rotary position embeddings: the angles, from the base or with Llama 3's scaling or YaRN.
-//!
-//! All of it is fp32 whatever the model computes in, step by step as Hugging Face transformers does it on a CPU: that is
-//! what checkpoints were trained with, and at position 10,000 an angle of full precision is another one.
+//! Rotary position embeddings: the angles of positions, in fp32 as their [frequencies](super::frequencies) are.
 
-use std::f32::consts::TAU;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use backend_dist::ops::context::Documents;
 use backend_dist::ops::{embedding, rope_packed};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::Value;
 
+use super::frequencies::RopeConfig;
 use super::trigonometry::{cos, sin};
-use super::yarn::YarnScaling;
 use crate::micro_batch::{MicroBatch, positions_in_documents};
-
-/// Llama 3.1's stretching of the low frequencies (Hugging Face transformers, `modeling_rope_utils.py`,
-/// `_compute_llama3_parameters`).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Llama3Scaling {
-    /// Low frequencies are divided by this.
-    pub factor: f64,
-    /// Wavelengths longer than `original_max_position_embeddings / low_freq_factor` are stretched fully.
-    pub low_freq_factor: f64,
-    /// Wavelengths shorter than `original_max_position_embeddings / high_freq_factor` are left alone.
-    pub high_freq_factor: f64,
-    /// Context length of the model before stretching.
-    pub original_max_position_embeddings: usize,
-}
-
-impl Llama3Scaling {
-    /// Every operation rounds, in the order of `_compute_llama3_parameters`; dividing a number by a tensor is
-    /// multiplying it by the tensor's reciprocal there.
-    fn apply(&self, frequency: f32) -> f32 {
-        let (factor, low, high) = (self.factor as f32, self.low_freq_factor as f32, self.high_freq_factor as f32);
-        let context = self.original_max_position_embeddings as f64;
-        let wavelength = TAU * frequency.recip();
-        if wavelength > (context / self.low_freq_factor) as f32 {
-            return frequency / factor;
-        }
-        if wavelength < (context / self.high_freq_factor) as f32 {
-            return frequency;
-        }
-        let smooth = (context as f32 * wavelength.recip() - low) / (high - low);
-        (1.0 - smooth) * frequency / factor + smooth * frequency
-    }
-}
-
-/// A scaling of the rotary frequencies. In files each is told by its keys.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum RopeScaling {
-    /// Llama 3.1's.
-    Llama3(Llama3Scaling),
-    /// YaRN.
-    Yarn(YarnScaling),
-}
-
-/// Not one after the other, so that a message is about the keys that are there.
-impl<'de> Deserialize<'de> for RopeScaling {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let keys = Value::deserialize(deserializer)?;
-        let has = |key: &str| keys.get(key).is_some();
-        let llama3 = has("low_freq_factor") || has("high_freq_factor");
-        let read = match has("original_max_position_embeddings") && !llama3 {
-            true => serde_json::from_value(keys).map(Self::Yarn),
-            false => serde_json::from_value(keys).map(Self::Llama3),
-        };
-        read.map_err(D::Error::custom)
-    }
-}
-
-impl From<Llama3Scaling> for RopeScaling {
-    fn from(scaling: Llama3Scaling) -> Self {
-        Self::Llama3(scaling)
-    }
-}
-
-/// Which angles.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RopeConfig {
-    /// Features of a head; all of them are rotated.
-    pub head_dim: usize,
-    /// Base of the frequencies.
-    pub theta: f64,
-    /// Scaling of the frequencies.
-    pub scaling: Option<RopeScaling>,
-}
-
-impl RopeConfig {
-    /// Radians per position of each of the `head_dim / 2` rotated pairs.
-    pub fn frequencies(&self) -> Vec<f32> {
-        let wave = |pair: usize| {
-            let exponent = (2 * pair) as f32 / self.head_dim as f32;
-            f64::from(self.theta as f32).powf(exponent.into()) as f32
-        };
-        let waves: Vec<f32> = (0..self.head_dim / 2).map(wave).collect();
-        match self.scaling {
-            None => waves.into_iter().map(f32::recip).collect(),
-            Some(RopeScaling::Llama3(scaling)) => waves.iter().map(|wave| scaling.apply(wave.recip())).collect(),
-            Some(RopeScaling::Yarn(scaling)) => scaling.frequencies(&waves, self.theta),
-        }
-    }
-
-    /// What cosines and sines are multiplied with.
-    fn factor(&self) -> f32 {
-        match self.scaling {
-            Some(RopeScaling::Yarn(scaling)) => scaling.attention_factor() as f32,
-            _ => 1.0,
-        }
-    }
-}
 
 /// Cosine and sine of every position's angles, `[s, head_dim / 2]`, the same for all samples; or of each sample's,
 /// `[s b, head_dim / 2]`, of all samples at the first place, then at the next.
@@ -165,7 +61,7 @@ struct Key {
 impl RotaryEmbedding {
     /// Angles for a configuration.
     pub fn new(config: &RopeConfig) -> Self {
-        Self { frequencies: config.frequencies(), factor: config.factor(), kept: Arc::default() }
+        Self { frequencies: config.frequencies(), factor: config.attention_factor(), kept: Arc::default() }
     }
 
     /// The angles of `positions` as tensors of a type on a device.
@@ -218,42 +114,5 @@ impl RotaryEmbedding {
 impl Key {
     fn new(places: Vec<Range<usize>>, dtype: DType, device: &Device) -> Self {
         Self { places, dtype, device: device.clone(), autodiff: device.is_autodiff() }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// `inv_freq` of transformers 5.23 for its tiny Llama 3 test model: head size 4, base 500000, factor 8, low 1,
-    /// high 4, original context 64. The wavelengths 2π and 2π·√500000 are below 64/4 and above 64/1.
-    #[test]
-    fn llama3_scaling_leaves_short_and_divides_long_wavelengths() {
-        let scaling = Llama3Scaling {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_max_position_embeddings: 64,
-        };
-        let config = RopeConfig { head_dim: 4, theta: 500_000.0, scaling: Some(scaling.into()) };
-        let frequencies = config.frequencies();
-        assert_eq!(frequencies[0], 1.0);
-        assert_eq!(frequencies[1], (500_000f64.sqrt() as f32).recip() / 8.0);
-    }
-
-    /// Between the two limits frequencies go continuously from one to `factor` times stretched.
-    #[test]
-    fn llama3_scaling_is_continuous() {
-        let scaling = Llama3Scaling {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_max_position_embeddings: 8192,
-        };
-        let at = |wavelength: f32| scaling.apply(TAU / wavelength) * wavelength / TAU;
-        assert!((at(8191.9) - 1.0 / 8.0).abs() < 1e-5);
-        assert!((at(2048.1) - 1.0).abs() < 1e-4);
-        // Half-way in inverse wavelength, (1 + 4) / 2 = 2.5 turns per context: the mean of both.
-        assert!((at(8192.0 / 2.5) - (1.0 + 1.0 / 8.0) / 2.0).abs() < 1e-6);
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::model::Frame;
 use super::variant::LlamaVariant;
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, divides, even, positive, share};
+use crate::config::{ConfigError, divides, even, not_negative, positive, rotary, share};
 use crate::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, RopeConfig, RopeScaling, Vocab,
 };
@@ -125,6 +125,7 @@ impl ModelConfig for LlamaConfig {
     fn check(&self) -> Result<(), ConfigError> {
         positive(&[
             ("vocab_size", self.vocab_size),
+            ("make_vocab_size_divisible_by", self.make_vocab_size_divisible_by),
             ("hidden_size", self.hidden_size),
             ("intermediate_size", self.intermediate_size),
             ("num_hidden_layers", self.num_hidden_layers),
@@ -138,12 +139,15 @@ impl ModelConfig for LlamaConfig {
         }
         divides("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", self.num_attention_heads)?;
         even("head_dim", self.head_dim)?;
+        rotary(self.rope_theta, self.rope_scaling)?;
+        not_negative(&[("rms_norm_eps", self.rms_norm_eps), ("initializer_range", self.initializer_range)])?;
         share("hidden_dropout", self.hidden_dropout)?;
         share("attention_dropout", self.attention_dropout)
     }
 
     fn dims(&self) -> ModelDims {
         ModelDims {
+            vocab: self.vocab_size,
             hidden: self.hidden_size,
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads,
@@ -184,6 +188,13 @@ mod tests {
             "head_dim = 7 is not even and positive; nearest legal: 8"
         );
         assert_eq!(refuse(LlamaConfig { vocab_size: 0, ..tiny() }), "vocab_size = 0 is not positive; nearest legal: 1");
+        assert_eq!(
+            refuse(LlamaConfig { make_vocab_size_divisible_by: 0, ..tiny() }),
+            "make_vocab_size_divisible_by = 0 is not positive; nearest legal: 1"
+        );
+        assert!(refuse(LlamaConfig { rope_theta: 0.0, ..tiny() }).starts_with("rope_theta = 0 is not above 0"));
+        assert!(refuse(LlamaConfig { rms_norm_eps: -1e-6, ..tiny() }).starts_with("rms_norm_eps = -0.000001 is not"));
+        assert!(refuse(LlamaConfig { initializer_range: f64::NAN, ..tiny() }).contains("nearest legal: 0"));
         assert!(refuse(LlamaConfig { hidden_dropout: 1.0, ..tiny() }).contains("hidden_dropout = 1"));
         assert_eq!(
             refuse(LlamaConfig { sliding_window: Some(16), ..tiny() }),

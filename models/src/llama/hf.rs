@@ -26,7 +26,7 @@ impl LlamaConfig {
         config.expect_or_absent("hidden_act", "silu")?;
         config.expect_number("pretraining_tp", 1.0, 1.0)?;
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
-        let (rope_theta, rope_scaling) = rope::read(&config)?;
+        let (rope_theta, rope_scaling) = rope::read(&config, 10_000.0)?;
         let llama = variant == LlamaVariant::Llama;
         let read = Self {
             variant,

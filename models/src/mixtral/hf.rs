@@ -28,7 +28,8 @@ impl MixtralConfig {
         config.expect_model(variant.model_type())?;
         config.expect_or_absent("hidden_act", "silu")?;
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
-        let (rope_theta, rope_scaling) = rope::read(&config)?;
+        let (rope_theta, rope_scaling) =
+            rope::read(&config, if variant == MixtralVariant::Mixtral { 1e6 } else { 1e4 })?;
         let common = Self {
             variant,
             vocab_size: config.size("vocab_size")?,

@@ -62,6 +62,41 @@ fn older_rope_keys() {
     assert_eq!(FamilyConfig::from_hf(&config).unwrap(), FamilyConfig::Llama(llama(LLAMA3)));
 }
 
+/// Positions divided by a factor, as transformers 5 and 4 write it.
+#[test]
+fn linear_scaling_is_read_and_written() {
+    for base in [LLAMA2, QWEN3, MIXTRAL] {
+        let mut new = parse(base);
+        new["rope_parameters"] = json!({"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0});
+        let config = FamilyConfig::from_hf(&new).unwrap();
+        assert_eq!(config.to_hf_like(&new).unwrap(), new);
+        assert_eq!(serde_json::from_value::<FamilyConfig>(serde_json::to_value(&config).unwrap()).unwrap(), config);
+        let mut old = parse(base);
+        old.as_object_mut().unwrap().remove("rope_parameters");
+        (old["rope_theta"], old["rope_scaling"]) = (json!(1e5), json!({"type": "linear", "factor": 4.0}));
+        assert_eq!(FamilyConfig::from_hf(&old).unwrap(), config);
+    }
+    let shrunk = json!({"rope_type": "linear", "rope_theta": 1e4, "factor": 0.5});
+    let mut original = parse(LLAMA2);
+    original["rope_parameters"] = shrunk;
+    let said = FamilyConfig::from_hf(&original).unwrap().check().unwrap_err().to_string();
+    assert_eq!(said, "rope_scaling.factor = 0.5 is not at least 1; nearest legal: 1");
+}
+
+/// transformers gives a Mixtral another base than its relatives.
+#[test]
+fn without_a_rotary_base_each_family_has_its_own() {
+    for (text, base) in [(LLAMA3, 1e4), (QWEN3, 1e4), (MIXTRAL, 1e6), (QWEN3_MOE, 1e4)] {
+        let mut config = parse(text);
+        config.as_object_mut().unwrap().retain(|key, _| key != "rope_parameters" && key != "rope_theta");
+        match FamilyConfig::from_hf(&config).unwrap() {
+            FamilyConfig::Llama(read) => assert_eq!(read.rope_theta, base, "{text}"),
+            FamilyConfig::Mixtral(read) => assert_eq!(read.rope_theta, base, "{text}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// YaRN in any family that rotates, with transformers' defaults and without them.
 #[test]
 fn yarn_is_read_and_written() {
@@ -99,7 +134,14 @@ fn what_the_models_lack_is_refused() {
         "config.json: `scale_attn_weights` is false, which this model does not have; nearest legal: true"
     );
     assert!(refuse(LLAMA3, "hidden_act", json!("gelu")).contains("nearest legal: silu"));
-    assert!(refuse(LLAMA3, "rope_parameters", json!({"rope_type": "linear"})).contains("`rope_type` is linear"));
+    for kind in ["dynamic", "longrope"] {
+        let said = refuse(LLAMA3, "rope_parameters", json!({"rope_type": kind, "factor": 2.0}));
+        let words = format!(
+            "`rope_type` is {kind}, which this model does not have; nearest legal: default, linear, llama3, yarn"
+        );
+        assert!(said.contains(&words), "{said}");
+    }
+    assert_eq!(refuse(LLAMA3, "rope_parameters", json!({"rope_type": "linear"})), "config.json: `factor` is missing");
     let yarn = json!({"rope_type": "yarn", "original_max_position_embeddings": 64});
     assert_eq!(refuse(LLAMA3, "rope_parameters", yarn), "config.json: `factor` is missing");
     assert!(refuse(LLAMA3, "rope_scaling", json!({"rope_type": "default"})).contains("`rope_scaling` is given twice"));

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 const MAGIC: &[u8; 16] = b"burn-megatron 01";
 /// How long a caller may take to say who it is.
 const MANNERS: Duration = Duration::from_secs(10);
+/// How long those who have not called yet may still hear why nothing comes of it.
+const GRACE: Duration = Duration::from_secs(5);
 /// Between two attempts to reach process 0, and between two looks for callers.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -57,7 +59,12 @@ fn gather(
     let mut streams: Vec<Option<TcpStream>> = (0..world.processes).map(|_| None).collect();
     let mut there = vec![(0, me.host.clone())];
     let (sender, callers) = mpsc::channel();
-    while there.len() < world.processes {
+    let (mut called, mut refused) = (1, None::<(String, Instant)>);
+    while there.len() < world.processes || refused.is_some() {
+        if let Some((reason, _)) = refused.take_if(|(_, since)| called == world.processes || since.elapsed() > GRACE) {
+            refuse(streams.iter_mut().flatten(), &reason);
+            return Err(JoinError::Refused(reason));
+        }
         match listener.accept() {
             Ok((stream, _)) => {
                 let sender = sender.clone();
@@ -77,15 +84,19 @@ fn gather(
             let second = second.map(|(_, host)| {
                 format!("two processes say that they are process {process} of {}: one on {host}, one on {}; RANK must differ", world.processes, introduction.host)
             });
-            if let Some(reason) = second.or_else(|| disagreement(me, &introduction)) {
-                streams.push(Some(stream));
-                refuse(streams.iter_mut().flatten(), &reason);
-                return Err(JoinError::Refused(reason));
+            called += 1;
+            match second.or_else(|| disagreement(me, &introduction)) {
+                None => {
+                    there.push((process, introduction.host));
+                    streams[process] = Some(stream);
+                }
+                Some(reason) => {
+                    streams.push(Some(stream));
+                    refused.get_or_insert((reason, Instant::now()));
+                }
             }
-            there.push((process, introduction.host));
-            streams[process] = Some(stream);
         }
-        if start.elapsed() > world.patience {
+        if refused.is_none() && start.elapsed() > world.patience {
             let missing = (0..world.processes).filter(|process| there.iter().all(|(other, _)| other != process));
             let (missing, waited) = (missing.collect(), world.patience);
             there.sort();

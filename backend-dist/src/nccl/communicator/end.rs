@@ -13,13 +13,24 @@ use std::time::{Duration, Instant};
 /// How long the end of a run waits for a call of the device's thread to return by itself.
 const CALL: Duration = Duration::from_secs(2);
 
+impl Mark {
+    fn is_too_old(&self) -> bool {
+        self.since.elapsed() > PATIENCE
+    }
+}
+
 impl Communicator {
     /// Fails the run if NCCL has met an error or an operation has not ended for too long. Does not wait.
     pub(crate) fn check(&self) {
         let mut mark = match self.calls.try_lock() {
             Ok(mark) => mark,
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
+            Err(TryLockError::WouldBlock) => {
+                if let Some(Mark { op, sequence, .. }) = self.entering().clone().filter(Mark::is_too_old) {
+                    self.member.time_out(op, sequence, PATIENCE.as_secs());
+                }
+                return;
+            }
         };
         if !self.is_live() {
             return;
@@ -38,10 +49,11 @@ impl Communicator {
             match has_passed {
                 Ok(()) => {}
                 Err(driver::DriverError(cuda_sys::CUresult::CUDA_ERROR_NOT_READY)) => {
-                    if since.elapsed() > PATIENCE {
-                        self.member.time_out(op.clone(), sequence, PATIENCE.as_secs());
+                    let last = Mark { since, op, sequence };
+                    if last.is_too_old() {
+                        self.member.time_out(last.op.clone(), sequence, PATIENCE.as_secs());
                     }
-                    *mark = Some(Mark { since, op, sequence });
+                    *mark = Some(last);
                 }
                 Err(error) => self.member.fail(&format!("the GPU has failed: {error}")),
             }

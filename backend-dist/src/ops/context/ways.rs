@@ -13,6 +13,7 @@ use super::plan::{Chunk, Piece, Sight, chunks, pieces};
 use super::{ContextParallel, CpCommType, Documents, zigzag};
 use crate::comm::Group;
 use crate::exchange::Exchange;
+use crate::ops::attended::attended;
 use crate::ops::options::AttentionOptions;
 
 /// Everything about a call that is no tensor.
@@ -109,11 +110,11 @@ pub(super) fn forward<B: ContextKernels + Neighbours>([q, k, v]: Qkv<B>, how: &H
         }
     };
     let call = Call::new(&qkv[0], how, &ways);
-    let seen = match (ways.outer.size(), ways.is_gathered) {
+    let seen = attended(|| match (ways.outer.size(), ways.is_gathered) {
         (1, _) => local::<B>(&qkv, &call),
         (_, true) => gathered::<B>(&qkv, &call),
         (_, false) => ring::<B>(&qkv, &call),
-    };
+    });
     let out = match ways.inner.size() {
         1 => seen[0].clone(),
         _ => to_heads::<B>(seen[0].clone(), &ways.inner),

@@ -26,12 +26,15 @@ mod fp8;
 mod fp8_groups;
 pub(super) mod grouped;
 mod head_norms;
+mod latent;
 mod linear;
 mod moe;
 mod norm;
 mod product;
 mod rope;
 pub(in crate::ops) mod routing;
+mod shares;
+mod split;
 mod sums;
 mod travel;
 mod work;
@@ -125,7 +128,6 @@ impl LocalKernels for Cube {
     }
 
     fn rope_apply(x: Float, cos: Float, sin: Float, heads: usize, rotation: Rotation) -> Float {
-        let _noted = work::memory("rope", &x, |bytes| 2 * bytes);
         rope::apply(x, cos, sin, heads, rotation)
     }
 

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
-use burn::backend::{Cube, DType, TensorMetadata};
+use burn::backend::{Cube, DType, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::{Shape, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::grouped::in_waves;
 use kernels_cubecl::pointwise::experts::{self as kernels, RowSums};
+use kernels_cubecl::pointwise::thirds;
 
-use super::{Float, Int, are_half, columns, empty, grouped, ids, is_here, launched, packed, rows, work};
+use super::{Float, Int, are_half, columns, empty, grouped, ids, is_here, launched, packed, rows, sums, work};
 use crate::cuda::dense;
 use crate::cuda::lt::{Operand, product};
 use crate::ops::moe::{self, MoeKernels};
@@ -86,6 +87,31 @@ impl MoeKernels for Cube {
     fn router_logits(x: Float, w: Float) -> Float {
         let (shape, wide) = ([rows(&x), rows(&w)], if x.dtype == DType::F64 { DType::F64 } else { DType::F32 });
         product(Operand::flat(x), Operand::flat(w).transposed(), shape.into(), wide)
+    }
+
+    /// Products with gradients in fp32 take matrix units too: a number of fp32 is the sum of three of bf16, so that the three are
+    /// beside each other in the product that gives the gradient of `x`, and below each other in that of `w`.
+    fn router_logits_grads(x: Float, w: Float, grad: Float, [of_x, of_w]: [bool; 2]) -> [Option<Float>; 2] {
+        let (tokens, experts, hidden) = (rows(&x), rows(&w), columns(&x));
+        let narrow = [&x, &w].iter().all(|x| x.dtype == DType::BF16) && grad.dtype == DType::F32;
+        if !narrow || !is_here(&grad) || !thirds::has_kernel(tokens, experts) {
+            return moe::router_logits_grads::<Self>(x, w, grad, [of_x, of_w]);
+        }
+        let (grad, split) = (packed(grad), empty(&x, [tokens, 3 * experts], DType::BF16));
+        launched("thirds", thirds::split(&grad.client, &grad.handle, &split.handle, tokens, experts));
+        let of_x = of_x.then(|| {
+            let w =
+                Self::float_expand(Self::float_reshape(w, [1, experts, hidden].into()), [3, experts, hidden].into());
+            let w = Self::float_reshape(packed(w), [3 * experts, hidden].into());
+            product(Operand::flat(split.clone()), Operand::flat(w), [tokens, hidden].into(), DType::BF16)
+        });
+        let of_w = of_w.then(|| {
+            let shape = [3 * experts, hidden].into();
+            let thirds = product(Operand::flat(split).transposed(), Operand::flat(x), shape, DType::F32);
+            let total = sums::sum_dim(Self::float_reshape(thirds, [3, experts * hidden].into()), 0);
+            Self::float_reshape(total, [experts, hidden].into())
+        });
+        [of_x, of_w]
     }
 
     fn grouped_forward(x: Float, w: Float, counts: &[usize]) -> Float {

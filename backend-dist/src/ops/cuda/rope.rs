@@ -3,9 +3,10 @@
 use burn::backend::{Cube, TensorMetadata};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
 
-use super::{Float, are_half, columns, empty, launched, packed};
+use super::{Float, are_half, columns, empty, launched, packed, work};
 use crate::ops::{options::Rotation, plain};
 
+/// Heads that nobody else holds are rotated where they lie: what is not rotated is not moved then.
 pub fn apply(x: Float, cos: Float, sin: Float, heads: usize, rotation: Rotation) -> Float {
     let dims = x.shape();
     let (head_dim, rotated) = (dims[3], 2 * columns(&cos));
@@ -14,9 +15,14 @@ pub fn apply(x: Float, cos: Float, sin: Float, heads: usize, rotation: Rotation)
         return plain::rope::apply::<Cube>(x, cos, sin, heads, rotation);
     }
     let (x, cos, sin) = (packed(x), packed(cos), packed(sin));
-    let out = empty(&x, dims, x.dtype());
+    let fresh = (!x.can_mut()).then(|| empty(&x, dims, x.dtype()));
+    let _noted = work::memory("rope", &x, |bytes| match fresh {
+        Some(_) => 2 * bytes,
+        None => 2 * bytes / (shape.all_heads * head_dim) * (heads * rotated),
+    });
     let (angles, back) = ((&cos.handle, &sin.handle), rotation == Rotation::Back);
-    let done = by_half!(x, E => rope::apply::<E>(&x.client, &x.handle, angles, &out.handle, shape, back));
+    let out = fresh.as_ref().map(|out| &out.handle);
+    let done = by_half!(x, E => rope::apply::<E>(&x.client, &x.handle, angles, out, shape, back));
     launched("rope", done);
-    out
+    fresh.unwrap_or(x)
 }

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::recipe::{AmaxAlgorithm, Fp8Recipe, Fp8Scaling, Number};
@@ -115,13 +115,16 @@ impl DelayedScaling {
     }
 
     /// Ends a step: what the layers have found in it goes into the histories, the largest over one group after the other,
-    /// whose ranks all hold parts or copies of the same layers and all call this. Nothing waits for the device.
-    pub fn end_step(&mut self, groups: &[Group]) {
+    /// whose ranks all hold parts or copies of the same layers and all call this, also those that had no rows and have found
+    /// nothing. `dtype` is that of the model. Nothing waits for the device.
+    pub fn end_step(&mut self, groups: &[Group], device: &Device, dtype: DType) {
+        if self.layers.is_empty() {
+            return;
+        }
         let mut slots: Vec<MutexGuard<Slots>> = self.layers.iter().map(|layer| lock(&layer.slots)).collect();
         let found: Vec<[Option<Tensor<1>>; OPERANDS]> =
             slots.iter_mut().map(|slots| std::mem::take(&mut slots.found)).collect();
-        let Some(like) = found.iter().flatten().flatten().next() else { return };
-        let options = (&like.device(), like.dtype());
+        let options = (device, wide(dtype));
         let or_zeros =
             |(found, width): (Option<Tensor<1>>, usize)| found.unwrap_or_else(|| Tensor::zeros([width], options));
         let widths = self.layers.iter().flat_map(|layer| [layer.width(); OPERANDS]);
@@ -210,7 +213,7 @@ impl DelayedScaling {
 
     /// Takes up the histories of a run of any layout, in tensors of `dtype` (at least f32) on `device`. Without those of all
     /// layers they start anew.
-    pub fn restore(&mut self, state: &BTreeMap<String, LayerHistory>, device: &burn::tensor::Device, dtype: DType) {
+    pub fn restore(&mut self, state: &BTreeMap<String, LayerHistory>, device: &Device, dtype: DType) {
         let names = self.names();
         let found: Option<Vec<&LayerHistory>> = names.iter().map(|(name, _)| state.get(name)).collect();
         let Some(found) = found.filter(|found| !found.is_empty()) else { return };
@@ -226,13 +229,18 @@ impl DelayedScaling {
                 (0..steps).for_each(|step| rows[step * tensors + at] = f64::from_bits(amax[step]));
             }
         }
-        let dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let dtype = wide(dtype);
         let rows = TensorData::new(rows, [steps, tensors]).convert_dtype(dtype);
         self.histories = Some(Tensor::from_data(rows, (device, dtype)));
         let scales = Tensor::from_data(TensorData::new(scales, [tensors]).convert_dtype(dtype), (device, dtype));
         self.hand_out(&scales);
         self.scales = Some(scales);
     }
+}
+
+/// The type of magnitudes and scales in a model of `dtype`.
+fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// `largest / amax`, the scale `before` where there is no magnitude or one that is not finite.

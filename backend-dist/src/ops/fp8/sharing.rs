@@ -85,3 +85,34 @@ pub(super) fn largest<B: ExchangeOps>(amax: FloatTensor<B>, group: &Group) -> Fl
         _ => B::exchange(amax, Exchange::AllReduce(ReduceOp::Max), None, group.clone()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sharing(blocks: &[Range<usize>]) -> Sharing {
+        Sharing { blocks: Some(blocks.into()), ..Sharing::default() }
+    }
+
+    #[test]
+    fn blocks_lie_inside_of_replicas_or_around_them() {
+        assert_eq!(Sharing::default().blocks_of(&(2..4)), [2..3, 3..4]);
+        let some = sharing(&[0..2, 2..4, 4..5, 5..6]);
+        assert_eq!(some.blocks_of(&(0..6)), [0..2, 2..4, 4..5, 5..6]);
+        assert_eq!(some.blocks_of(&(2..6)), [2..4, 4..5, 5..6]);
+        let around = Vec::from([0..2]);
+        assert_eq!([some.blocks_of(&(0..1)), some.blocks_of(&(1..2))], [around.clone(), around]);
+    }
+
+    #[test]
+    #[should_panic(expected = "replicas 2..4 divide the experts of a layer, but blocks [0..3, 3..6]")]
+    fn blocks_that_cross_replicas_are_refused() {
+        sharing(&[0..3, 3..6]).blocks_of(&(2..4));
+    }
+
+    #[test]
+    fn layers_share_what_their_block_says() {
+        let inside = with_sharing(Sharing { is_nothing: true, ..Sharing::default() }, || Sharing::current().is_nothing);
+        assert!(inside && !Sharing::current().is_nothing);
+    }
+}

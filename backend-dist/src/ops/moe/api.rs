@@ -107,7 +107,11 @@ pub fn through_experts(
         let groups = journey.pieces.iter().flat_map(|piece| piece.counts.iter().copied());
         let sizes: Vec<usize> = [hidden, down.dims()[1]].into_iter().chain(groups).collect();
         let multiple = sizes.iter().all(|size| size.is_multiple_of(fp8::MULTIPLE));
-        assert!(multiple, "FP8 experts: features and groups of rows, {sizes:?}, must be multiples of {}", fp8::MULTIPLE);
+        assert!(
+            multiple,
+            "FP8 experts: features and groups of rows, {sizes:?}, must be multiples of {}",
+            fp8::MULTIPLE
+        );
     }
     let [gate_up, down] = [gate_up, down].map(Tensor::into_dispatch);
     let (x, p, journey) = (x.into_dispatch(), p.into_dispatch(), journey.clone());

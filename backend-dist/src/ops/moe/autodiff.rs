@@ -17,7 +17,7 @@ use burn::backend::{
 
 use super::journey::{self, Journey, JourneyKept, ThroughExperts};
 use super::kernels::MoeKernels;
-use super::plain::{cast, wide};
+use super::plain::cast;
 use super::products::{Plain, Products};
 use crate::ops::fp8::{Fp8Experts, Fp8GroupKernels, Purpose};
 use crate::ops::main_grads::place;
@@ -124,17 +124,16 @@ impl<B: MoeKernels> Backward<B, 2> for RouterLogits {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let ([x_node, w_node], [x, w]) = (ops.parents, ops.state);
-        let (dtype, wide) = (x.dtype(), wide(x.dtype()));
-        if let Some(node) = w_node {
-            let value = B::linear_weight_grad(grad.clone(), cast::<B>(x, wide));
+        let dtype = w.dtype();
+        let [dx, dw] = B::router_logits_grads(x, w, grad, [x_node.is_some(), w_node.is_some()]);
+        if let Some((node, value)) = w_node.zip(dw) {
             match place::<B>(node.id) {
                 Some((sum, add)) => B::accumulate(value, &sum, add),
-                None => grads.register::<B>(node.id, cast::<B>(value, w.dtype())),
+                None => grads.register::<B>(node.id, cast::<B>(value, dtype)),
             }
         }
-        if let Some(node) = x_node {
-            let value = B::linear_input_grad(grad, cast::<B>(w, wide));
-            grads.register::<B>(node.id, cast::<B>(value, dtype));
+        if let Some((node, value)) = x_node.zip(dx) {
+            grads.register::<B>(node.id, value);
         }
     }
 }
@@ -240,8 +239,7 @@ fn through_experts<B: MoeKernels, C: CheckpointStrategy, P: Products<B>>(
     let tracked = inputs.each_ref().map(|input| input.is_tracked());
     let purpose = |keep| if tracked.contains(&true) { Purpose::Train { keep } } else { Purpose::Evaluate };
     let purposes = [purpose(tracked[2]), purpose(tracked[3] && !recompute)];
-    let [(x, x_node), (p, p_node), (gate_up, first_node), (down, second_node)] =
-        inputs.map(|input| input.into_parts());
+    let [(x, x_node), (p, p_node), (gate_up, first_node), (down, second_node)] = inputs.map(|input| input.into_parts());
     let nodes = [x_node, p_node, first_node, second_node];
     let (y, pieces) = journey::forward::<B, P>(x, p, &layers, [&gate_up, &down], &journey, purposes);
     match ThroughExperts::<P>(PhantomData).prepare::<C>(nodes).compute_bound().stateful() {

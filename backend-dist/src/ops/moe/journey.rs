@@ -137,8 +137,7 @@ fn backward<B: MoeKernels, P: Products<B>>(
     let coming: Vec<_> = journey.places().map(|(piece, row, _)| B::start(&sent, row, &piece.splits, group)).collect();
     let mut results = B::none_of(journey.rows());
     drop(sent);
-    let matrices =
-        [first.transposed(weights[0], &kept[0].x), second.transposed(weights[1], &kept[0].input)];
+    let matrices = [first.transposed(weights[0], &kept[0].x), second.transposed(weights[1], &kept[0].input)];
     let [mut of_first, mut of_second] = [Vec::new(), Vec::new()];
     for (((piece, _, part), coming), kept) in journey.places().zip(coming).zip(kept) {
         let (to, back) = piece.by_expert.tables();
@@ -155,7 +154,8 @@ fn backward<B: MoeKernels, P: Products<B>>(
                 weight_grads::<B, P>(nodes[1], std::mem::take(&mut of_second), journey, grads);
             }
             let [grad, p_grad] = B::weighted_swiglu_grads(hidden, p, second.input_grad(grad, &matrices[1], &part));
-            let (grad, pair) = first.gradient(grad, x, || panic!("rows of experts are kept"), &part, nodes[0].is_some());
+            let (grad, pair) =
+                first.gradient(grad, x, || panic!("rows of experts are kept"), &part, nodes[0].is_some());
             of_first.push(pair);
             [first.input_grad(grad, &matrices[0], &part), column::<B>(p_grad)]
         });

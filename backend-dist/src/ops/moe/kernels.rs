@@ -53,6 +53,17 @@ pub(in crate::ops) trait MoeKernels: LocalKernels + ExchangeOps + Travel {
         plain::router_logits::<Self>(x, w)
     }
 
+    /// Gradients of [`router_logits`](Self::router_logits) in `x`, of its type, and in `w`, at least in f32: those that are
+    /// needed.
+    fn router_logits_grads(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        needed: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2] {
+        plain::router_logits_grads::<Self>(x, w, grad, needed)
+    }
+
     /// A product `x_g · w_gᵀ` for each group of rows; groups without rows have none.
     fn grouped_forward(x: FloatTensor<Self>, w: FloatTensor<Self>, counts: &[usize]) -> FloatTensor<Self> {
         plain::grouped_forward::<Self>(x, w, counts)

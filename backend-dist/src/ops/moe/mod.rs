@@ -21,7 +21,7 @@ pub use api::{
 pub use journey::{Journey, Piece};
 pub(in crate::ops) use kernels::MoeKernels;
 #[cfg(feature = "cuda")]
-pub(in crate::ops) use plain::{groups, sum_rows, weighted_swiglu, weighted_swiglu_grads};
+pub(in crate::ops) use plain::{groups, router_logits_grads, sum_rows, weighted_swiglu, weighted_swiglu_grads};
 pub(in crate::ops) use products::{Part, Products};
 pub use rows::RowMap;
 pub use travel::Splits;

@@ -67,6 +67,17 @@ pub(super) fn router_logits<B: LocalKernels>(x: FloatTensor<B>, w: FloatTensor<B
     B::linear_forward(cast::<B>(x, wide), cast::<B>(w, wide))
 }
 
+pub(in crate::ops) fn router_logits_grads<B: LocalKernels>(
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    [of_x, of_w]: [bool; 2],
+) -> [Option<FloatTensor<B>>; 2] {
+    let (dtype, wide) = (x.dtype(), wide(x.dtype()));
+    let w = of_x.then(|| cast::<B>(B::linear_input_grad(grad.clone(), cast::<B>(w, wide)), dtype));
+    [w, of_w.then(|| B::linear_weight_grad(grad, cast::<B>(x, wide)))]
+}
+
 /// Each group that has rows, with these.
 pub(in crate::ops) fn groups(counts: &[usize]) -> impl Iterator<Item = (usize, Range<usize>)> {
     let mut end = 0;

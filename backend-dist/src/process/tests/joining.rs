@@ -31,6 +31,19 @@ fn processes_that_differ_hear_how_in_the_same_words() {
     assert!(text.contains("has configuration lr = 1, but") && text.contains("has configuration lr = 2;"), "{text}");
 }
 
+/// Whoever comes after the one that differs hears of it too, instead of calling until its patience ends.
+#[test]
+fn who_comes_late_hears_why_nothing_comes_of_it() {
+    let port = free_port();
+    let first = thread::spawn(move || joined(&[(world(0, 3, port), mesh(1, 3), "a")]).remove(0));
+    let other = thread::spawn(move || joined(&[(world(1, 3, port), mesh(1, 3), "b")]).remove(0));
+    thread::sleep(Duration::from_millis(500));
+    let late = joined(&[(world(2, 3, port), mesh(1, 3), "a")]).remove(0);
+    let texts = [first.join().unwrap(), other.join().unwrap(), late].map(|result| result.unwrap_err().to_string());
+    assert!(texts[0].contains("has configuration a, but process 1 on"), "{}", texts[0]);
+    assert_eq!((&texts[1], &texts[2]), (&texts[0], &texts[0]));
+}
+
 #[test]
 fn two_processes_of_one_number_are_refused() {
     let port = free_port();

@@ -50,7 +50,12 @@ pub(super) fn find(path: &Path) -> Result<(PathBuf, Option<String>), CheckpointE
             let warning = format!("{problem}; {} is taken, the newest complete one", newest.display());
             Ok((newest, Some(warning)))
         }
-        None => Err(none(&format!("it has no {}, and {problem}", names::MANIFEST))),
+        None => {
+            let below = path.join("checkpoints");
+            let holds = list(&below).is_ok_and(|list| !list.is_empty());
+            let guess = if holds { format!("; did you mean {}?", below.display()) } else { String::new() };
+            Err(none(&format!("it has no {}, and {problem}{guess}", names::MANIFEST)))
+        }
     }
 }
 

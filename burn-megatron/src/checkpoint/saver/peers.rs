@@ -103,7 +103,7 @@ impl Peers {
         match (report, first) {
             (Some(report), _) => report,
             (None, Some(Ok(Completed { path, bytes, seconds, deleted }))) => {
-                Ok(SaveReport { step, path, bytes, seconds, waited: 0.0, deleted, not_deleted: None })
+                Ok(SaveReport { step, path, bytes, seconds, deleted, not_deleted: None })
             }
             (None, Some(Err(error))) => Err(other(step, 0, &error)),
             (None, None) => Err(other(step, 0, "it did not say what came of the save")),

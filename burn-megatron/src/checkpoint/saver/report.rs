@@ -28,17 +28,8 @@ pub struct SaveReport {
     pub bytes: u64,
     /// Seconds from the first writer's start until the checkpoint is the latest one; old ones are deleted after that.
     pub seconds: f64,
-    /// Seconds that a writer had to wait for an earlier save before this one could start; the longest of all writers.
-    pub waited: f64,
     /// Steps whose checkpoints were deleted.
     pub deleted: Vec<u64>,
     /// Why checkpoints that are not wanted any more could not be deleted.
     pub not_deleted: Option<CheckpointError>,
-}
-
-impl SaveReport {
-    /// The rate of the save.
-    pub fn bytes_per_second(&self) -> f64 {
-        self.bytes as f64 / self.seconds
-    }
 }

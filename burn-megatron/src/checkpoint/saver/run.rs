@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::super::clean::clean_up;
 use super::super::error::CheckpointError;
@@ -33,7 +33,6 @@ pub(super) struct Save {
 pub(super) struct Current {
     pub save: Arc<Save>,
     pub submitted: Vec<bool>,
-    pub waited: Duration,
     written: usize,
     parts: Vec<Part>,
     failure: Option<CheckpointError>,
@@ -42,14 +41,7 @@ pub(super) struct Current {
 impl Current {
     pub fn new(writers: usize, state: &RunState) -> Self {
         let save = Save { state: state.clone(), started: Instant::now(), folder: OnceLock::new() };
-        Self {
-            save: Arc::new(save),
-            submitted: vec![false; writers],
-            waited: Duration::ZERO,
-            written: 0,
-            parts: Vec::new(),
-            failure: None,
-        }
+        Self { save: Arc::new(save), submitted: vec![false; writers], written: 0, parts: Vec::new(), failure: None }
     }
 
     /// Whether it goes on without anyone submitting to it.
@@ -78,12 +70,12 @@ impl Shared {
             self.changed.notify_all();
             return result;
         }
-        let (parts, failure, waited) = (std::mem::take(&mut current.parts), current.failure.take(), current.waited);
+        let (parts, failure) = (std::mem::take(&mut current.parts), current.failure.take());
         drop(progress);
         let parts = failure.map_or(Ok(parts), Err);
         let complete = |parts: Result<Vec<Part>, CheckpointError>| {
             let parts = parts?;
-            unpanicked(save, || self.complete(save, parts, waited))
+            unpanicked(save, || self.complete(save, parts))
         };
         let outcome = match &self.peers {
             None => complete(parts),
@@ -132,7 +124,7 @@ impl Shared {
         save.folder.get_or_init(begin).clone()
     }
 
-    fn complete(&self, save: &Save, mut parts: Vec<Part>, waited: Duration) -> Result<SaveReport, CheckpointError> {
+    fn complete(&self, save: &Save, mut parts: Vec<Part>) -> Result<SaveReport, CheckpointError> {
         parts.sort_by(|a, b| a.file.as_ref().map(|file| &file.name).cmp(&b.file.as_ref().map(|file| &file.name)));
         let (step, bytes) = (save.state.step, parts.iter().flat_map(|part| &part.file).map(|file| file.bytes).sum());
         let path = commit::commit(&self.files, &self.root, save.state.clone(), self.tokenizer.as_deref(), parts)?;
@@ -146,7 +138,7 @@ impl Shared {
             Ok(deleted) => (deleted, None),
             Err(error) => (Vec::new(), Some(error)),
         };
-        Ok(SaveReport { step, path, bytes, seconds, waited: waited.as_secs_f64(), deleted, not_deleted })
+        Ok(SaveReport { step, path, bytes, seconds, deleted, not_deleted })
     }
 
     /// Deletes what the options and `retired` do not want to keep, and returns the steps.

@@ -125,6 +125,13 @@ fn where_there_is_no_checkpoint_the_error_says_what_there_is() {
     };
     names(&error(&folder.path().join("nowhere")), &["nowhere", "no such folder"]);
     names(&error(folder.path()), &["it has no manifest.json", "there is no", "latest"]);
+    // The output folder of a run instead of the one in it.
+    fs::create_dir_all(folder.path().join("checkpoints")).unwrap();
+    assert!(!error(folder.path()).contains("did you mean"), "that one is empty");
+    let (run, root) = saved();
+    fs::rename(root, run.path().join("checkpoints")).unwrap();
+    let asked = format!("did you mean {}?", run.path().join("checkpoints").display());
+    names(&error(run.path()), &[&asked]);
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
     names(&error(&file), &["it is a file", "give the folder"]);

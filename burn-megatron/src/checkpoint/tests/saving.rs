@@ -47,7 +47,7 @@ fn saves_in_the_background_follow_each_other_and_are_all_reported() {
     (1..=5).for_each(|step| submit(&saver, step));
     let reports = saver.wait().unwrap();
     assert_eq!(reports.iter().map(|report| report.step).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
-    assert!(reports.iter().all(|report| report.bytes > 0 && report.bytes_per_second() > 0.0));
+    assert!(reports.iter().all(|report| report.bytes > 0 && report.seconds > 0.0));
     assert!(saver.finished().is_empty(), "each is reported once");
     assert_eq!(steps(&disk), [1, 2, 3, 4, 5]);
 }

@@ -20,6 +20,8 @@ fn unknown_keys_are_named_with_place_and_closest_key() {
     assert_eq!(refusal("[outptu]\n", &[]), "run.toml:1: unknown key `outptu`; did you mean `output`?");
     assert!(parse("[output]\n", &[]).is_ok());
     assert_eq!(refusal("training = 3\n", &[]), "run.toml:1: `training` is a section: write [training]");
+    let decay = refusal("weight-decay = 0.1\n", &[]);
+    assert!(decay.ends_with("is a section: write [weight-decay]; did you mean `optimizer.weight-decay`?"), "{decay}");
 }
 
 #[test]
@@ -102,6 +104,13 @@ fn contradictions_are_found_together() {
     assert!(contradiction(foreign).contains("data.eod-id = 50256 is no token of model.vocab-size = 256"));
     let gpt = "[model]\npreset = \"gpt-tiny\"\nattention-dropout = 1.5\n";
     assert!(contradiction(gpt).contains("attention_dropout = 1.5 is not at least 0 and below 1"));
+    let huge = contradiction("[data]\nprefixes = [\"a\"]\n[training]\nsteps = 9223372036854775807\nglobal-batch = 1\n");
+    assert_eq!(
+        huge,
+        "training.steps = 9223372036854775807: their tokens are more than can be counted; nearest legal: 144115188075855871"
+    );
+    let divisor = contradiction("[model]\nmake-vocab-size-divisible-by = 0\n");
+    assert!(divisor.contains("make_vocab_size_divisible_by = 0 is not positive; nearest legal: 1"), "{divisor}");
     assert!(contradiction("[model]\nnum-key-value-heads = 3\n").contains("num_key_value_heads = 3 does not divide"));
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::{CommWord, ContextConfig};
-use crate::lr::{LrDecay, WsdDecay};
+use crate::lr::{LrDecay, WeightDecayConfig, WeightDecayIncr, WsdDecay};
 use crate::optim::{AdamWConfig, LionConfig, MuonConfig, SgdConfig};
 use models::GptConfig;
 use models::recompute::{Granularity, Method, Module};
@@ -76,6 +76,30 @@ fn schedules_are_written_in_steps_or_samples() {
     let lr = good(file, &[]).lr;
     assert_eq!((lr.warmup, lr.decay), (Span::Samples(640), Span::Steps(50)));
     assert_eq!(lr.form, LrDecay::Wsd { tail: Span::Steps(10), form: WsdDecay::Linear });
+}
+
+#[test]
+fn weight_decay_grows_as_in_megatron() {
+    let file = "[optimizer]\nend-weight-decay = 0.1\n[weight-decay]\nstart-weight-decay = 0.01\n\
+                weight-decay-incr-style = \"cosine\"\n[training]\nsteps = 50\n";
+    let config = good(file, &[]);
+    let decay = WeightDecayConfig { incr_style: WeightDecayIncr::Cosine, start: 0.01, length: Some(Span::Steps(50)) };
+    assert_eq!((config.weight_decay, config.engine().weight_decay), (decay, decay));
+    assert_eq!(config.optimizer.weight_decay(), 0.1);
+    assert_eq!(good(&config.to_toml(), &[]), RunConfig { output: good("", &[]).output, ..config });
+    let samples = good(file, &[("weight-decay.length", "400 samples")]).weight_decay;
+    assert_eq!(samples.length, Some(Span::Samples(400)));
+    // Without a way there is no length, so that a run may be made longer.
+    assert_eq!(good("", &[("training.steps", "7")]).weight_decay, WeightDecayConfig::default());
+    assert_eq!(
+        refusal("[weight-decay]\nstart = 0.1\n", &[]),
+        "run.toml:2: weight-decay.start = 0.1 has no meaning with weight-decay.incr-style = constant; only with linear, cosine"
+    );
+    let down = format!("{file}[data]\ntext = [\"a\"]\n[model]\npreset = \"tiny\"\n").replace("0.01", "0.2");
+    assert_eq!(
+        contradiction(&down),
+        "`weight-decay.start` = 0.2 is not from 0 to `optimizer.weight-decay` = 0.1; nearest legal: 0.1"
+    );
 }
 
 #[test]

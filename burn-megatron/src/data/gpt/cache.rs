@@ -3,8 +3,9 @@
 //! A file is named after a hash of everything that decides its content, written under a temporary name and renamed, so
 //! several processes may build the same one at once: the last rename wins and all are equal.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use memmap2::Mmap;
@@ -75,7 +76,8 @@ fn load(path: &Path, key: &Key, plan: &EpochPlan, documents: usize) -> Option<Gp
 
 fn store(folder: &Path, path: &Path, key: &Key, words: &[u32], plan: &EpochPlan) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    // As other new files: runs of other users read it.
+    let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(folder)?;
     file.write_all(&header(key, plan))?;
     file.write_all(bytemuck::cast_slice(words))?;
     // A name must not outlive a power failure that its contents do not: nothing but the length would tell.

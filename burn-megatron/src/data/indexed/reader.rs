@@ -101,13 +101,6 @@ impl IndexedDataset {
         tokens
     }
 
-    /// All tokens of all sequences, one after the other.
-    pub fn all_tokens(&self) -> Vec<i64> {
-        let mut tokens = Vec::with_capacity(self.num_tokens);
-        self.dtype().decode(&self.tokens, &mut tokens);
-        tokens
-    }
-
     /// Appends the tokens of a part of a sequence to `out`.
     ///
     /// # Panics

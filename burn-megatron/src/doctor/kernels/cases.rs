@@ -106,6 +106,13 @@ fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     x.flatten(0, D - 1)
 }
 
+/// Cosines and sines of some angles.
+fn angles(side: &Side, shape: [usize; 2]) -> [Tensor<2>; 2] {
+    let angles = numbers(shape[0] * shape[1], 50).into_iter().map(|x| 3.0 * x);
+    let side = |f: fn(f64) -> f64| side.tensor(angles.clone().map(f).collect(), shape);
+    [side(f64::cos), side(f64::sin)]
+}
+
 /// Every operation once.
 pub fn cases(scale: &Scale) -> Vec<Case> {
     let mut all = products(scale);
@@ -222,10 +229,9 @@ fn rows(scale: &Scale) -> Vec<Case> {
             ..case("gelu erf", shape(hidden), 1, &[("x", tokens * hidden)], |_, x| gelu(x[0].clone(), GeluKind::Erf))
         },
         case("rope_packed", packed_shape, 1, &packed, move |side, x| {
-            let angles = numbers(seq * (head_dim / 2), 50).into_iter().map(|x| 3.0 * x);
-            let side = |f: fn(f64) -> f64| side.tensor(angles.clone().map(f).collect(), [seq, head_dim / 2]);
+            let [cos, sin] = angles(side, [seq, head_dim / 2]);
             let input: Tensor<4> = x[0].clone().reshape([seq, batch, heads.total(), head_dim]);
-            flat(rope_packed(input, side(f64::cos), side(f64::sin), turned))
+            flat(rope_packed(input, cos, sin, turned))
         }),
         case("dropout", shape(hidden), 1, &[("x", tokens * hidden)], move |_, x| {
             flat(dropout(x[0].clone().reshape([seq, batch, hidden]), 0.1, DropKey::new(7)))

@@ -4,7 +4,7 @@ use super::pass::{Output, Pass, leaf, run};
 use super::{Chunk, Kept, Late, Step};
 use crate::engine::segments::Link;
 use crate::trace::What;
-use backend_dist::ops::weight_grads;
+use backend_dist::ops::{keep_attended, weight_grads, with_attended};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 use models::CausalLm;
@@ -22,14 +22,21 @@ impl<M: CausalLm> Chunk<M> {
                 true => {
                     let leaf = x.take().map(leaf);
                     let (value, tape) = run(self.model(), &segment.link, leaf.clone(), pass, true).split();
-                    kept.push(Kept { input: leaf, tape: Some(tape) });
+                    kept.push(Kept { input: leaf, tape: Some(tape), attended: None });
                     value
                 }
                 false => {
                     let input = x.take();
-                    let value = run(&self.model().valid(), &segment.link, input.clone(), pass, false);
+                    let run = || run(&self.model().valid(), &segment.link, input.clone(), pass, false);
+                    let (value, attended) = match pass.keep && segment.keep_attention {
+                        true => {
+                            let (value, attended) = keep_attended(run);
+                            (value, Some(attended))
+                        }
+                        false => (run(), None),
+                    };
                     if pass.keep {
-                        kept.push(Kept { input, tape: None });
+                        kept.push(Kept { input, tape: None, attended });
                     }
                     value
                 }
@@ -58,12 +65,17 @@ impl<M: CausalLm> Chunk<M> {
             self.gather(index, pass);
             self.prefetch(index, index.wrapping_sub(1), pass);
             let (leaf, tape) = match kept.pop().expect("one entry per segment") {
-                Kept { input, tape: Some(tape) } => (input, tape),
-                Kept { input, tape: None } => {
+                Kept { input, tape: Some(tape), .. } => (input, tape),
+                Kept { input, tape: None, attended } => {
                     let mark = pass.recorder.begin();
                     let leaf = input.map(leaf);
                     let link = &self.steps[index].segment.link;
-                    let (_, tape) = stats::paused(|| run(self.model(), link, leaf.clone(), pass, true)).split();
+                    let run = || stats::paused(|| run(self.model(), link, leaf.clone(), pass, true));
+                    let (_, tape) = match attended {
+                        Some(attended) => with_attended(attended, run),
+                        None => run(),
+                    }
+                    .split();
                     pass.recorder.end(mark, What::Recompute, Some(pass.place.0), Some(pass.place.1));
                     (leaf, tape)
                 }

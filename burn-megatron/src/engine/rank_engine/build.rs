@@ -38,6 +38,7 @@ impl<M: CausalLm> RankEngine<M> {
         let plan = config.plan(layout.dp)?;
         config.context.check(layout, dims)?;
         let lr = config.lr.schedule(config.global_batch)?;
+        let weight_decay = config.weight_decay.schedule(config.optimizer.weight_decay(), config.global_batch)?;
         let (spec, division) = config.pipeline.resolve(layout, dims.layers, plan.accumulation)?;
         let pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
         let (stages, replicas) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
@@ -104,6 +105,7 @@ impl<M: CausalLm> RankEngine<M> {
             fp8,
             pipeline,
             lr,
+            weight_decay,
             scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),
             config,
             plan,
@@ -118,6 +120,8 @@ impl<M: CausalLm> RankEngine<M> {
             dtype,
             runs_ahead: Buffer::fits(&rank.device, DType::F32),
             hidden: dims.hidden,
+            is_mixture: dims.experts.is_some(),
+            vocabulary: dims.vocab,
             rank: rank.clone(),
             recorder: Recorder::off(),
             peak_in_flight: 0,

@@ -15,13 +15,27 @@ impl<M: CausalLm> RankEngine<M> {
     /// Mean loss over the rows of a held-out batch, without gradients. The rows may be any multiple of micro-batch
     /// times data-parallel ranks.
     ///
+    /// Tokens behind the last prediction that counts fill a row up: in a mixture no expert gets them, and rows of a batch that
+    /// has such are computed one by one. So what an expert has room for does not depend on them.
+    ///
     /// # Errors
-    /// If the rows or their length do not divide.
+    /// If the rows or their length do not divide, or have tokens that the model lacks.
     pub fn eval_step(&mut self, batch: &TokenBatch) -> Result<EvalReport, EngineError> {
-        let plan = BatchPlan::from_global(batch.rows, self.plan.micro, self.plan.data_parallel)?;
+        let mut plan = BatchPlan::from_global(batch.rows, self.plan.micro, self.plan.data_parallel)?;
         check_sequence(self.rank.mesh.layout(), batch.seq)?;
-        let rows = |micro| batch.slice(plan.rows(micro, self.rank.coords.dp));
-        let own: Vec<Share> = (0..plan.accumulation).map(|micro| self.share(&rows(micro))).collect();
+        batch.check_tokens(self.vocabulary)?;
+        let ends = batch.ends();
+        let filled = self.is_mixture && ends.iter().any(|end| *end < batch.seq);
+        if filled {
+            plan = BatchPlan::from_global(batch.rows, 1, self.plan.data_parallel)?;
+        }
+        let share = |micro| {
+            let rows = plan.rows(micro, self.rank.coords.dp);
+            let mut share = self.share(&batch.slice(rows.clone()));
+            share.of.filled_from = filled.then(|| ends[rows.start]);
+            share
+        };
+        let own: Vec<Share> = (0..plan.accumulation).map(share).collect();
         let mut mail = self.mail(&own);
         let mut losses = Losses::default();
         // Without backward passes there is nothing to interleave: each stage in turn takes all micro-batches.

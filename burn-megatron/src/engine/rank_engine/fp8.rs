@@ -22,7 +22,8 @@ impl<M: CausalLm> RankEngine<M> {
 
     /// Moves the histories of delayed scaling on. They belong to the next step's scales, also where this one was skipped.
     pub(super) fn end_fp8_step(&mut self) {
-        self.fp8.end_step(&[self.rank.group(Axis::Tp), self.replicas.clone()]);
+        let groups = [self.rank.group(Axis::Tp), self.replicas.clone()];
+        self.fp8.end_step(&groups, &self.rank.device, self.dtype);
         self.weights_changed();
     }
 

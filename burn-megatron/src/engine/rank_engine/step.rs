@@ -19,7 +19,8 @@ impl<M: CausalLm> RankEngine<M> {
     ///
     /// # Errors
     /// [`EngineError::NonFiniteLoss`] and [`EngineError::NonFiniteGradient`] before anything is updated;
-    /// [`EngineError::Rows`] if the batch does not have the configured rows.
+    /// [`EngineError::Rows`] and [`EngineError::Token`] if the batch does not have the configured rows or has tokens that the model
+    /// lacks.
     pub fn train_step(&mut self, batch: &TokenBatch) -> Result<StepReport, EngineError> {
         if batch.rows != self.plan.global() {
             return Err(EngineError::Rows { rows: batch.rows, expected: self.plan.global() });
@@ -42,6 +43,7 @@ impl<M: CausalLm> RankEngine<M> {
         }
         let layout = self.rank.mesh.layout();
         micro_batches.iter().try_for_each(|batch| check_sequence(layout, batch.seq))?;
+        micro_batches.iter().try_for_each(|batch| batch.check_tokens(self.vocabulary))?;
         // What a step that failed has left.
         self.optimizer.skip();
         self.chunks.iter_mut().for_each(Chunk::forget);
@@ -73,13 +75,17 @@ impl<M: CausalLm> RankEngine<M> {
         }
         let clip_factor = clip_factor(self.config.clip, grad_norm);
         // Steps that were skipped do not count (megatron/training/training.py, `train_step`).
-        let lr = self.lr.at(self.consumed - self.skipped);
+        let moved = self.consumed - self.skipped;
+        let (lr, weight_decay) = (self.lr.at(moved), self.weight_decay.at(moved));
         match skipped {
             true => {
                 self.optimizer.skip();
                 self.skipped += self.plan.global() as u64;
             }
-            false => self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor }),
+            false => {
+                self.optimizer.set_weight_decay(weight_decay);
+                self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor });
+            }
         }
         let loss = self.over_all(losses, shares).mean();
         self.end_fp8_step();

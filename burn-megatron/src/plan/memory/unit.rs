@@ -34,7 +34,7 @@ impl UnitMemory {
         let deferred = unit.ops.iter().map(|op| put_off(op) + at_once(op)).sum();
         let recorded = lives.forward(unit, false);
         let (kept, forward) = match unit.recomputed {
-            true => (first, lives.forward(unit, true)),
+            true => (first + unit.attended(), lives.forward(unit, true) + unit.attended()),
             false => (lives.kept(), recorded),
         };
         let again = if unit.recomputed { recorded } else { 0 };

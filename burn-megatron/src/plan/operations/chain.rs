@@ -192,6 +192,6 @@ impl<'a> Chain<'a> {
         let recompute = self.maker.recompute;
         let all = [Module::CoreAttention, Module::MlpActivation, Module::Norms];
         let dropped = all.into_iter().filter(|module| recompute.selects(*module)).collect();
-        Unit { ops: self.ops, recomputed, head, layers, dropped }
+        Unit { ops: self.ops, recomputed, keeps_attention: false, head, layers, dropped }
     }
 }

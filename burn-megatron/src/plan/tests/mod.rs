@@ -1,5 +1,7 @@
 //! Plans against papers, model cards and measurements.
 
+mod dealt;
+mod flops;
 mod memory;
 mod search;
 mod traffic;
@@ -7,7 +9,7 @@ mod traffic;
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::ops::LOGITS_AT_ONCE;
 use models::recompute::{Granularity, Method, Module, Recompute};
-use models::{DeepSeekV3Config, FamilyConfig, MixtralConfig};
+use models::{DeepSeekV3Config, FamilyConfig, LlamaConfig, MixtralConfig};
 
 use super::gpus::{self, Hardware};
 use super::*;
@@ -90,6 +92,8 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         gpu: false,
         overlap: true,
         documents: None,
+        expert_pieces: None,
+        dynamic: None,
         logits_at_once: LOGITS_AT_ONCE,
     }
 }

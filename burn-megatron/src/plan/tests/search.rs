@@ -12,13 +12,33 @@ fn layouts_of_a_mixture_are_found() {
 }
 
 #[test]
-fn a_step_takes_as_long_as_was_measured() {
-    // PyTorch FSDP2 with torch.compile on eight H200: 10,453 tokens/s per GPU with two rows of 8,192 tokens. It keeps
-    // activations, as ZeRO 2 does here.
+fn steps_take_as_long_as_was_measured() {
+    // benchmarks/README.md, seconds of a step on H200s. Routers of the mixtures were balanced by force.
+    let full = Recompute { granularity: Granularity::Full, ..Recompute::default() };
+    let rows = |decoder: Decoder, layout, micro_batch, micro_batches, seq| Job {
+        micro_batch,
+        seq,
+        ..job(decoder, layout, ScheduleKind::NoPipeline, micro_batches).on_gpus()
+    };
+    let dense = |layout, micro_batches, seq| rows(llama3_8b(), layout, 1, micro_batches, seq);
+    let mixture = |layout| rows(Decoder { layers: 8, ..mixtral() }, layout, 2, 2, 4096);
+    let qwen = MixtralConfig { num_hidden_layers: 16, ..MixtralConfig::qwen3_30b_a3b() };
+    let small = Decoder::from(&FamilyConfig::Llama(LlamaConfig::llama3_1b()));
+    for (name, job, measured) in [
+        ("1B", rows(small, "DP1", 4, 1, 4096), 0.246),
+        ("8B", dense("DP2 ZeRO1", 2, 8192), 1.488),
+        ("8B in FP8", Job { fp8: 0..32, ..dense("DP2 ZeRO2", 2, 8192) }, 1.138),
+        ("8B, sequences over four", Job { recompute: full, ..dense("CP4 ZeRO2", 1, 65_536) }, 4.325),
+        ("a Mixtral", mixture("DP2 EP2 ZeRO1"), 0.662),
+        ("a Mixtral in FP8", Job { fp8: 0..8, ..mixture("DP2 EP2 ZeRO1") }, 0.505),
+        ("a Mixtral over four", mixture("DP4 EP4 ZeRO1"), 0.639),
+        ("Qwen3-MoE", rows(Decoder::from(&FamilyConfig::Mixtral(qwen)), "DP2 EP2 ZeRO1", 2, 2, 4096), 0.461),
+    ] {
+        let planned = Plan::new(job, &h200()).unwrap().time.step;
+        assert!((planned / measured - 1.0).abs() < 0.08, "{name}: {planned} s planned, {measured} s measured");
+    }
     let of = |layout| Job { seq: 8192, ..job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1) };
     let plan = Plan::new(of("DP8 ZeRO2"), &h200()).unwrap();
-    let each = plan.time.tokens_per_second / 8.0;
-    assert!((each / 10_453.0 - 1.0).abs() < 0.03, "{each}");
     let sharded = Plan::new(of("DP8 ZeRO3"), &h200()).unwrap();
     assert!(sharded.time.recompute > 0.2 * sharded.time.step && sharded.memory[0].peak() < plan.memory[0].peak() / 2);
     let parts: f64 = plan.time.parts().iter().map(|(_, seconds)| seconds).sum();
@@ -92,7 +112,9 @@ fn gpus_are_known_by_name() {
     let error = gpus::find("h10").unwrap_err();
     assert!(error.contains("`h10` is unknown; legal: h100,") && error.contains("a100-80gb"), "{error}");
     let hardware = h200();
-    assert_eq!(hardware.with_products(500.0).attention / hardware.attention, 500e12 / hardware.products);
+    let ratio = hardware.with_products(500.0).attention(128)[1] / hardware.attention(128)[1];
+    assert!((ratio - 500e12 / hardware.products).abs() < 1e-12);
+    assert!(hardware.attention(80) == hardware.attention(96) && hardware.attention(512) == hardware.attention(256));
     assert!(hardware.between(8, 1) > hardware.between(8, 8));
     assert_eq!(hardware.between(16, 1), hardware.link.min(8.0 * hardware.network));
 }

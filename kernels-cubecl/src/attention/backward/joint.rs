@@ -2,7 +2,7 @@
 use super::{Gradients, Saved, Sums, check_saved};
 use crate::attention::joint_gradient::{self, JointGradientPlan};
 use crate::attention::joint_sum;
-use crate::attention::{AttentionError, AttentionShape, Extras, Tensor4, UNITS, grid, maps, sizes};
+use crate::attention::{AttentionError, AttentionShape, Extras, Tensor4, UNITS, grid, maps, sizes, starts};
 use crate::hopper::mma::{Half, ROWS};
 use crate::tiling::KEY_ROWS;
 use cubecl::prelude::*;
@@ -25,8 +25,11 @@ pub fn joint_gradients(
     gradients.q.check("q_gradient", shape.query_shape())?;
     gradients.k.check("k_gradient", shape.key_shape())?;
     gradients.v.check("v_gradient", shape.value_shape())?;
-    let (sequences, key_blocks) = grid(shape, extras, None, shape.keys, KEY_ROWS);
-    let parts = joint_sum::len(shape.statistics_len());
+    let longest_key = extras.packed.map(|packed| packed.longest_key);
+    let longest_query = extras.packed.map(|packed| packed.longest_query);
+    let (sequences, key_blocks) = grid(shape, extras, longest_key, shape.keys, KEY_ROWS);
+    let (_, query_blocks) = grid(shape, extras, longest_query, shape.queries, joint_gradient::BLOCK);
+    let parts = joint_sum::len(shape, extras);
     let q_sum = client.empty(4 * parts);
     // SAFETY: the buffer has just been made with this size.
     let q_sums = || unsafe { BufferArg::from_raw_parts(q_sum.clone(), parts / 4) };
@@ -34,10 +37,12 @@ pub fn joint_gradients(
         Half::Bf16 => joint_sum::gather::launch_unchecked::<bf16>,
         Half::F16 => joint_sum::gather::launch_unchecked::<f16>,
     };
-    let query_blocks = (shape.padded_queries() / joint_gradient::BLOCK) as u32;
+    let packed = plan.variant.packed;
+    let (query_starts, key_starts) = starts(extras, &sums.sums);
+    let (gathered_starts, _) = starts(extras, &sums.sums);
     let [by_row, by_batch, by_head] = gradients.q.strides.map(|stride| (stride / 8) as u32);
-    // SAFETY: the tensor maps bound every access but those to the parts, which have a place for every padded row and for one
-    // block more; `gather` writes rows that exist.
+    // SAFETY: the tensor maps bound every access but those to the parts, which have a place for every block of every sequence and
+    // for one more; `gather` writes rows that exist.
     unsafe {
         joint_sum::clear::launch_unchecked(
             client,
@@ -53,10 +58,12 @@ pub fn joint_gradients(
             maps::load(saved.k, ROWS),
             maps::load(saved.v, ROWS),
             maps::load(out_gradient, joint_gradient::BLOCK),
-            maps::statistics(shape, &sums.sums, joint_gradient::BLOCK, f32::elem_type_native()),
+            maps::statistics(shape, &sums.sums, plan.line(), f32::elem_type_native()),
+            query_starts,
+            key_starts,
             q_sums(),
-            maps::store(gradients.k, false),
-            maps::store(gradients.v, false),
+            maps::store(gradients.k, packed),
+            maps::store(gradients.v, packed),
             sizes(shape, extras),
             scale,
             plan,
@@ -67,12 +74,14 @@ pub fn joint_gradients(
             CubeDim::new_1d(UNITS),
             q_sums(),
             BufferArg::from_raw_parts(gradients.q.handle.clone(), gradients.q.extent() / 8),
+            gathered_starts,
             shape.queries as u32,
-            query_blocks,
+            joint_sum::blocks_of_head(shape, extras) as u32,
             by_row,
             by_batch,
             by_head,
             scale,
+            packed,
         );
     }
     Ok(())

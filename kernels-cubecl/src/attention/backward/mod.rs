@@ -9,7 +9,7 @@ use super::joint_gradient::JointGradientPlan;
 use super::key_gradient::KeyGradientPlan;
 use super::query_gradient::QueryGradientPlan;
 use super::{AttentionError, AttentionShape, Extras, Tensor4, Variant};
-use super::{delta, drop_keys, flat};
+use super::{delta, drop_keys, flat, joint_sum};
 use crate::hopper::mma::Half;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -82,7 +82,8 @@ pub fn backward(
 ) -> Result<(), AttentionError> {
     let variant = Variant::of(shape, extras);
     let sums = row_sums(client, shape, extras, saved.out, out_gradient, saved.lse)?;
-    if let Some(plan) = JointGradientPlan::fastest(variant).filter(|_| !extras.deterministic) {
+    let joint = !extras.deterministic && joint_sum::fits(shape, extras);
+    if let Some(plan) = JointGradientPlan::fastest(variant).filter(|_| joint) {
         return joint_gradients(client, shape, scale, extras, saved, out_gradient, &sums, gradients, plan);
     }
     let plan = BackwardPlan::fastest(variant);

@@ -2,22 +2,24 @@
 //!
 //! Like the key gradient kernel, 128 keys of one key head a cube. The gradients of a query come from many cubes, which
 //! add them up in memory in no particular order: two calls differ in the last bits.
+mod mask;
 mod plan;
 mod slopes;
 mod step;
 
 pub use plan::{BLOCK, D, JointGradientPlan};
 
-use super::joint_sum::{HALF, add_up, meet};
+use super::joint_sum::{self, HALF, add_up, meet};
 use super::query_walk;
 use super::tile;
-use super::variant::{Part, Sizes};
+use super::variant::{Sizes, part};
 use crate::hopper::bulk::{self, Quad};
 use crate::hopper::mma::{self, Pair};
 use crate::hopper::ring::barrier_at;
-use crate::tiling::{KEY_ROWS, QueryBlocks, Sight};
+use crate::tiling::{KEY_ROWS, QueryBlocks};
 use cubecl::prelude::*;
 use half::bf16;
+use mask::seen_by;
 use plan::{KEY_TILE, PLACES, SLOPE_TILE};
 use slopes::{issue_query_gradient, place_of, wait_for_slopes};
 use step::{JointState, Operands, Shares, advance, load};
@@ -25,8 +27,8 @@ use step::{JointState, Operands, Shares, advance, load};
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
 
 /// The gradients of keys and values as [`key_gradient`](super::key_gradient) writes them, and those of the queries, not yet
-/// scaled, added to `q_sum` in the order that [`gather`](super::joint_sum::gather()) reads. 256 units; cube `(key head, batch, block)`; boxes of 64
-/// rows, those for stores (the gradients), and 64 columns of both kinds of `sums`.
+/// scaled, added to `q_sum` in the order that [`gather`](super::joint_sum::gather()) reads. 256 units; cube `(key head, sequence,
+/// block)`; boxes of 64 rows, those for stores (the gradients), and a block's columns of both kinds of `sums`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn joint_gradient(
@@ -35,6 +37,8 @@ pub fn joint_gradient(
     v: &TensorMap<bf16, Tiled>,
     out_gradient: &TensorMap<bf16, Tiled>,
     sums: &TensorMap<f32, Tiled>,
+    query_starts: &[i32],
+    key_starts: &[i32],
     q_sum: &mut [Quad],
     k_gradient: &mut TensorMap<bf16, Tiled>,
     v_gradient: &mut TensorMap<bf16, Tiled>,
@@ -43,6 +47,18 @@ pub fn joint_gradient(
     #[comptime] plan: JointGradientPlan,
 ) {
     let variant = comptime![plan.variant];
+    let kv_head = CUBE_POS_X;
+    let part = part(query_starts, key_starts, &sizes, variant.packed);
+    // Causal keys further up have more queries: they start first, of all heads. Head by head the cache would hold the sums,
+    // but the last head's longest cubes would run alone at the end.
+    let first_key = CUBE_POS_Z * comptime![KEY_ROWS as u32];
+    if comptime![variant.packed] {
+        // The grid is as large as the longest sequence asks for.
+        if first_key >= part.sight.keys {
+            terminate!();
+        }
+    }
+
     let mut k_smem = Shared::<[Pair]>::new_aligned_slice(comptime![2 * KEY_TILE], 1024usize);
     let mut v_smem = Shared::<[Pair]>::new_aligned_slice(comptime![2 * KEY_TILE], 1024usize);
     let slopes_smem = Shared::<[Pair]>::new_aligned_slice(comptime![PLACES * 2 * SLOPE_TILE], 1024usize);
@@ -58,18 +74,18 @@ pub fn joint_gradient(
     }
     let mut q_ring = tile::ring(plan.stages, BLOCK, D);
     let mut g_ring = tile::ring(plan.stages, BLOCK, D);
-    let sums_smem = Shared::<[f32]>::new_aligned_slice(comptime![plan.stages * 2 * BLOCK], 128usize);
+    let sums_smem = Shared::<[f32]>::new_aligned_slice(comptime![plan.stages * plan.statistics()], 128usize);
     sync_async_proxy_shared();
     sync_cube();
 
-    let kv_head = CUBE_POS_X;
-    let sight = Sight { queries: sizes.queries, keys: sizes.keys, offset: sizes.offset, window: sizes.window };
-    let part = Part { batch: CUBE_POS_Y as i32, first_query: 0u32, first_key: 0u32, sight };
-    // Causal keys further up have more queries: they start first, of all heads. Head by head the cache would hold the sums,
-    // but the last head's longest cubes would run alone at the end.
-    let first_key = CUBE_POS_Z * comptime![KEY_ROWS as u32];
-    let blocks =
-        QueryBlocks::new(first_key, &part.sight, comptime![BLOCK as u32], comptime![variant.causal], false, false);
+    let blocks = QueryBlocks::new(
+        first_key,
+        &part.sight,
+        comptime![BLOCK as u32],
+        comptime![variant.causal],
+        comptime![variant.window],
+        comptime![plan.bounded()],
+    );
     let source = query_walk::source(&part, &blocks, kv_head, &sizes);
     let role = plane_broadcast(UNIT_POS / 128, 0u32);
     let mut shared = Shares { sums: sums_smem, slopes: slopes_smem, there, stage };
@@ -78,7 +94,7 @@ pub fn joint_gradient(
         full.arrive_and_expect_tx(1, comptime![(4 * 4 * KEY_TILE) as u32]);
         #[unroll]
         for wg in 0..2usize {
-            let row = first_key as i32 + comptime![(wg * mma::ROWS) as i32];
+            let row = (part.first_key + first_key) as i32 + comptime![(wg * mma::ROWS) as i32];
             let (from, to) = comptime![(wg * KEY_TILE, (wg + 1) * KEY_TILE)];
             let head = kv_head as i32;
             tile::fetch(&fixed, 0usize, k_smem.slice_mut(from, to), k, source.batch, head, row, mma::ROWS, D);
@@ -117,13 +133,19 @@ pub fn joint_gradient(
     mma::fill(&mut state.k_sum, 0.0, comptime![D / 2]);
     mma::fill(&mut state.v_sum, 0.0, comptime![D / 2]);
     let scale_log2 = scale * LOG2_E;
-    // The first query that sees the key of this unit's first row, counted from its first column.
-    let seen_from = row as i32 - part.sight.offset - ((lane % 4) * 2) as i32;
+    let seen = seen_by(&part, row, (lane % 4) * 2, plan);
     // Where this unit's part of the first step's queries lies. The blocks of a head are adjacent; from its last one to the
     // first of the next head it is a jump over the blocks that see none of the keys.
-    let blocks_of_head = sizes.stride / comptime![BLOCK as u32];
+    let mut blocks_of_head = sizes.stride / comptime![BLOCK as u32];
+    let mut head_before = (CUBE_POS_Y * CUBE_COUNT_X + kv_head) * sizes.group;
+    let mut first_block = blocks.first;
+    if comptime![variant.packed] {
+        blocks_of_head += CUBE_COUNT_Y;
+        head_before = kv_head * sizes.group;
+        first_block += joint_sum::first_block(part.first_query, CUBE_POS_Y);
+    }
     let jump = (blocks_of_head + 1 - source.steps) * comptime![2 * HALF];
-    let first_block = (CUBE_POS_Y * CUBE_COUNT_X + kv_head) * sizes.group * blocks_of_head + blocks.first;
+    let first_block = head_before * blocks_of_head + first_block;
     // Two steps before the first.
     let mut target = first_block * comptime![2 * HALF] + role * HALF + UNIT_POS % 128 - jump - comptime![2 * HALF];
 
@@ -134,6 +156,13 @@ pub fn joint_gradient(
     let mut step = 0u32;
     loop {
         let block_start = (blocks.first + in_head) * comptime![BLOCK as u32];
+        let mut edge = in_head < blocks.edge;
+        if comptime![plan.bounded()] {
+            edge = edge || in_head + blocks.high_edge >= source.steps;
+        }
+        if comptime![variant.packed && !variant.causal] {
+            edge = edge || first_key + comptime![KEY_ROWS as u32] > part.sight.keys;
+        }
         advance(
             &mut state,
             &mut q_ring,
@@ -148,8 +177,9 @@ pub fn joint_gradient(
             target,
             step,
             scale_log2,
-            in_head < blocks.edge,
-            seen_from - block_start as i32,
+            edge,
+            &seen,
+            block_start as i32,
             plan,
         );
         target += select(before == 0, jump, comptime![2 * HALF]);
@@ -186,9 +216,9 @@ pub fn joint_gradient(
     let at_row = first_key + role * 64;
     mma::fill(&mut factor, 1.0, 2usize);
     let tile = v_smem.slice_mut(own, own + KEY_TILE);
-    let (head, rows) = (kv_head as i32, sizes.keys);
-    tile::store(&state.v_sum, &factor, tile, v_gradient, &part, head, 0u32, at_row, rows, D, variant);
+    let (head, from, rows) = (kv_head as i32, part.first_key, part.sight.keys);
+    tile::store(&state.v_sum, &factor, tile, v_gradient, &part, head, from, at_row, rows, D, variant);
     mma::fill(&mut factor, scale, 2usize);
     let tile = k_smem.slice_mut(own, own + KEY_TILE);
-    tile::store(&state.k_sum, &factor, tile, k_gradient, &part, head, 0u32, at_row, rows, D, variant);
+    tile::store(&state.k_sum, &factor, tile, k_gradient, &part, head, from, at_row, rows, D, variant);
 }

@@ -13,11 +13,27 @@ pub struct JointGradientPlan {
 
 impl JointGradientPlan {
     /// What was fastest on an H200 (8192 queries and keys, 32 and 8 heads), where there is such a kernel: for heads of 128,
-    /// of whose columns each warpgroup takes half, without window, packed sequences and dropout.
+    /// of whose columns each warpgroup takes half, without dropout.
     pub fn fastest(variant: Variant) -> Option<Self> {
-        let Variant { head_dim, value_dim, window, packed, dropout, .. } = variant;
-        let fits = head_dim == D && value_dim == D && !window && !packed && !dropout;
+        let Variant { head_dim, value_dim, dropout, .. } = variant;
+        let fits = head_dim == D && value_dim == D && !dropout;
         fits.then_some(Self { variant, stages: 2 })
+    }
+
+    /// Queries whose statistics come with a block. The copy engine reads from multiples of 16 bytes on, so that those of packed
+    /// sequences begin up to three numbers early.
+    pub fn line(&self) -> usize {
+        if self.variant.packed { BLOCK + 4 } else { BLOCK }
+    }
+
+    /// Numbers of one stage's statistics, a multiple of 128 bytes.
+    pub(super) fn statistics(&self) -> usize {
+        (2 * self.line()).next_multiple_of(32)
+    }
+
+    /// Whether queries may have to be hidden from a key that follow those it sees.
+    pub(super) fn bounded(&self) -> bool {
+        self.variant.window || self.variant.packed
     }
 }
 

@@ -1,9 +1,10 @@
 //! A step: the queries of a block with the cube's keys.
+use super::mask::{Seen, hide};
 use super::plan::{BLOCK, D, JointGradientPlan, PLACES, SLOPE_TILE};
 use super::slopes::{issue_key_gradient, issue_query_gradient, place_of, share, wait_for_slopes};
 use crate::attention::joint_sum::{add_up, meet};
 use crate::attention::query_walk::{self, Source};
-use crate::attention::tile::{self, HIDDEN, Ring};
+use crate::attention::tile::{self, Ring};
 use crate::hopper::bulk::{self, Quad};
 use crate::hopper::mma::{self, Pair};
 use crate::hopper::ptx;
@@ -57,6 +58,12 @@ pub struct JointState {
     pub v_sum: Array<f32>,
 }
 
+/// How many numbers the statistics of a block begin early.
+#[cube]
+fn early(source: &Source, #[comptime] plan: JointGradientPlan) -> u32 {
+    if comptime![plan.variant.packed] { source.row % 4 } else { 0u32.runtime() }
+}
+
 /// Starts the copy of the tiles of step `step`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
@@ -73,10 +80,11 @@ pub fn load(
 ) {
     let slot = tile::slot(step, plan.stages);
     let at = query_walk::block(source, step, BLOCK);
-    let from = slot.stage * comptime![2 * BLOCK];
-    tile::load(q_ring, &slot, q, source.batch, at.head, at.row, comptime![(8 * BLOCK) as u32], BLOCK, D);
-    let target = shared.sums.slice_mut(from, from + comptime![2 * BLOCK]);
-    barrier_at(&q_ring.full, slot.stage).tma_load_3d(sums, target, 0, at.row_of_heads, at.row);
+    let from = slot.stage * comptime![plan.statistics()];
+    tile::load(q_ring, &slot, q, source.batch, at.head, at.row, comptime![(8 * plan.line()) as u32], BLOCK, D);
+    let target = shared.sums.slice_mut(from, from + comptime![2 * plan.line()]);
+    let from_row = at.row - early(source, plan) as i32;
+    barrier_at(&q_ring.full, slot.stage).tma_load_3d(sums, target, 0, at.row_of_heads, from_row);
     tile::load(g_ring, &slot, out_gradient, source.batch, at.head, at.row, 0u32, BLOCK, D);
 }
 
@@ -99,13 +107,15 @@ pub fn advance(
     step: u32,
     scale_log2: f32,
     edge: bool,
-    seen_from: i32,
+    seen: &Seen,
+    block_start: i32,
     #[comptime] plan: JointGradientPlan,
 ) {
     let element = comptime![plan.variant.element];
     let slot = tile::slot(step, plan.stages);
     let offset = tile::offset(&slot, BLOCK, D);
-    let column = slot.stage * comptime![2 * BLOCK] + ((UNIT_POS % 4) * 2) as usize;
+    let line = comptime![plan.line()];
+    let column = slot.stage * comptime![plan.statistics()] + (early(source, plan) + (UNIT_POS % 4) * 2) as usize;
 
     tile::arrived(q_ring, &slot);
     tile::issue_scores(&mut state.scores, bulk::descriptor_here(at.k), at.q + offset, BLOCK, D, element);
@@ -130,12 +140,7 @@ pub fn advance(
     tile::arrived(g_ring, &slot);
     tile::issue_scores(&mut state.slopes, bulk::descriptor_here(at.v), at.out_gradient + offset, BLOCK, D, element);
     if edge {
-        #[unroll]
-        for i in 0..comptime![BLOCK / 2] {
-            // Column of this score, less the eight rows that the second row is further down.
-            let query = comptime![(8 * (i / 4) + i % 2) as i32 - 8 * ((i / 2) % 2) as i32];
-            state.scores[i] = select(query >= seen_from, state.scores[i], HIDDEN);
-        }
+        hide(&mut state.scores, seen, block_start, plan);
     }
     #[unroll]
     for i in 0..comptime![BLOCK / 8] {
@@ -157,7 +162,7 @@ pub fn advance(
     for i in 0..comptime![BLOCK / 8] {
         #[unroll]
         for j in 0..2usize {
-            let delta = shared.sums[column + comptime![BLOCK + 8 * i + j]];
+            let delta = shared.sums[column + comptime![line + 8 * i + j]];
             #[unroll]
             for half in 0..2usize {
                 let index = comptime![4 * i + 2 * half + j];

@@ -12,8 +12,6 @@ use cubecl::server::Handle;
 
 /// Most tokens of a launch on a GPU, whose entries shared memory holds three times, and on the cpu runtime.
 const ROOM: [usize; 2] = [1 << 14, 1 << 10];
-/// Rows of one id that a unit reads at a time, far from its last one.
-const RUN: u32 = 16;
 
 /// How the gradient is cut into cubes. [`Plan::of`] has the best one known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +26,8 @@ pub struct Plan {
     pub ahead: u32,
     /// Most tokens of a launch, a power of two.
     pub room: u32,
+    /// Rows of one id that a unit reads at a time, far from its last one.
+    pub run: u32,
 }
 
 impl Plan {
@@ -41,7 +41,7 @@ impl Plan {
         let (side, buckets) = if gpu { (64, 128) } else { (1, 4) };
         let most = ROOM[usize::from(!gpu)];
         let room = shape.ids.next_power_of_two().clamp(cube.units as usize, most) as u32;
-        Self { units: cube.units, side, buckets, ahead: 4, room }
+        Self { units: cube.units, side, buckets, ahead: 4, room, run: 16 }
     }
 
     /// Bits of an entry that have the token.
@@ -118,24 +118,26 @@ pub fn sum_buckets<E: Float, T: Float, N: Size>(
         let end = min(begin + each, count);
         let previous = list[(max(begin, 1) - 1) as usize];
         let mut sum = F32x4::new(0.0);
+        // What a unit reads that needs nothing: no load waits for a condition.
+        let anywhere = min(column, width - 1);
         let mut place = begin;
         while place < end {
             let first = list[place as usize];
-            if place + RUN <= end && same_id(first, list[(place + RUN) as usize], plan) {
+            if place + plan.run <= end && same_id(first, list[(place + plan.run) as usize], plan) {
                 // Frequent ids: nothing but rows is read, so more of them at a time.
                 if row_of(first, first_row, plan) < rows && column < width {
-                    let mut held = Array::<Four<E>>::new(comptime![RUN as usize]);
+                    let mut held = Array::<Four<E>>::new(comptime![plan.run as usize]);
                     #[unroll]
-                    for k in 0..comptime![RUN as usize] {
+                    for k in 0..comptime![plan.run as usize] {
                         let token = list[place as usize + k] & comptime![plan.room - 1];
                         held[k] = gradient[(token * width + column) as usize];
                     }
                     #[unroll]
-                    for k in 0..comptime![RUN as usize] {
+                    for k in 0..comptime![plan.run as usize] {
                         sum = add(sum, held[k]);
                     }
                 }
-                place += RUN;
+                place += plan.run;
             } else {
                 let mut steps = Array::<u32>::new(comptime![plan.ahead as usize]);
                 let mut to = Array::<u32>::new(comptime![plan.ahead as usize]);
@@ -152,14 +154,10 @@ pub fn sum_buckets<E: Float, T: Float, N: Size>(
                     step = select(taken, step, SKIP);
                     to[k] = row * width + column;
                     steps[k] = step;
-                    if step != SKIP {
-                        let token = entry & comptime![plan.room - 1];
-                        held[k] = gradient[(token * width + column) as usize];
-                    }
+                    let token = entry & comptime![plan.room - 1];
+                    held[k] = gradient[select(step != SKIP, token * width + column, anywhere) as usize];
                     if comptime![adds] {
-                        if step == END {
-                            before[k] = table[to[k] as usize];
-                        }
+                        before[k] = table[select(step == END, to[k], anywhere) as usize];
                     }
                 }
                 #[unroll]

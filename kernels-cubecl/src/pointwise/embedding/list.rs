@@ -6,7 +6,7 @@ use super::gradient::Plan;
 use cubecl::prelude::*;
 
 /// Vectors of ids that a unit reads at a time.
-const AHEAD: u32 = 8;
+const AHEAD: u32 = 4;
 
 /// Whether two entries are of one id.
 #[cube]

@@ -20,45 +20,51 @@ pub(in crate::pointwise) fn half(sums: &mut Array<f32>, #[comptime] first: usize
     half
 }
 
-/// Adds up the sums of the rows side by side, and leaves them from place `first` of `parts` on.
+/// Adds up the sums of the rows side by side, one kind behind the other, and leaves them from place `first` of `parts` on.
 #[cube]
+#[allow(clippy::too_many_arguments)]
 fn leave(
-    sums: &mut Array<f32>,
+    w_sums: &mut Array<f32>,
+    b_sums: &mut Array<f32>,
     lines: &mut Shared<[F32x4]>,
     parts: &mut [F32x4],
     first: u32,
     unit: u32,
     width: u32,
+    #[comptime] kinds: u32,
     #[comptime] plan: Plan,
 ) {
     let (side, units) = comptime![(plan.side, plan.units)];
-    if comptime![side == 1] {
-        #[unroll]
-        for h in 0..comptime![2 * plan.vectors] {
-            let column = unit + comptime![(h / 2) as u32 * units];
+    let halves = comptime![2 * plan.vectors as u32];
+    #[unroll]
+    for h in 0..comptime![kinds * halves] {
+        let from = comptime![(h % halves) as usize * 4];
+        let mut own = half(w_sums, from);
+        if comptime![h >= halves] {
+            own = half(b_sums, from);
+        }
+        if comptime![side == 1] {
+            let column = unit + comptime![h % halves / 2 * units];
             if inside(column, width, plan) {
-                parts[(first + column * 2 + comptime![(h % 2) as u32]) as usize] = half(sums, comptime![h * 4]);
+                parts[(first + (comptime![h / halves] * width + column) * 2 + comptime![h % 2]) as usize] = own;
             }
+        } else {
+            lines[(UNIT_POS + comptime![h * side * units]) as usize] = own;
         }
-    } else {
-        // What was in `lines` before was read.
-        sync_cube();
-        #[unroll]
-        for h in 0..comptime![2 * plan.vectors] {
-            lines[(UNIT_POS + comptime![h as u32 * side * units]) as usize] = half(sums, comptime![h * 4]);
-        }
+    }
+    if comptime![side > 1] {
         sync_cube();
         let mut task = UNIT_POS;
-        while task < comptime![2 * plan.vectors as u32 * units] {
+        while task < comptime![kinds * halves * units] {
             let (h, unit) = (task / units, task % units);
             let mut total = lines[(h * comptime![side * units] + unit) as usize];
             #[unroll]
             for line in 1..side {
                 total += lines[(h * comptime![side * units] + unit + comptime![line * units]) as usize];
             }
-            let column = unit + h / 2 * units;
+            let column = unit + h % halves / 2 * units;
             if inside(column, width, plan) {
-                parts[(first + column * 2 + h % 2) as usize] = total;
+                parts[(first + (h / halves * width + column) * 2 + h % 2) as usize] = total;
             }
             task += comptime![side * units];
         }
@@ -171,13 +177,11 @@ pub fn norm_backward<E: Float>(
         row += stride;
         first += stride;
     }
-    let mut lines = Shared::<[F32x4]>::new_slice(comptime![if plan.side > 1 { 2 * plan.room() } else { 1 }]);
     let kinds = comptime![if centred { 2u32 } else { 1 }];
+    let mut lines =
+        Shared::<[F32x4]>::new_slice(comptime![if plan.side > 1 { 2 * kinds as usize * plan.room() } else { 1 }]);
     let first = CUBE_POS_X * kinds * width * 2;
-    leave(&mut w_sums, &mut lines, parts, first, unit, width, plan);
-    if comptime![centred] {
-        leave(&mut b_sums, &mut lines, parts, first + 2 * width, unit, width, plan);
-    }
+    leave(&mut w_sums, &mut b_sums, &mut lines, parts, first, unit, width, kinds, plan);
 }
 
 /// Where gradients are written.

@@ -4,6 +4,7 @@
 //! from the formula than they may be.
 pub mod activation;
 pub mod experts;
+pub mod latent;
 pub mod norm;
 pub mod optimizer;
 pub mod routing;

@@ -6,6 +6,8 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::accumulate::accumulate as add_up;
 use kernels_cubecl::pointwise::column_sum;
 use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
+use kernels_cubecl::pointwise::shares::{self, SharesShape};
+use kernels_cubecl::pointwise::thirds::split;
 
 pub fn column_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
     let x = random(rows * columns, 1);
@@ -13,6 +15,51 @@ pub fn column_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> u
     let (x, total) = (upload::<E>(client, &x), poisoned::<f32>(client, columns));
     column_sum::column_sum::<E>(client, &x, &total, rows, columns).expect("legal");
     report(&format!("column sum {}, {rows} × {columns}", E::NAME), &download::<f32>(client, &total), &expected, 1e-5)
+}
+
+/// Shares of positive numbers, and of exponentials of which one is far below the others.
+pub fn shares(client: &Client, shape: SharesShape) -> usize {
+    let SharesShape { rows, columns, softmax } = shape;
+    let (mut x, slope, least) = (random(rows * columns, 1), random(rows * columns, 2), 0.25);
+    match softmax {
+        true => x[columns / 2] = -1e30,
+        false => x.iter_mut().for_each(|x| *x = x.abs()),
+    }
+    let (mut y, mut totals, mut gradient) = (vec![], vec![], vec![]);
+    for (x, slope) in x.chunks_exact(columns).zip(slope.chunks_exact(columns)) {
+        let top = x.iter().copied().fold(f64::MIN, f64::max);
+        let parts: Vec<f64> = x.iter().map(|x| if softmax { (x - top).exp() } else { *x }).collect();
+        let total = parts.iter().sum::<f64>() + least;
+        let along: f64 = parts.iter().zip(slope).map(|(part, slope)| part / total * slope).sum();
+        for (part, slope) in parts.iter().zip(slope) {
+            y.push(part / total);
+            gradient.push((slope - along) / total * if softmax { *part } else { 1.0 });
+        }
+        totals.push(total);
+    }
+    let (x, slope) = (upload::<f32>(client, &x), upload::<f32>(client, &slope));
+    let [found, sums, dx] = [y.len(), rows, y.len()].map(|len| poisoned::<f32>(client, len));
+    shares::forward(client, &x, [&found, &sums], least as f32, shape).expect("legal");
+    shares::backward(client, [&found, &sums], &slope, &dx, shape).expect("legal");
+    report(&format!("shares, {rows} × {columns}, softmax {softmax}"), &download::<f32>(client, &found), &y, 1e-6)
+        + report("totals", &download::<f32>(client, &sums), &totals, 1e-6)
+        + report("gradient", &download::<f32>(client, &dx), &gradient, 1e-5)
+}
+
+/// The three numbers of bf16 add up to that of fp32, and each is rounded from what the ones in front leave.
+pub fn thirds(client: &Client, rows: usize, columns: usize) -> usize {
+    let len = rows * columns;
+    let x: Vec<f64> = random(len, 1).iter().zip(random(len, 2)).map(|(a, b)| f64::from((a * b / 3.0) as f32)).collect();
+    let (on, found) = (upload::<f32>(client, &x), poisoned::<bf16>(client, 3 * len));
+    split(client, &on, &found, rows, columns).expect("legal");
+    let found = download::<bf16>(client, &found);
+    let third = |part: usize, i: usize| found[(i / columns * 3 + part) * columns + i % columns];
+    let all = |of: &dyn Fn(usize) -> f64| (0..len).map(of).collect::<Vec<f64>>();
+    let rounded = |value: f64| bf16::from_f64(value).to_f64();
+    let middle = all(&|i| rounded(x[i] - rounded(x[i])));
+    report(&format!("thirds, {rows} × {columns}"), &all(&|i| (0..3).map(|part| third(part, i)).sum()), &x, 0.0)
+        + report("high", &all(&|i| third(0, i)), &all(&|i| rounded(x[i])), 0.0)
+        + report("middle", &all(&|i| third(1, i)), &middle, 0.0)
 }
 
 /// From the element `start` on: behind whole vectors or not.
@@ -72,19 +119,19 @@ pub fn squares(client: &Client) -> usize {
     report("squares", &download::<f32>(client, &sums), &expected, 1e-5)
 }
 
-/// Chunks out of an array and back into another one.
+/// Chunks out of an array and back into another one, one of them made of whole vectors.
 pub fn copies(client: &Client) -> usize {
     let x = random(3000, 1);
-    let chunks = [(7u32, 0u32, 1000u32), (2000, 1000, 1), (2500, 1001, 500)];
+    let chunks = [(1200u32, 0u32, 404u32), (7, 404, 1000), (2000, 1404, 1), (2500, 1405, 500)];
     let column = |pick: fn(&(u32, u32, u32)) -> u32| upload_u32(client, &chunks.iter().map(pick).collect::<Vec<_>>());
     let (apart, close, lens) = (column(|c| c.0), column(|c| c.1), column(|c| c.2));
     let (source, packed, target) =
-        (upload::<f32>(client, &x), poisoned::<f32>(client, 1501), upload::<f32>(client, &[0.0; 3000]));
-    let out = Copies { from: &apart, to: &close, lens: &lens, count: 3, ends: [3000, 1501] };
-    let back = Copies { from: &close, to: &apart, lens: &lens, count: 3, ends: [1501, 3000] };
+        (upload::<f32>(client, &x), poisoned::<f32>(client, 1905), upload::<f32>(client, &[0.0; 3000]));
+    let out = Copies { from: &apart, to: &close, lens: &lens, count: 4, ends: [3000, 1905] };
+    let back = Copies { from: &close, to: &apart, lens: &lens, count: 4, ends: [1905, 3000] };
     flat::copy(client, &source, &packed, out).expect("legal");
     flat::copy(client, &packed, &target, back).expect("legal");
-    let (mut together, mut again) = (vec![0.0; 1501], vec![0.0; 3000]);
+    let (mut together, mut again) = (vec![0.0; 1905], vec![0.0; 3000]);
     for (from, to, len) in chunks.map(|(from, to, len)| (from as usize, to as usize, len as usize)) {
         together[to..to + len].copy_from_slice(&x[from..from + len]);
         again[from..from + len].copy_from_slice(&x[from..from + len]);

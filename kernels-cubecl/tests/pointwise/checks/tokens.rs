@@ -28,9 +28,12 @@ pub fn rope<E: Element>(client: &Client, shape: RopeShape) -> usize {
             }
         }
         let out = poisoned::<E>(client, x.len());
-        rope::apply::<E>(client, &x_on, (&cos_on, &sin_on), &out, shape, back).expect("legal");
+        rope::apply::<E>(client, &x_on, (&cos_on, &sin_on), Some(&out), shape, back).expect("legal");
         let name = format!("rope {}, {heads} of {all_heads} × {rotated} of {head_dim}, back {back}", E::NAME);
         failures += report(&name, &download::<E>(client, &out), &expected, E::LIMIT);
+        let there = upload::<E>(client, &x);
+        rope::apply::<E>(client, &there, (&cos_on, &sin_on), None, shape, back).expect("legal");
+        failures += report("the same in place", &download::<E>(client, &there), &expected, E::LIMIT);
     }
     failures
 }

@@ -1,10 +1,12 @@
 //! Attention: packed, with earlier keys, and in the forms that have kernels of their own.
 
 use backend_dist::ops::context::{Documents, attention_in_context};
-use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, attention, attention_packed};
+use backend_dist::ops::{
+    AttentionDropout, AttentionOptions, PackedHeads, attention, attention_packed, latent_keys, split,
+};
 use burn::tensor::Tensor;
 
-use super::{Case, Scale, case, flat};
+use super::{Case, Scale, angles, case, flat};
 
 pub(super) fn attentions(scale: &Scale) -> Vec<Case> {
     let Scale { seq, batch, heads, head_dim, .. } = *scale;
@@ -25,7 +27,23 @@ pub(super) fn attentions(scale: &Scale) -> Vec<Case> {
         let [k, v] = [1, 2].map(|i: usize| x[i].clone().reshape([keys, batch, heads.kv_heads, head_dim]));
         flat(attention(q, k, v, causal))
     }));
+    found.push(latent(scale));
     found
+}
+
+/// Keys and values of latent attention, from one projection.
+fn latent(scale: &Scale) -> Case {
+    let Scale { seq, batch, heads: PackedHeads { heads, .. }, head_dim, .. } = *scale;
+    let (rotated, own, value) = (head_dim, 2 * head_dim, head_dim);
+    let widths = [heads * (own + value), rotated];
+    let features = widths[0] + widths[1];
+    let shape = format!("[{seq}, {batch}, {heads} · ({own} | {value}) + {rotated}]");
+    case("split, latent_keys", shape, 3, &[("x", scale.tokens() * features)], move |side, x| {
+        let [kv, shared] = split(x[0].clone().reshape([seq, batch, features]), widths);
+        let kv = kv.reshape([seq, batch, heads, own + value]);
+        let [keys, values] = latent_keys(kv, shared, angles(side, [seq, rotated / 2]), own);
+        Tensor::cat(vec![flat(keys), flat(values)], 0)
+    })
 }
 
 fn packed_shape(scale: &Scale) -> String {

@@ -1,5 +1,6 @@
 //! Sums along dimensions, and what is made of them.
 
+use backend_dist::ops::moe::router_logits;
 use backend_dist::ops::{expand_dim, log_sum_exp, matmul, softmax, sum, sum_dim};
 use burn::tensor::{DType, Tensor};
 
@@ -7,6 +8,9 @@ use super::{Case, Scale, case, flat};
 
 /// Copies of which the gradient is a sum over a dimension in the middle: more than are added one to the other.
 const COPIES: usize = 20;
+
+/// Experts of a router.
+const EXPERTS: usize = 16;
 
 pub fn sums(scale: &Scale) -> Vec<Case> {
     let Scale { seq, batch, hidden, .. } = *scale;
@@ -35,5 +39,13 @@ pub fn sums(scale: &Scale) -> Vec<Case> {
     found.push(case("matmul", format!("[{tokens}, {hidden}] · [{hidden}, {tokens}]"), 1, &square, move |_, x| {
         flat(matmul(x[0].clone().reshape([tokens, hidden]), x[1].clone().reshape([hidden, tokens])))
     }));
+    let inputs = [("x", tokens * hidden), ("w", EXPERTS * hidden)];
+    found.push(case(
+        "router_logits",
+        format!("[{tokens}, {hidden}] · [{EXPERTS}, {hidden}]ᵀ"),
+        1,
+        &inputs,
+        move |_, x| flat(router_logits(rows(x), x[1].clone().reshape([EXPERTS, hidden]))),
+    ));
     found
 }

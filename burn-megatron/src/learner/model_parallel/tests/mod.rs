@@ -21,7 +21,7 @@ use super::*;
 use crate::data::{Sample, TokenDataset, TokensInMemory};
 use crate::engine::EngineConfig;
 use crate::generate::{GenerateOptions, Sampling, generate};
-use crate::lr::{LrConfig, LrDecay, Span};
+use crate::lr::{LrConfig, LrDecay, Span, WeightDecayConfig, WeightDecayIncr};
 use crate::optim::AdamWConfig;
 
 const SEQ: usize = 8;
@@ -46,7 +46,9 @@ fn engine() -> EngineConfig {
         form: LrDecay::Cosine,
     };
     let optimizer = AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into();
-    EngineConfig { optimizer, clip: Some(1.0), seed: 1, ..EngineConfig::new(2, 8, lr) }
+    let (incr_style, length) = (WeightDecayIncr::Cosine, Some(Span::Steps(9)));
+    let weight_decay = WeightDecayConfig { incr_style, start: 0.02, length };
+    EngineConfig { optimizer, weight_decay, clip: Some(1.0), seed: 1, ..EngineConfig::new(2, 8, lr) }
 }
 
 fn run(layout: &str, directory: &Path) -> Pretraining<Llama> {

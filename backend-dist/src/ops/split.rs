@@ -1,0 +1,135 @@
+//! Features of a projection apart from each other, as one node of the graph: the gradients of separate slices are as wide as
+//! the projection and mostly zeros.
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch, Flex, Slice,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+
+use super::outputs::{Others, other};
+
+/// The features of `x [s, b, n]` in parts of these sizes, from the first on. All results must be used.
+///
+/// # Panics
+///
+/// If the sizes do not add up to `n`, or one is 0.
+pub fn split<const N: usize>(x: Tensor<3>, sizes: [usize; N]) -> [Tensor<3>; N] {
+    let features = x.dims()[2];
+    let fits = sizes.iter().sum::<usize>() == features && !sizes.contains(&0);
+    assert!(fits, "split: parts of {sizes:?} features do not make up {features}");
+    let others = Others::default();
+    let first = <Dispatch as SplitOps>::op_split(x.into_dispatch(), sizes.to_vec(), others.clone());
+    let first = Tensor::from_dispatch(first);
+    std::array::from_fn(|i| if i == 0 { first.clone() } else { other(&first, &others, i - 1) })
+}
+
+/// What a backend computes for [`split`]; the default bodies are Burn's slices.
+pub trait SplitKernels: Backend {
+    /// Parts of these sizes of the last of three dimensions.
+    fn split(x: FloatTensor<Self>, sizes: &[usize]) -> Vec<FloatTensor<Self>> {
+        slices::<Self>(x, sizes)
+    }
+
+    /// The parts, side by side.
+    fn join(parts: Vec<FloatTensor<Self>>) -> FloatTensor<Self> {
+        Self::float_cat(parts, 2)
+    }
+}
+
+impl SplitKernels for Flex {}
+
+pub fn slices<B: Backend>(x: FloatTensor<B>, sizes: &[usize]) -> Vec<FloatTensor<B>> {
+    let mut end = 0;
+    let slice = |size: &usize| {
+        let start = end;
+        end += size;
+        B::float_slice(x.clone(), &[Slice::full(), Slice::full(), Slice::from(start..end)])
+    };
+    sizes.iter().map(slice).collect()
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+pub(super) trait SplitOps: Backend {
+    /// The first part; those behind it are the `others`.
+    fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, others: Others) -> FloatTensor<Self>;
+}
+
+fn split_off<B: SplitKernels>(x: FloatTensor<B>, sizes: &[usize], others: &Others) -> FloatTensor<B> {
+    let mut parts = B::split(x, sizes).into_iter();
+    let first = parts.next().expect("there is a part");
+    others.put::<B>(parts);
+    first
+}
+
+macro_rules! split_ops {
+    ($backend:ty) => {
+        impl SplitOps for $backend {
+            fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, others: Others) -> FloatTensor<Self> {
+                split_off::<Self>(x, &sizes, &others)
+            }
+        }
+    };
+}
+
+split_ops!(Flex);
+#[cfg(feature = "cuda")]
+split_ops!(burn::backend::Cube);
+
+#[derive(Debug)]
+struct Split;
+
+impl<B: SplitKernels> Backward<B, 1> for Split {
+    type State = Others;
+
+    fn backward(self, ops: Ops<Others, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let first = grads.consume::<B>(&ops.node);
+        let parts = [first].into_iter().chain(ops.state.gradients::<B>()).collect();
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::join(parts));
+        }
+    }
+}
+
+impl<B: SplitKernels, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
+    fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, others: Others) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        let first = split_off::<B>(x, &sizes, &others);
+        match Split.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(others, first),
+            OpsKind::UnTracked(prep) => prep.finish(first),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, Distribution};
+
+    use super::*;
+
+    /// Values and gradients are those of slices.
+    #[test]
+    fn parts_are_slices() {
+        let device = Device::flex().autodiff();
+        let random = || Tensor::<3>::random([3, 2, 9], Distribution::Default, (&device, DType::F64));
+        let (x, slope) = (random().require_grad(), random());
+        let slopes = split(slope.clone(), [4, 2, 3]);
+        let parts = split(x.clone(), [4, 2, 3]);
+        let mut first = 0;
+        for part in &parts {
+            let size = part.dims()[2];
+            part.to_data().assert_eq(&x.clone().narrow(2, first, size).to_data(), true);
+            first += size;
+        }
+        let sums = parts.into_iter().zip(slopes).map(|(part, slope)| (part * slope).sum());
+        let grads = sums.reduce(|a, b| a + b).expect("three parts").backward();
+        x.grad(&grads).expect("it takes part").into_data().assert_eq(&slope.into_data(), true);
+    }
+}

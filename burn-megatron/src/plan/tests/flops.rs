@@ -1,0 +1,96 @@
+//! FLOPs against the matrices of models that are really built.
+
+use backend_dist::launch::{Rank, launch};
+use backend_dist::mesh::Mesh;
+use burn::tensor::{Device, FloatDType};
+use models::{CausalLm, GptConfig, LlamaVariant, MixtralVariant, ModelConfig, ParamBuilder, WithModel};
+
+use super::*;
+
+/// Names and shapes of the parameters of a model on one rank.
+struct Shapes;
+
+impl WithModel for Shapes {
+    type Output = Vec<(String, Vec<usize>)>;
+
+    fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Self::Output {
+        let shapes = |rank: Rank| {
+            let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F32, 1))?;
+            let sections = model.registry().iter().filter(|spec| spec.trained).flat_map(|spec| spec.sections.clone());
+            Ok(sections.map(|section| (section.name, section.global_shape)).collect::<Vec<_>>())
+        };
+        launch(&Mesh::new(ParallelLayout::default()).unwrap(), &[Device::flex()], shapes).unwrap().remove(0)
+    }
+}
+
+/// Multiplications of a token by matrices: each element once, an expert's as often as a token uses it, the table of a tied
+/// or a second prediction's head as often as there are logits.
+fn multiplied(config: &FamilyConfig, used: f64, heads: usize) -> f64 {
+    let (mut sum, mut tables) = (0.0, 0);
+    for (name, shape) in config.visit(Shapes) {
+        let [rows, columns] = shape[..] else { continue };
+        let is_table = name.contains("embed_tokens") || name.contains("lm_head");
+        let is_looked_up = name.contains("embed_positions");
+        let is_router = name.contains("router");
+        tables += usize::from(is_table);
+        if !(is_table || is_looked_up || is_router) {
+            sum += (rows * columns) as f64 * if name.contains(".experts.") { used } else { 1.0 };
+        }
+    }
+    assert!((1..=2).contains(&tables), "{tables} tables");
+    let dims = config.dims();
+    sum + (heads * dims.hidden * Decoder::from(config).flop_shape(1).padded_vocab) as f64
+}
+
+/// Megatron leaves out routers, norms and biases; a causal score counts half, in the other convention whole.
+#[test]
+fn flops_are_those_of_the_matrices_of_all_families() {
+    let (llama, mixtral, deepseek) = (LlamaConfig::tiny(), MixtralConfig::tiny(), DeepSeekV3Config::tiny());
+    let of_llama =
+        |variant| FamilyConfig::Llama(LlamaConfig { variant, make_vocab_size_divisible_by: 96, ..llama.clone() });
+    let qwen = MixtralConfig {
+        variant: MixtralVariant::Qwen3Moe,
+        mlp_only_layers: vec![1],
+        moe_intermediate_size: Some(32),
+        ..mixtral.clone()
+    };
+    let latent = |config: &DeepSeekV3Config| {
+        let scores = config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim;
+        config.num_attention_heads * scores * (config.num_hidden_layers + config.num_nextn_predict_layers)
+    };
+    let whole = |heads: usize, head_dim: usize, layers: usize| heads * 2 * head_dim * layers;
+    let of_experts = |used: usize, all: usize| used as f64 / all as f64;
+    let llama_scores = whole(llama.num_attention_heads, llama.head_dim, llama.num_hidden_layers);
+    let mixtral_scores = whole(mixtral.num_attention_heads, mixtral.head_dim, mixtral.num_hidden_layers);
+    let mixtral_used = of_experts(mixtral.num_experts_per_tok, mixtral.num_experts);
+    let gpt = GptConfig::tiny();
+    let gpt_scores = whole(gpt.num_attention_heads, gpt.head_dim(), gpt.num_hidden_layers);
+    let deepseek_used = of_experts(deepseek.num_experts_per_tok, deepseek.n_routed_experts);
+    let without_latent = DeepSeekV3Config { q_lora_rank: None, num_nextn_predict_layers: 2, ..deepseek.clone() };
+    let families = [
+        (of_llama(LlamaVariant::Llama), 1.0, 1, llama_scores),
+        (of_llama(LlamaVariant::Mistral), 1.0, 1, llama_scores),
+        (of_llama(LlamaVariant::Qwen3), 1.0, 1, llama_scores),
+        (FamilyConfig::Llama(LlamaConfig { tie_word_embeddings: true, ..llama.clone() }), 1.0, 1, llama_scores),
+        (FamilyConfig::Gpt(gpt), 1.0, 1, gpt_scores),
+        (FamilyConfig::Mixtral(mixtral.clone()), mixtral_used, 1, mixtral_scores),
+        (FamilyConfig::Mixtral(qwen), mixtral_used, 1, mixtral_scores),
+        (
+            FamilyConfig::DeepSeekV3(deepseek.clone()),
+            deepseek_used,
+            1 + deepseek.num_nextn_predict_layers,
+            latent(&deepseek),
+        ),
+        (FamilyConfig::DeepSeekV3(without_latent.clone()), deepseek_used, 3, latent(&without_latent)),
+    ];
+    for (config, used, heads, scores) in families {
+        assert_eq!(config.check(), Ok(()));
+        let (seq, matrices) = (48, multiplied(&config, used, heads));
+        let shape = Decoder::from(&config).flop_shape(seq);
+        for (count, share) in [(AttentionCount::Causal, 0.5), (AttentionCount::Full, 1.0)] {
+            let expected = 6.0 * (matrices + share * (scores * seq) as f64);
+            let counted = shape.per_token(count);
+            assert!((counted / expected - 1.0).abs() < 1e-12, "{config:?}, {count:?}: {counted} against {expected}");
+        }
+    }
+}
