@@ -19,7 +19,6 @@ use kernels_cubecl::pointwise::columns::Columns;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::experts::RowSums;
-use kernels_cubecl::pointwise::experts::spread::RowCopies;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
 use kernels_cubecl::pointwise::latent::LatentShape;
@@ -44,12 +43,6 @@ fn all_checks() -> Vec<(&'static str, Check)> {
             experts::sum_rows::<bf16>(c, shape(4096, 1))
                 + experts::sum_rows::<bf16>(c, shape(1000, 8))
                 + experts::sum_rows::<f32>(c, shape(1, 2))
-        }),
-        ("copies of rows", |c| {
-            let shape = |columns, terms| RowCopies { rows: 701, columns, out: 1500, terms };
-            experts::copies_of_rows::<bf16>(c, shape(4096, 2))
-                + experts::copies_of_rows::<f16>(c, shape(1000, 8))
-                + experts::copies_of_rows::<bf16>(c, shape(24, 1))
         }),
         ("routing", routing::all),
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),

@@ -6,7 +6,6 @@ use half::bf16;
 use kernels_cubecl::pointwise::experts::choose::{self, Selection};
 use kernels_cubecl::pointwise::experts::count::{self, CountShape};
 use kernels_cubecl::pointwise::experts::place::{self, PlaceShape, Places};
-use kernels_cubecl::pointwise::experts::spread::{RowCopies, spread_rows};
 use kernels_cubecl::pointwise::experts::{self, RowSums};
 use kernels_cubecl::pointwise::flat::FloatType;
 
@@ -43,13 +42,7 @@ fn order(Mixture { experts, top_k, .. }: &Mixture) -> (Vec<i32>, Vec<i32>) {
 
 fn rows(clock: &mut Clock, mixture: &Mixture) {
     let Mixture { name, top_k, hidden, ffn, .. } = *mixture;
-    let names = [
-        "rows to experts",
-        "rows to tokens",
-        "weighted swiglu",
-        "weighted swiglu gradient",
-        "rows to experts, read once",
-    ];
+    let names = ["rows to experts", "rows to tokens", "weighted swiglu", "weighted swiglu gradient"];
     let names = names.map(|what| format!("{what}, {name}"));
     if !clock.wants(&names.each_ref().map(String::as_str)) {
         return;
@@ -67,10 +60,6 @@ fn rows(clock: &mut Clock, mixture: &Mixture) {
     clock.time(&names[1], bytes, |i| {
         let shape = RowSums { rows: copies, columns: hidden, out: TOKENS, terms: top_k };
         experts::sum_rows::<bf16>(client, sorted.at(i), &of_tokens, tokens.at(i), shape).expect("legal")
-    });
-    clock.time(&names[4], bytes + 4 * copies, |i| {
-        let shape = RowCopies { rows: TOKENS, columns: hidden, out: copies, terms: top_k };
-        spread_rows::<bf16>(client, tokens.at(i), [&of_tokens, &tokens_of], sorted.at(i), shape).expect("legal")
     });
     drop((tokens, sorted));
     let len = copies * ffn;

@@ -32,14 +32,11 @@ pub fn embeddings(clock: &mut Clock) {
     for (name, ids) in [("equal", even_ids(ROWS)), ("Zipf's", zipf_ids(ROWS))] {
         let (bytes, ids) = (gradient_bytes(&ids, COLUMNS), upload_i32(client, &ids));
         for (units, side, buckets, ahead, run) in [
+            (256, 64, 128, 4, 16),
             (256, 64, 128, 4, 8),
-            (256, 64, 128, 3, 8),
-            (256, 64, 64, 4, 8),
             (512, 128, 128, 4, 8),
             (512, 128, 128, 3, 8),
-            (512, 128, 128, 2, 8),
             (512, 128, 64, 4, 8),
-            (512, 64, 64, 4, 8),
         ] {
             let plan = embedding::Plan { units, side, buckets, ahead, run, ..embedding::Plan::of(client, shape) };
             clock.time(

@@ -13,7 +13,6 @@ use kernels_cubecl::pointwise::columns::Columns;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::experts::RowSums;
-use kernels_cubecl::pointwise::experts::spread::RowCopies;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
 use kernels_cubecl::pointwise::latent::LatentShape;
@@ -53,13 +52,6 @@ fn sums_of_rows() {
     both!(experts::sum_rows, RowSums { rows: 20, columns: 1, out: 33, terms: 2 });
     // More terms than are read at a time.
     both!(experts::sum_rows, RowSums { rows: 20, columns: 8, out: 5, terms: 10 });
-}
-
-#[test]
-fn copies_of_rows() {
-    both!(experts::copies_of_rows, RowCopies { rows: 9, columns: 40, out: 31, terms: 2 });
-    both!(experts::copies_of_rows, RowCopies { rows: 7, columns: 8, out: 5, terms: 1 });
-    both!(experts::copies_of_rows, RowCopies { rows: 5, columns: 24, out: 150, terms: 8 });
 }
 
 #[test]

@@ -38,10 +38,11 @@ impl Plan {
 
     fn on(cube: CubeShape, shape: TableShape) -> Self {
         let gpu = cube.plane > 1;
-        let (side, buckets) = if gpu { (64, 128) } else { (1, 4) };
+        // Cubes of 512 look through the ids half as often as those of 256.
+        let (units, side, buckets) = if gpu { (2 * cube.units, 128, 128) } else { (cube.units, 1, 4) };
         let most = ROOM[usize::from(!gpu)];
-        let room = shape.ids.next_power_of_two().clamp(cube.units as usize, most) as u32;
-        Self { units: cube.units, side, buckets, ahead: 4, room, run: 16 }
+        let room = shape.ids.next_power_of_two().clamp(units as usize, most) as u32;
+        Self { units, side, buckets, ahead: 4, room, run: 8 }
     }
 
     /// Bits of an entry that have the token.

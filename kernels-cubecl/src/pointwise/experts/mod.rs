@@ -4,7 +4,6 @@ pub mod choose;
 pub mod count;
 pub mod order;
 pub mod place;
-pub mod spread;
 
 use crate::pointwise::cube::plane_total;
 use crate::pointwise::swiglu::{gate_gradient, gated, sigmoid};

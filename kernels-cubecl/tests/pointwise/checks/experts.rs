@@ -1,7 +1,6 @@
 //! Sums of rows, and SwiGLU with a factor for each row.
 use super::{Element, download, poisoned, random, report, upload};
 use cubecl::prelude::*;
-use kernels_cubecl::pointwise::experts::spread::{RowCopies, spread_rows};
 use kernels_cubecl::pointwise::experts::{self, RowSums};
 
 /// Every seventh number is of no row.
@@ -18,27 +17,6 @@ pub fn sum_rows<E: Element>(client: &Client, shape: RowSums) -> usize {
     let (x, y) = (upload::<E>(client, &x), poisoned::<E>(client, count * columns));
     experts::sum_rows::<E>(client, &x, &index, &y, shape).expect("legal");
     report(&format!("sums of rows {}, {shape:?}", E::NAME), &download::<E>(client, &y), &expected, E::LIMIT)
-}
-
-/// Rows with as many copies as there may be, fewer and none; every ninth row that is made is no copy.
-pub fn copies_of_rows<E: Element>(client: &Client, shape: RowCopies) -> usize {
-    let RowCopies { rows, columns, out: count, terms } = shape;
-    let mut to = vec![-1i32; rows * terms];
-    let mut from = vec![-1i32; count];
-    for made in (0..count).filter(|made| !made.is_multiple_of(9)) {
-        let row = made * 31 % rows;
-        if let Some(place) = (row * terms..(row + 1) * terms).find(|place| to[*place] < 0) {
-            (to[place], from[made]) = (made as i32, row as i32);
-        }
-    }
-    let x = random(rows * columns, 1);
-    let value = |at: usize| usize::try_from(from[at / columns]).map_or(0.0, |row| x[row * columns + at % columns]);
-    let expected: Vec<f64> = (0..count * columns).map(value).collect();
-    let table =
-        |numbers: &[i32]| client.create_from_slice(&numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>());
-    let (x, y) = (upload::<E>(client, &x), poisoned::<E>(client, count * columns));
-    spread_rows::<E>(client, &x, [&table(&to), &table(&from)], &y, shape).expect("legal");
-    report(&format!("copies of rows {}, {shape:?}", E::NAME), &download::<E>(client, &y), &expected, E::LIMIT)
 }
 
 pub fn swiglu<E: Element>(client: &Client, rows: usize, half: usize) -> usize {
