@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use burn_megatron::checkpoint::Checkpoint;
 use serde_json::Value;
 
-const STEPS: u64 = 24;
+const STEPS: u64 = 96;
 
 fn command(folder: &Path, name: &str, layout: &str) -> Command {
     let arguments = format!(
@@ -81,10 +81,10 @@ fn a_killed_run_ends_with_the_bits_of_one_that_was_left_alone() {
 
     finish(folder.path(), "alone", "");
     // Killed three times: inside a save's background write or between saves, wherever that is.
-    for step in [2, 7, 16] {
+    for step in [2, 7, 25] {
         kill_after(folder.path(), "killed", step);
     }
-    terminate_after(folder.path(), "killed", 20);
+    terminate_after(folder.path(), "killed", 30);
     finish(folder.path(), "killed", "");
 
     assert_eq!(losses(folder.path(), "killed"), losses(folder.path(), "alone"));

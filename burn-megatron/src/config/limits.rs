@@ -188,7 +188,8 @@ mod tests {
             assert!(refused.contains(nearest), "{key}: {refused}");
         }
         let zero = [("model.make-vocab-size-divisible-by".to_string(), "0".to_string())];
-        assert_eq!(plan(MODELS[0], &zero).map(|(bytes, ..)| bytes > 0), Ok(true));
+        let refused = plan(MODELS[0], &zero).unwrap_err();
+        assert!(refused.contains("make_vocab_size_divisible_by = 0 is not positive; nearest legal: 1"), "{refused}");
     }
 
     proptest! {
@@ -196,11 +197,13 @@ mod tests {
         #[test]
         fn any_sizes_are_planned_or_refused_at_once(
             model in 0usize..MODELS.len(),
+            by_cost: bool,
             keys in prop::collection::vec((0usize..KEYS.len(), 0u32..63, 0u64..3), 1..4),
         ) {
             let number = |power: u32, more: u64| (1u64 << power) + more - 1;
-            let keys: Vec<(String, String)> =
-                keys.into_iter().map(|(key, power, more)| (KEYS[key].into(), number(power, more).to_string())).collect();
+            let by_cost = by_cost.then(|| ("pipeline.layout".to_string(), "auto".to_string()));
+            let keys = keys.into_iter().map(|(key, power, more)| (KEYS[key].into(), number(power, more).to_string()));
+            let keys: Vec<(String, String)> = keys.chain(by_cost).collect();
             let start = Instant::now();
             if let Ok((bytes, step, parameters)) = plan(MODELS[model], &keys) {
                 // Nothing wrapped around: a rank holds its share of the weights.

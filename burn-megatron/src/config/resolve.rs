@@ -13,6 +13,7 @@ use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Place, Problem, did_you_mean};
 use super::run::RunConfig;
 use crate::plan::Decoder;
+use crate::schedule::AUTO;
 
 impl RunConfig {
     /// Reads a TOML file, or takes the defaults where there is none, with `--section.key value` pairs on top.
@@ -233,8 +234,11 @@ impl Values {
         sections["model"] = model;
         let config = serde_json::from_value(Value::Object(sections));
         let mut config: RunConfig = config.map_err(|error| ConfigErrors(vec![Problem::new(error)]))?;
-        let costs = Decoder::from(&config.model.config).part_costs(config.training.seq_length);
-        config.pipeline.settle(&config.parallel, &costs);
+        // Sizes that nobody can train are refused by name later.
+        if config.pipeline.layout.as_deref() == Some(AUTO) && config.size_problems().is_empty() {
+            let costs = Decoder::from(&config.model.config).part_costs(config.training.seq_length);
+            config.pipeline.settle(&config.parallel, &costs);
+        }
         Ok(config)
     }
 }

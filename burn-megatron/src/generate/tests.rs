@@ -179,7 +179,7 @@ fn what_cannot_be_written_is_refused_before_anything_runs() {
 #[test]
 fn broken_weights_are_named() {
     let rank = Rank::single(Device::flex());
-    let config = LlamaConfig { initializer_range: f64::INFINITY, ..llama() };
+    let config = LlamaConfig { initializer_range: f64::MAX, ..llama() };
     let model = Llama::build(&config, ParamBuilder::new(&rank, FloatDType::F32, SEED).without_autodiff()).unwrap();
     let options = GenerateOptions::new(4, Sampling::greedy());
     let error = generate(&rank, &model, &PROMPT, &options, |_| ControlFlow::Continue(())).unwrap_err().to_string();

@@ -77,7 +77,7 @@ mod sigterm {
     pub fn on(then: impl Fn() + Send + 'static) {
         let look = move || {
             loop {
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::sleep(Duration::from_millis(20));
                 if CAME.swap(false, Ordering::SeqCst) {
                     then();
                 }

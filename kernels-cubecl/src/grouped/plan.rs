@@ -66,7 +66,7 @@ impl GroupedPlan {
 
     /// What the library takes.
     pub fn fastest(product: Product, element: Half, onto: Onto) -> Self {
-        Self::ahead(product, element, onto)
+        Self::wide(product, element, onto)
     }
 
     /// Cubes that a multiprocessor holds.

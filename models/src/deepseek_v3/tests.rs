@@ -96,7 +96,7 @@ fn what_the_model_lacks_is_refused() {
     assert!(
         refuse("quantization_config", json!({"quant_method": "fp8"})).contains("`quantization_config` is not a key")
     );
-    assert!(refuse("rope_scaling", json!({"type": "linear"})).contains("`rope_type` is linear"));
+    assert!(refuse("rope_scaling", json!({"type": "dynamic"})).contains("`rope_type` is dynamic"));
     let llama3 = json!({"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
         "original_max_position_embeddings": 64});
     assert!(refuse("rope_scaling", llama3).contains("nearest legal: default, yarn"));
