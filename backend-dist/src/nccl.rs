@@ -5,6 +5,7 @@
 //! what the members issue.
 
 mod communicator;
+pub(crate) mod copies;
 mod events;
 mod held;
 mod join;

@@ -3,6 +3,7 @@
 //! An operation begins when the compute stream has done what was queued before it, and the compute stream goes on; it waits
 //! only at [`Pending::wait`]. The host never waits.
 
+pub(crate) mod copies;
 pub(crate) mod pieces;
 pub(crate) mod rows;
 

@@ -1,11 +1,12 @@
 //! Linear layers whose exchanges run beside their products: the numbers of layers that do one after the other.
 
-use crate::{on_gpus, verdict};
+use crate::{half, on_gpus_over, verdict};
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
-use backend_dist::ops::{Entry, Exit, LinearOptions, Prologue, linear_with, pull_back, weight_grads};
+use backend_dist::ops::{Entry, Exit, LinearOptions, Prologue, copy_engines, linear_with, pull_back, weight_grads};
 use burn::tensor::{DType, Distribution, Tensor};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 /// Sequence, batch, features in and out of the rank's product: for pieces, a sequence that cannot be cut further, tiny.
@@ -26,6 +27,8 @@ enum Kind {
     Copied,
     Scattered,
     Reduced,
+    /// Without exchanges.
+    Alone,
 }
 
 const KINDS: [Kind; 5] = [Kind::Gathered, Kind::GatheredWithBias, Kind::Copied, Kind::Scattered, Kind::Reduced];
@@ -38,6 +41,7 @@ impl Kind {
             Self::Copied => (Entry::Copied(group), Exit::Own),
             Self::Scattered => (Entry::Own, Exit::Scattered(group)),
             Self::Reduced => (Entry::Own, Exit::Reduced(group)),
+            Self::Alone => (Entry::Own, Exit::Own),
         };
         LinearOptions { entry, exit, overlap, ..Default::default() }
     }
@@ -47,20 +51,32 @@ impl Kind {
         match self {
             Self::Gathered | Self::GatheredWithBias => [size, 1],
             Self::Scattered => [1, size],
-            Self::Copied | Self::Reduced => [1, 1],
+            Self::Copied | Self::Reduced | Self::Alone => [1, 1],
         }
     }
 }
 
-/// Number of wrong layers.
+/// Number of wrong layers: by NCCL's kernels and by copy engines, over half of the GPUs and over all.
 pub fn check(gpus: usize) -> usize {
-    let found = match on_gpus(gpus, |rank| Ok(layers(rank))) {
+    let mut wrong = 0;
+    for tp in [half(gpus), gpus].into_iter().collect::<BTreeSet<_>>() {
+        for copies in [false, true] {
+            copy_engines(copies);
+            wrong += check_over(gpus, tp, if copies { "copied" } else { "NCCL" });
+        }
+    }
+    wrong
+}
+
+fn check_over(gpus: usize, tp: usize, how: &str) -> usize {
+    let found = match on_gpus_over(gpus, tp, |rank| Ok(layers(rank))) {
         Ok(found) => found,
         Err(error) => return verdict("layers whose exchanges run beside", Err(error.to_string())),
     };
     let outcome = |i: usize| {
         let wrong = found.iter().enumerate().find_map(|(rank, found)| Some((rank, found[i].1.clone()?)));
-        verdict(&found[0][i].0, wrong.map_or(Ok(()), |(rank, why)| Err(format!("rank {rank}: {why}"))))
+        let outcome = wrong.map_or(Ok(()), |(rank, why)| Err(format!("rank {rank}: {why}")));
+        verdict(&format!("TP{tp} {how}: {}", found[0][i].0), outcome)
     };
     (0..found[0].len()).map(outcome).sum()
 }
@@ -144,25 +160,34 @@ fn compare(rank: &Rank, kind: Kind, sizes: [usize; 4], dtype: DType) -> Option<S
     None
 }
 
-/// Prints what the layers of Llama-3-8B cost on these GPUs, one after the other and beside each other; 1 if a rank fails.
+/// Prints what the layers of Llama-3-8B cost over all of these GPUs, two sequences at a time: exchanges one after the other with
+/// the products, beside them by NCCL's kernels and by copy engines, and none; 1 if a rank fails.
 pub fn report(gpus: usize) -> usize {
-    let times = on_gpus(gpus, |rank| {
-        let size = rank.group(Axis::Tp).size();
-        Ok(LLAMA.map(|(_, kind, [inputs, outputs])| {
-            let sizes = match kind {
-                Kind::Scattered => [8192, 1, inputs / size, outputs],
-                _ => [8192, 1, inputs, outputs / size],
-            };
-            [false, true].map(|overlap| seconds(rank, kind, sizes, overlap))
-        }))
-    });
-    let times = match times {
-        Ok(times) => times,
-        Err(error) => return verdict("times of layers", Err(error.to_string())),
-    };
+    let mut columns = Vec::new();
+    for (overlap, copies) in [(false, false), (true, false), (true, true)] {
+        copy_engines(copies);
+        let times = on_gpus_over(gpus, gpus, |rank| {
+            let size = rank.group(Axis::Tp).size();
+            Ok(LLAMA.map(|(_, kind, [inputs, outputs])| {
+                let sizes = match kind {
+                    Kind::Scattered => [8192, 2, inputs / size, outputs],
+                    _ => [8192, 2, inputs, outputs / size],
+                };
+                [seconds(rank, kind, sizes, overlap), seconds(rank, Kind::Alone, sizes, overlap)]
+            }))
+        });
+        match times {
+            Ok(times) => columns.push(times),
+            Err(error) => return verdict("times of layers", Err(error.to_string())),
+        }
+    }
     for (i, (name, ..)) in LLAMA.into_iter().enumerate() {
-        let [after, beside] = [0, 1].map(|way| times.iter().map(|times| times[i][way]).fold(0.0, f64::max) * 1e3);
-        println!("{name}: forward and backward {after:.3} ms, with exchanges beside products {beside:.3} ms");
+        let slowest =
+            |way: usize, what: usize| columns[way].iter().map(|times| times[i][what]).fold(0.0, f64::max) * 1e3;
+        let [after, nccl, copied, none] = [slowest(0, 0), slowest(1, 0), slowest(2, 0), slowest(0, 1)];
+        println!(
+            "{name}: forward and backward {after:.3} ms, beside products by NCCL {nccl:.3}, copied {copied:.3}, without exchanges {none:.3}"
+        );
     }
     0
 }

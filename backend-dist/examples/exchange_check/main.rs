@@ -66,13 +66,26 @@ fn main() {
 
 /// Runs `f` on `gpus` ranks, each with a GPU of its own; four and more form two groups of tensor parallelism.
 fn on_gpus<T: Send>(gpus: usize, f: impl Fn(&Rank) -> Result<T, BoxError> + Sync) -> Result<Vec<T>, RunError> {
-    let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
-    launch(&mesh(gpus), &devices, |rank| f(&rank))
+    on_gpus_over(gpus, half(gpus), f)
 }
 
-fn mesh(ranks: usize) -> Mesh {
-    let (tp, dp) = if ranks == 2 { (2, 1) } else { (ranks / 2, 2) };
-    Mesh::new(ParallelLayout { tp, dp, ..Default::default() }).expect("two axes are always legal")
+/// The same with groups of `tp`.
+fn on_gpus_over<T: Send>(
+    gpus: usize,
+    tp: usize,
+    f: impl Fn(&Rank) -> Result<T, BoxError> + Sync,
+) -> Result<Vec<T>, RunError> {
+    let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
+    launch(&mesh(gpus, tp), &devices, |rank| f(&rank))
+}
+
+/// Half of the ranks, at least two.
+fn half(ranks: usize) -> usize {
+    (ranks / 2).max(2)
+}
+
+fn mesh(ranks: usize, tp: usize) -> Mesh {
+    Mesh::new(ParallelLayout { tp, dp: ranks / tp, ..Default::default() }).expect("two axes are always legal")
 }
 
 /// Prints what was checked and returns 1 if it was wrong.

@@ -1,6 +1,6 @@
 //! Every exchange in every type: a GPU rank gets what a CPU rank gets.
 
-use crate::{mesh, on_gpus, verdict};
+use crate::{half, mesh, on_gpus, verdict};
 use backend_dist::collective::*;
 use backend_dist::comm::ReduceOp;
 use backend_dist::launch::{Rank, launch};
@@ -11,7 +11,8 @@ type Values = Vec<(String, Vec<f64>)>;
 
 /// Number of wrong exchanges.
 pub fn check(gpus: usize) -> usize {
-    let expected = launch(&mesh(gpus), &[Device::flex()], |rank| Ok(exchanges(&rank))).expect("CPU ranks do not fail");
+    let expected =
+        launch(&mesh(gpus, half(gpus)), &[Device::flex()], |rank| Ok(exchanges(&rank))).expect("CPU ranks do not fail");
     let found = match on_gpus(gpus, |rank| Ok(exchanges(rank))) {
         Ok(found) => found,
         Err(error) => return verdict("exchanges", Err(error.to_string())),

@@ -1,8 +1,10 @@
 //! What a group does on its members' GPUs.
 
+use super::board::Board;
 use super::world::{GroupId, World};
 use super::{DeviceOp, FailureCause, Group};
 use crate::nccl::Communicator;
+use crate::nccl::copies::Loan;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -32,6 +34,11 @@ impl Member {
         if world.failure().is_none() {
             world.fail(self.rank, FailureCause::Error(format!("NCCL on {}: {message}", self.text)));
         }
+    }
+
+    /// Whether the run has failed or ended.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.world.upgrade().is_none_or(|world| world.failure().is_some())
     }
 
     /// Ends the run because `op`, operation `sequence` of the group, was issued `seconds` ago and has not ended.
@@ -94,6 +101,12 @@ impl Group {
     /// Whether [`device_link`](Self::device_link) has made a communicator, or found that there is none.
     pub(crate) fn knows_link(&self) -> bool {
         self.world.as_ref().is_some_and(|(world, id)| world.links.get((*id, self.member)).is_some())
+    }
+
+    /// Where the members in this process tell each other what lies on their GPUs.
+    pub(crate) fn board(&self) -> Arc<Board<Loan>> {
+        let (world, id) = self.meeting_place();
+        world.links.board(*id, self.size())
     }
 
     /// The group of the two members `from` and `to`, in this order; one of them must be this rank.

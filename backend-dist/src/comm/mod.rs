@@ -4,6 +4,8 @@
 //! whoever does not is named at once (see [`RunError`]). Operations that can fail do not return errors, because they also
 //! run inside a backward pass: they stop the rank, and [`launch`](crate::launch::launch) returns the first failure.
 
+#[cfg(any(feature = "cuda", test))]
+pub(crate) mod board;
 mod codec;
 #[cfg(feature = "cuda")]
 mod device;

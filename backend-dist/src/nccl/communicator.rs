@@ -12,8 +12,10 @@
 mod call;
 mod end;
 
-use call::{Call, stamp};
+pub(super) use call::Call;
+use call::stamp;
 
+use super::copies::Copies;
 use super::events::Events;
 use super::join;
 use crate::comm::{DeviceOp, Group, Member};
@@ -27,7 +29,7 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// Raw handles are kept as integers: they cross threads.
@@ -42,6 +44,8 @@ pub(crate) struct Communicator {
     done: usize,
     progress: usize,
     pub(crate) events: Events,
+    /// `None` where members cannot reach each other's memory.
+    copies: OnceLock<Option<Copies>>,
     calls: Mutex<Option<Mark>>,
     /// The operation that a call is queuing now. NCCL waits for the peers in it where it has to connect to them first.
     entered: Mutex<Option<Mark>>,
@@ -121,6 +125,7 @@ impl Communicator {
             done: event()?,
             progress: event()?,
             events: Events::default(),
+            copies: OnceLock::new(),
             calls: Mutex::new(None),
             entered: Mutex::new(None),
             queued: AtomicUsize::new(0),
@@ -128,6 +133,12 @@ impl Communicator {
             is_gone: AtomicBool::new(false),
             taken,
         }))
+    }
+
+    /// This member's end of exchanges by copy engines, if `group`, whose communicator this is, can have them. The first call is
+    /// collective.
+    pub(crate) fn copies(&self, group: &Group) -> Option<&Copies> {
+        self.copies.get_or_init(|| Copies::join(group, self.taken.0)).as_ref()
     }
 
     /// Runs `work(call, buffers)`, which queues operation `sequence`, `op`, on the communicator's stream, on the device's

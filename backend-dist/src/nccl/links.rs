@@ -5,6 +5,8 @@
 //! next operation.
 
 use super::communicator::Communicator;
+use super::copies::Loan;
+use crate::comm::board::Board;
 use crate::comm::{GroupId, RunError, World};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +28,8 @@ type Map = HashMap<(GroupId, usize), Option<Arc<Communicator>>>;
 #[derive(Default)]
 pub(crate) struct Links {
     map: Mutex<Map>,
+    /// Per group.
+    boards: Mutex<HashMap<GroupId, Arc<Board<Loan>>>>,
     is_watched: AtomicBool,
     is_closed: AtomicBool,
 }
@@ -34,6 +38,12 @@ impl Links {
     /// What was found out about this member's communicator, if anything yet.
     pub(crate) fn get(&self, key: (GroupId, usize)) -> Option<Option<Arc<Communicator>>> {
         self.lock().get(&key).cloned()
+    }
+
+    /// The board of a group of so many members.
+    pub(crate) fn board(&self, group: GroupId, members: usize) -> Arc<Board<Loan>> {
+        let mut boards = self.boards.lock().unwrap_or_else(PoisonError::into_inner);
+        boards.entry(group).or_insert_with(|| Arc::new(Board::new(members))).clone()
     }
 
     /// Keeps `link` for `key` and has it watched over from now on.

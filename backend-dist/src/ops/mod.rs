@@ -16,6 +16,7 @@ mod attended;
 mod autodiff;
 pub mod conjugate;
 pub mod context;
+mod copy_engines;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -48,6 +49,8 @@ mod sums;
 mod tape;
 #[cfg(test)]
 mod tests;
+#[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "CPU ranks exchange nothing beside products"))]
+pub(crate) mod turns;
 pub mod weight_grads;
 
 pub use api::{
@@ -55,6 +58,7 @@ pub use api::{
     swiglu,
 };
 pub use attended::{Attended, keep_attended, with_attended};
+pub use copy_engines::copy_engines;
 pub use cross_entropy::vocab_parallel_cross_entropy;
 pub use determinism::deterministic;
 pub use drop_key::DropKey;

@@ -20,7 +20,7 @@ pub(crate) const LEFT: usize = 32;
 /// Rows and columns of the result that a multiprocessor computes at once.
 const TILE: [usize; 2] = [128, 256];
 /// Seconds that one more product or exchange costs, which the host must queue too.
-const PIECE: f64 = 15e-6;
+pub(crate) const PIECE: f64 = 15e-6;
 /// Cuts are tried at multiples of this share of the rows.
 const SHARES: usize = 16;
 
@@ -35,7 +35,7 @@ pub(crate) struct Product {
 
 impl Product {
     /// Seconds for `rows` of the rows in `parts` separate blocks, on all multiprocessors but `left`.
-    fn seconds(&self, rows: usize, parts: usize, left: usize) -> f64 {
+    pub(crate) fn seconds(&self, rows: usize, parts: usize, left: usize) -> f64 {
         let tiles = parts * (rows / parts).div_ceil(TILE[0]) * self.columns.div_ceil(TILE[1]);
         let rate = PRODUCTS / PROCESSORS as f64 * 2.0 / self.element.max(2) as f64;
         let tile = 2.0 * (TILE[0] * TILE[1] * self.inner) as f64 / rate;

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use backend_dist::cache;
 use backend_dist::gpu::{MemoryUse, memory_use, release_memory};
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::ops::deterministic;
 use backend_dist::profile::{Profile, Session};
 use backend_dist::startup::{self, Phase, Startup, phase};
 use burn::data::dataloader::DataLoader;
@@ -20,7 +18,7 @@ use crate::data::TokenDataset;
 use crate::engine::RankEngine;
 use crate::learner::{BatchStream, Tracer, Tracing};
 use crate::metrics::{Gauge, RankReading};
-use crate::train::stage_builder;
+use crate::train::{settle, stage_builder};
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,8 +94,7 @@ impl WithModel for Bench<'_> {
         let dims = sizes.dims();
         let tracing = self.config.log.trace.as_ref().map(|file| Tracing::new(file, 0, self.timing.warmup as u64));
         let tracing = tracing.transpose()?;
-        cache::tune_products(self.config.performance.tune_products);
-        deterministic(self.config.performance.deterministic);
+        settle(&self.config.performance);
         let start = Instant::now();
         let seen = launch(&mesh, &self.devices, |rank| {
             let engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), self.config.engine())?;

@@ -166,6 +166,8 @@ pub struct PerformanceSection {
     pub deterministic: bool,
     /// On GPUs exchanges of tensor parallelism run beside the matrix products.
     pub tp_comm_overlap: bool,
+    /// On GPUs of one process copy engines carry these exchanges.
+    pub copy_engines: bool,
     /// On GPUs all-to-alls of routed tokens run beside the experts' products.
     pub moe_comm_overlap: bool,
     /// Into how many pieces a rank's experts are cut for that.

@@ -7,7 +7,7 @@ use backend_dist::cache;
 use backend_dist::gpu::gpus;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::ops::deterministic;
+use backend_dist::ops::{copy_engines, deterministic};
 use backend_dist::process::Processes;
 use burn::tensor::{Device, FloatDType};
 use models::{CausalLm, ModelConfig, ParamBuilder, Part, WithModel};
@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::fp8::possible;
 use super::{Plan, RunData, TrainError, resume as saving};
 use crate::checkpoint::Checkpoint;
-use crate::config::RunConfig;
+use crate::config::{PerformanceSection, RunConfig};
 use crate::flops::AttentionCount;
 use crate::hf::{Companions, HfFolder, companions_of, keep_companions};
 use crate::learner::{Description, LogOptions, Pretraining, Resume, loss_over};
@@ -52,8 +52,7 @@ impl WithModel for Launch<'_> {
         let (training, evaluation) = (&config.training, &config.evaluation);
         let (dims, engine) = (sizes.dims(), config.engine());
         let build = stage_builder::<M>(sizes, config, weights);
-        cache::tune_products(config.performance.tune_products);
-        deterministic(config.performance.deterministic);
+        settle(&config.performance);
         let peak = devices.first().and_then(|device| peak(device, training.dtype.bytes()));
         let mesh = Mesh::new(config.parallel.clone())?;
         let json = |part: Result<Value, serde_json::Error>| part.expect("configurations are plain data");
@@ -98,6 +97,13 @@ impl WithModel for Launch<'_> {
             None => Err(TrainError::Failed),
         }
     }
+}
+
+/// Tells the operations what holds for all of them.
+pub(crate) fn settle(performance: &PerformanceSection) {
+    cache::tune_products(performance.tune_products);
+    deterministic(performance.deterministic);
+    copy_engines(performance.copy_engines);
 }
 
 /// What makes a rank's stages of a model: random, or read from a folder.

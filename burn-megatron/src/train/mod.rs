@@ -26,7 +26,7 @@ use crate::data::preprocess::{PreprocessError, Progress};
 pub use data::RunData;
 use data::Tokens;
 pub use launch::Outcome;
-pub(crate) use launch::stage_builder;
+pub(crate) use launch::{settle, stage_builder};
 pub use plan::Plan;
 pub use resume::Start;
 

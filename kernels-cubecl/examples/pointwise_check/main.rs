@@ -126,6 +126,7 @@ fn all_checks() -> Vec<(&'static str, Check)> {
         }),
         ("thirds", |c| rows::thirds(c, 301, 128) + rows::thirds(c, 33, 8)),
         ("accumulate", |c| rows::accumulate::<bf16>(c, 100_000, 0) + rows::accumulate::<bf16>(c, 3001, 3)),
+        ("slices", |c| rows::slices::<bf16>(c, 100_000, 7, 0) + rows::slices::<f32>(c, 3001, 3, 5)),
         ("runs", |c| rows::runs(c) + rows::copies(c)),
         ("squares", rows::squares),
         ("adamw", |c| {

@@ -14,7 +14,7 @@ use kernels_cubecl::pointwise::head_norms::{self, HeadsShape};
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
 use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
-use kernels_cubecl::pointwise::{gelu, muon, swiglu};
+use kernels_cubecl::pointwise::{gelu, muon, slices, swiglu};
 use std::collections::BTreeSet;
 
 pub const TOKENS: usize = 8192;
@@ -240,7 +240,8 @@ pub fn tokens(clock: &mut Clock) {
 }
 
 pub fn runs(clock: &mut Clock) {
-    let names = ["accumulate bf16 in fp32", "cast fp32 to bf16", "cast bf16 to fp32", "copies of pieces"];
+    let names =
+        ["accumulate bf16 in fp32", "cast fp32 to bf16", "cast bf16 to fp32", "copies of pieces", "sum of slices"];
     if !clock.wants(&names) {
         return;
     }
@@ -251,6 +252,11 @@ pub fn runs(clock: &mut Clock) {
     let large = |i| Run { handle: wide.at(i), float: FloatType::F32, start: 0, len };
     clock.time(names[1], 6 * len, |i| flat::write(client, large(i), small(i), false).expect("legal"));
     clock.time(names[2], 6 * len, |i| flat::write(client, small(i), large(i), false).expect("legal"));
+    let (own, slices) = (clock.tensor(FloatType::Bf16, len / 4), clock.tensor(FloatType::Bf16, len * 3 / 4));
+    clock.time(names[4], 5 * len / 2, |i| {
+        let buffers = [own.at(i), slices.at(i), narrow.at(i)];
+        slices::sum::<bf16, f32>(client, buffers, 3, len / 4).expect("legal")
+    });
     let other = clock.tensor(FloatType::F32, len);
     let starts: Vec<u32> = (0..len).step_by(CHUNK).map(|start| start as u32).collect();
     let lens = upload_u32(client, &vec![CHUNK as u32; starts.len()]);

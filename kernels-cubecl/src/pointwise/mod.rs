@@ -20,6 +20,7 @@ pub mod norm;
 pub mod parts;
 pub mod rope;
 pub mod shares;
+pub mod slices;
 pub mod swiglu;
 pub mod thirds;
 

@@ -7,7 +7,7 @@ use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
     CubeShape, adamw, column_sum, columns, cross_entropy, dropout, experts, flat, gelu, head_norms, latent, momentum,
-    muon, norm, parts, rope, shares, swiglu, thirds,
+    muon, norm, parts, rope, shares, slices, swiglu, thirds,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -194,6 +194,14 @@ fn adamw_compiles_for_all_weights() {
     check("AdamW, f16 weights", step!(f16, true));
     let ptx = compile("AdamW", step!(f32, false));
     assert_eq!(ptx.matches("st.global").count(), 3, "masters and moments are written, and nothing else");
+}
+
+#[test]
+fn sums_of_slices_compile() {
+    for count in [1, 3, 7] {
+        let kernel = kernel!(slices::sum_slices::SumSlices<bf16, f32>, settings(), (b(), b(), b(), (), 8, count));
+        check("sum of slices", kernel);
+    }
 }
 
 #[test]

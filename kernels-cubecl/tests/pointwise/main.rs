@@ -163,6 +163,12 @@ fn accumulate() {
 }
 
 #[test]
+fn sums_of_slices() {
+    both!(rows::slices, 1000, 3, 0);
+    both!(rows::slices, 37, 1, 5);
+}
+
+#[test]
 fn flat_runs_and_squares() {
     assert_eq!(rows::runs(&client()) + rows::squares(&client()) + rows::copies(&client()), 0);
 }

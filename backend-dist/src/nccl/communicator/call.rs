@@ -1,6 +1,7 @@
 //! What an operation works with: both streams, and the events that order them.
 
 use super::Communicator;
+use crate::nccl::copies::Copies;
 use crate::nccl::events::Events;
 use crate::timeline;
 use cudarc::driver::{result as driver, sys as cuda_sys};
@@ -31,6 +32,16 @@ impl Call<'_> {
         &self.link.events
     }
 
+    /// This member's end of exchanges by copy engines, which has been asked for before.
+    pub(crate) fn copies(&self) -> Option<&Copies> {
+        self.link.copies.get()?.as_ref()
+    }
+
+    /// Whether the run has failed, so that peers may never come.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.link.member.has_failed()
+    }
+
     /// Lets the communicator's stream wait for what the compute stream has queued. The operation begins behind that.
     pub(crate) fn follow(self) -> Result<(), String> {
         self.order(self.link.inputs_ready, self.compute, self.link.stream as _)?;
@@ -44,18 +55,33 @@ impl Call<'_> {
 
     /// Marks where the communicator's stream stands with the event of `slot`.
     pub(crate) fn record(self, slot: usize) -> Result<(), String> {
-        let event = self.link.events.get(slot)?;
-        // SAFETY: stream and event live as long as the communicator, which `self` borrows.
-        unsafe { driver::event::record(event as _, self.link.stream as _) }.map_err(|error| error.to_string())
+        stamp(self.link.events.get(slot)?, self.link.stream as _)
+    }
+
+    /// Records `event` behind what the communicator's stream has queued.
+    pub(crate) fn record_event(self, event: usize) -> Result<(), String> {
+        stamp(event, self.link.stream as _)
+    }
+
+    /// Records `event` behind what the compute stream has queued.
+    pub(crate) fn record_compute(self, event: usize) -> Result<(), String> {
+        stamp(event, self.compute)
+    }
+
+    /// Lets the communicator's stream wait for `event`, perhaps of another GPU, as it was recorded last.
+    pub(crate) fn wait_for(self, event: usize) -> Result<(), String> {
+        behind(self.link.stream as _, event)
+    }
+
+    /// Lets the compute stream wait for `event`, perhaps of another GPU, as it was recorded last.
+    pub(crate) fn compute_waits_for(self, event: usize) -> Result<(), String> {
+        behind(self.compute, event)
     }
 
     /// Lets the compute stream wait for the mark of `slot`.
     pub(crate) fn wait(self, slot: usize) -> Result<(), String> {
         let event = self.link.events.get(slot)?;
-        let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: as in `record`; the compute stream was handed to this call.
-        let wait = || unsafe { driver::stream::wait_event(self.compute, event as _, wait) };
-        self.stalling(|| wait().map_err(|error| error.to_string()))
+        self.stalling(|| behind(self.compute, event))
     }
 
     /// `wait`, which makes the compute stream wait, between two stamps if a timeline is on.
@@ -67,17 +93,19 @@ impl Call<'_> {
     }
 
     fn order(self, event: usize, first: cuda_sys::CUstream, then: cuda_sys::CUstream) -> Result<(), String> {
-        let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: as in `wait`.
-        unsafe {
-            driver::event::record(event as _, first)
-                .and_then(|()| driver::stream::wait_event(then, event as _, wait))
-                .map_err(|error| error.to_string())
-        }
+        stamp(event, first)?;
+        behind(then, event)
     }
 }
 
-/// Records an event of a timeline.
+/// Lets `stream` wait for `event` as it was recorded last.
+fn behind(stream: cuda_sys::CUstream, event: usize) -> Result<(), String> {
+    let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+    // SAFETY: streams and events live as long as the communicators of a run that has not ended.
+    unsafe { driver::stream::wait_event(stream, event as _, wait) }.map_err(|error| error.to_string())
+}
+
+/// Records `event` behind what `stream` has queued.
 pub(super) fn stamp(event: usize, stream: cuda_sys::CUstream) -> Result<(), String> {
     // SAFETY: whoever reads the event destroys it after that, and the caller's stream is live.
     unsafe { driver::event::record(event as _, stream) }.map_err(|error| error.to_string())

@@ -19,6 +19,7 @@ mod activation;
 mod attention;
 mod blocks;
 mod context;
+mod copied;
 mod cross_entropy;
 mod dropout;
 mod embedding;

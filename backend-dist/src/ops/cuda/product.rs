@@ -9,6 +9,7 @@ use burn::backend::{Cube, autodiff::NodeId, autodiff::grads::Gradients};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::blocks::{blocks, columns_of, piece_of, resized, shared, view};
+use super::copied::{self, is_copied};
 use super::{Float, columns, empty, linear, packed, rows};
 use crate::comm::Group;
 use crate::cuda::dense;
@@ -26,12 +27,18 @@ impl Products for Cube {
         let factor = Factor { w: w.clone(), transposed: true };
         match (&ends.entry, &ends.exit) {
             (Entry::Gathered(group), Exit::Own) if ends.overlap && by_library && is_linked(&x, group) => {
+                if is_copied(bytes(&x), &x, group) {
+                    return copied::gathered(x, &factor, bias, group).1;
+                }
                 let cut = gather_cut(&x, &factor, group);
                 if cut.pieces() > 1 {
                     return gathered(x, &factor, bias, cut, group).1;
                 }
             }
             (Entry::Own, Exit::Scattered(group)) if ends.overlap && can_scatter(&x, group) => {
+                if is_copied(factor.bytes(rows(&x)) / group.size(), &x, group) {
+                    return with_bias(copied::scattered(x, &factor, 0.0, group).wait(), bias);
+                }
                 let cut = scatter_cut(&x, &factor, group);
                 if cut.pieces() > 1 {
                     return with_bias(arrived(scattered(x, &factor, cut, group)), bias);
@@ -67,6 +74,11 @@ impl Products for Cube {
                 Some(column_grads(grad, &factor, weight, ends, group, grads))
             }
             (Entry::Own, Exit::Scattered(group)) if is_linked(&grad, group) => {
+                if is_copied(bytes(&grad), &grad, group) {
+                    let (grad, input_grad) = copied::gathered(grad, &factor, None, group);
+                    product::weight_grad::<Self>(grad, weight, &ends.entry, grads);
+                    return Some(input_grad);
+                }
                 let cut = gather_cut(&grad, &factor, group);
                 if cut.pieces() == 1 {
                     return product::backward::<Self>(grad, w, weight, ends, grads);
@@ -95,14 +107,21 @@ fn column_grads(
         Some(weight) if weight.is_leaf && weight_grads::is_deferring() => (None, Some(weight)),
         weight => (weight, None),
     };
-    let Some(Weight { id, input, .. }) = now else {
+    let by_copies = gathers && is_copied(factor.bytes(rows(&grad)) / group.size(), &grad, group);
+    let Some(weight) = now else {
         product::weight_grad::<Cube>(grad.clone(), late, &ends.entry, grads);
+        if by_copies {
+            return copied::scattered(grad, factor, 0.0, group).wait();
+        }
         return arrived(match gathers {
             true => scattered(grad.clone(), factor, scatter_cut(&grad, factor, group), group),
             false => reduced(grad.clone(), factor, reduce_cut(&grad, factor, group), group),
         });
     };
-    let grad = dense(grad);
+    if by_copies {
+        return copied::column_grads(grad, factor, weight, group, grads);
+    }
+    let (Weight { id, input, .. }, grad) = (weight, dense(grad));
     let (input, gather) = if gathers { regathered(input, group) } else { (input, None) };
     let sums = empty(&grad, resized(&grad, |first| first, factor.columns()), grad.dtype);
     let beside = gather.as_ref().map_or(0, |_| factor.of(rows(&grad)).beside(received(&input, group)));
@@ -123,20 +142,28 @@ fn column_grads(
         }
     };
     drop(gather);
-    weight_grad_beside(grad, input, id, bytes, grads);
+    let of_weight =
+        Product { rows: columns(&grad), inner: rows(&grad), columns: columns(&input), element: grad.dtype.size() };
+    place_weight_grad(&grad, &input, id, in_two(of_weight.rows, of_weight.beside(bytes)), grads);
     arrived((input_grad, vec![sum]))
 }
 
-/// Brings the gradient of the weight `id` to its place while an exchange of `bytes` is under way.
-fn weight_grad_beside(grad: Float, input: Float, id: NodeId, bytes: usize, grads: &mut Gradients) {
-    let [outputs, inputs] = [columns(&grad), columns(&input)];
-    let product = Product { rows: outputs, inner: rows(&grad), columns: inputs, element: grad.dtype.size() };
+/// Brings the gradient of the weight `id` to its place, by runs of its rows: start, number, and how many multiprocessors each
+/// leaves to an exchange.
+pub(super) fn place_weight_grad(
+    grad: &Float,
+    input: &Float,
+    id: NodeId,
+    runs: impl IntoIterator<Item = (usize, usize, usize)>,
+    grads: &mut Gradients,
+) {
+    let [outputs, inputs] = [columns(grad), columns(input)];
     let placed = place::<Cube>(id);
     let is_placed = placed.is_some();
-    let (sum, add) = placed.unwrap_or_else(|| (empty(&input, [outputs, inputs], input.dtype), false));
+    let (sum, add) = placed.unwrap_or_else(|| (empty(input, [outputs, inputs], input.dtype), false));
     let onto = if add { Onto::Add } else { Onto::Replace };
-    for (start, count, left) in in_two(outputs, product.beside(bytes)) {
-        let (grad, input) = (Operand::batched(columns_of(&grad, start, count)), Operand::flat(input.clone()));
+    for (start, count, left) in runs {
+        let (grad, input) = (Operand::batched(columns_of(grad, start, count)), Operand::flat(input.clone()));
         let rows = view(&sum, [1, count, inputs], [0, inputs, 1], start * inputs);
         leaving(left, || multiply(grad.transposed(), input, &rows, onto));
     }
@@ -151,25 +178,30 @@ fn in_two(all: usize, beside: usize) -> impl Iterator<Item = (usize, usize, usiz
 }
 
 /// The second factor of a product.
-struct Factor {
+pub(super) struct Factor {
     w: Float,
     transposed: bool,
 }
 
 impl Factor {
     /// Columns of the product.
-    fn columns(&self) -> usize {
+    pub(super) fn columns(&self) -> usize {
         self.w.meta.shape()[usize::from(!self.transposed)]
     }
 
+    /// Bytes of the product with a matrix of `rows` rows.
+    fn bytes(&self, rows: usize) -> usize {
+        rows * self.columns() * self.w.dtype.size()
+    }
+
     /// The product with a matrix of `rows` rows.
-    fn of(&self, rows: usize) -> Product {
+    pub(super) fn of(&self, rows: usize) -> Product {
         let inner = self.w.meta.shape()[usize::from(self.transposed)];
         Product { rows, inner, columns: self.columns(), element: self.w.dtype.size() }
     }
 
     /// Writes `x · w`, or `x · wᵀ`, plus `bias` to `out`; both are `[batches, rows, columns]`.
-    fn multiply(&self, x: CubeTensor, bias: Option<&Float>, out: &CubeTensor) {
+    pub(super) fn multiply(&self, x: CubeTensor, bias: Option<&Float>, out: &CubeTensor) {
         let w = Operand::batched(shared(&self.w, x.meta.shape()[0]));
         let w = if self.transposed { w.transposed() } else { w };
         match bias {
@@ -252,6 +284,10 @@ fn is_linked(x: &CubeTensor, group: &Group) -> bool {
 /// Whether the rows of `x` can be cut into the parts of the members besides.
 fn can_scatter(x: &CubeTensor, group: &Group) -> bool {
     is_linked(x, group) && x.meta.shape()[0].is_multiple_of(group.size())
+}
+
+fn bytes(x: &CubeTensor) -> usize {
+    rows(x) * columns(x) * x.dtype.size()
 }
 
 /// Bytes that a rank receives when `whole` is gathered or its sum scattered.

@@ -7,6 +7,7 @@ use kernels_cubecl::pointwise::accumulate::accumulate as add_up;
 use kernels_cubecl::pointwise::column_sum;
 use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
 use kernels_cubecl::pointwise::shares::{self, SharesShape};
+use kernels_cubecl::pointwise::slices;
 use kernels_cubecl::pointwise::thirds::split;
 
 pub fn column_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
@@ -44,6 +45,18 @@ pub fn shares(client: &Client, shape: SharesShape) -> usize {
     report(&format!("shares, {rows} × {columns}, softmax {softmax}"), &download::<f32>(client, &found), &y, 1e-6)
         + report("totals", &download::<f32>(client, &sums), &totals, 1e-6)
         + report("gradient", &download::<f32>(client, &dx), &gradient, 1e-5)
+}
+
+/// The sum of a slice and of those that begin `start` elements into their buffer.
+pub fn slices<E: Element>(client: &Client, len: usize, count: usize, start: usize) -> usize {
+    let (own, others) = (random(len, 1), random(start + count * len, 2));
+    let of_others = |i: usize| (0..count).map(|slice| others[start + slice * len + i]).sum::<f64>();
+    let expected: Vec<f64> = own.iter().enumerate().map(|(i, own)| own + of_others(i)).collect();
+    let (own, others, out) = (upload::<E>(client, &own), upload::<E>(client, &others), poisoned::<E>(client, len));
+    let others = others.offset_start((start * size_of::<E>()) as u64);
+    slices::sum::<E, f32>(client, [&own, &others, &out], count, len).expect("legal");
+    let name = format!("sum of {count} slices {}, {len} from {start}", E::NAME);
+    report(&name, &download::<E>(client, &out), &expected, E::LIMIT)
 }
 
 /// The three numbers of bf16 add up to that of fp32, and each is rounded from what the ones in front leave.

@@ -1,0 +1,158 @@
+//! Exchanges by copy engines, between GPUs of one process that reach each other's memory.
+//!
+//! A kernel of NCCL needs multiprocessors, which the products beside it then lack; a copy engine needs none. Every member
+//! tells the others where its source lies and which event says that it is complete, and copies from theirs what it wants, on
+//! the communicator's stream and in the order of its operations. The host of a device waits until all members have come to
+//! the operation; what the GPU waits for are events that were recorded before anybody was told of them.
+//!
+//! Invariants:
+//! - A source stays as and where it is until all members have copied: the compute stream of its owner waits for that two
+//!   operations later, where by [`Board`] all have queued the copies and recorded their events.
+//! - By the same, two events of a kind are enough for each member: when one is recorded anew, all have queued their waits.
+
+use super::Held;
+use super::communicator::Call;
+use crate::comm::Group;
+use crate::comm::board::Board;
+use cudarc::driver::{result as driver, sys};
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a member lends in an operation. Raw handles are kept as integers: they cross threads.
+#[derive(Clone, Copy)]
+pub(crate) struct Loan {
+    address: usize,
+    /// The event behind which the source is complete.
+    ready: usize,
+    /// The event that will say that this member has copied what it wants; recorded when its operation is queued.
+    done: usize,
+}
+
+/// A run of bytes that a member copies from a member's source, perhaps its own, to its target.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pull {
+    pub member: usize,
+    pub from: usize,
+    pub to: usize,
+    pub bytes: usize,
+    /// The event of the communicator that is recorded behind it.
+    pub slot: Option<usize>,
+}
+
+/// A source that others may still read, and the events that say when they have.
+struct Lent {
+    operation: u64,
+    done: Vec<usize>,
+    source: Held,
+}
+
+#[derive(Default)]
+struct State {
+    operations: u64,
+    /// Ready and done, of even and of odd operations.
+    events: Option<[[usize; 2]; 2]>,
+    lent: VecDeque<Lent>,
+}
+
+/// One member's end.
+pub(crate) struct Copies {
+    board: Arc<Board<Loan>>,
+    member: usize,
+    state: Mutex<State>,
+}
+
+impl Copies {
+    /// This member's end, if all members run in this process and their GPUs, of which `gpu` is this one's, reach each other's
+    /// memory. Collective.
+    pub(super) fn join(group: &Group, gpu: usize) -> Option<Self> {
+        if !group.is_in_one_process() {
+            return None;
+        }
+        let gpus = group.all_gather_host(gpu);
+        let reaches = |[from, to]: [usize; 2]| {
+            let mut reaches = 0;
+            // SAFETY: both are numbers of devices, and the answer has a place.
+            let asked = unsafe { sys::cuDeviceCanAccessPeer(&mut reaches, from as i32, to as i32) }.result();
+            asked.is_ok() && reaches == 1
+        };
+        let mut pairs = gpus.iter().flat_map(|&from| gpus.iter().map(move |&to| [from, to]));
+        let all = pairs.all(|pair| pair[0] == pair[1] || reaches(pair));
+        all.then(|| Self { board: group.board(), member: group.rank(), state: Mutex::default() })
+    }
+
+    /// Queues the copies of an operation from the members' sources, of which `source` is this member's, to `target`.
+    pub(crate) fn queue(
+        &self,
+        call: Call,
+        [address, target]: [*mut c_void; 2],
+        pulls: &[Pull],
+        source: Held,
+    ) -> Result<(), String> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let operation = state.operations;
+        state.operations += 1;
+        let [ready, done] = state.events(operation)?;
+        state.release(call, operation)?;
+        call.follow()?;
+        call.record_compute(ready)?;
+        let loan = Loan { address: address as usize, ready, done };
+        let loans = self.board.exchange(self.member, operation, loan, || call.has_failed());
+        let loans = loans.ok_or("the run has failed")?;
+        for pull in pulls {
+            let Loan { address, ready, .. } = loans[pull.member];
+            if pull.member != self.member {
+                call.wait_for(ready)?;
+            }
+            let [from, to] = [address + pull.from, target as usize + pull.to];
+            let stream = call.target().1 as sys::CUstream;
+            // SAFETY: the caller's runs lie within the buffers; the member's source is complete behind `ready` and stays until
+            // `done`, and the target's memory is free behind what the stream follows.
+            unsafe { driver::memcpy_dtod_async(to as u64, from as u64, pull.bytes, stream) }
+                .map_err(|error| format!("{} bytes from member {}: {error}", pull.bytes, pull.member))?;
+            pull.slot.map_or(Ok(()), |slot| call.record(slot))?;
+        }
+        call.record_event(done)?;
+        let done = loans.iter().enumerate().filter(|(member, _)| *member != self.member).map(|(_, loan)| loan.done);
+        state.lent.push_back(Lent { operation, done: done.collect(), source });
+        Ok(())
+    }
+}
+
+impl State {
+    /// Ready and done of an operation, made on first use in the calling thread's context.
+    fn events(&mut self, operation: u64) -> Result<[usize; 2], String> {
+        let events = match self.events {
+            Some(events) => events,
+            None => {
+                let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+                let event =
+                    || driver::event::create(flags).map(|event| event as usize).map_err(|error| error.to_string());
+                let events = [[event()?, event()?], [event()?, event()?]];
+                *self.events.insert(events)
+            }
+        };
+        Ok(events[usize::from(operation % 2 == 1)])
+    }
+
+    /// Lets go of the sources of operations in front of the last, as soon as the compute stream has come here and everybody
+    /// has copied them.
+    fn release(&mut self, call: Call, operation: u64) -> Result<(), String> {
+        while self.lent.front().is_some_and(|lent| lent.operation + 2 <= operation) {
+            let Lent { done, source, .. } = self.lent.pop_front().expect("it was there");
+            done.iter().try_for_each(|done| call.compute_waits_for(*done))?;
+            drop(source);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for event in state.events.take().into_iter().flatten().flatten() {
+            // SAFETY: nobody queues anything any more; the driver keeps what streams still wait for.
+            let _ = unsafe { driver::event::destroy(event as _) };
+        }
+    }
+}
