@@ -16,23 +16,24 @@ use crate::comm::Group;
 use crate::comm::board::Board;
 use cudarc::driver::{result as driver, sys};
 use std::collections::VecDeque;
-use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a member lends in an operation. Raw handles are kept as integers: they cross threads.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Loan {
-    address: usize,
-    /// The event behind which the source is complete.
+    /// Where what others may copy begins, in an order that all know.
+    addresses: Arc<[usize]>,
+    /// The event behind which it is complete.
     ready: usize,
     /// The event that will say that this member has copied what it wants; recorded when its operation is queued.
     done: usize,
 }
 
-/// A run of bytes that a member copies from a member's source, perhaps its own, to its target.
+/// A run of bytes that a member copies from a member, perhaps itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pull {
     pub member: usize,
+    /// Which of the member's addresses.
     pub from: usize,
     pub to: usize,
     pub bytes: usize,
@@ -40,11 +41,11 @@ pub(crate) struct Pull {
     pub slot: Option<usize>,
 }
 
-/// A source that others may still read, and the events that say when they have.
+/// What others may still read, and the events that say when they have.
 struct Lent {
     operation: u64,
     done: Vec<usize>,
-    source: Held,
+    sources: Vec<Held>,
 }
 
 #[derive(Default)]
@@ -81,13 +82,14 @@ impl Copies {
         all.then(|| Self { board: group.board(), member: group.rank(), state: Mutex::default() })
     }
 
-    /// Queues the copies of an operation from the members' sources, of which `source` is this member's, to `target`.
+    /// Queues the copies of an operation, behind what the compute stream has queued. `addresses` are where the others find this
+    /// member's part of it, in `sources`.
     pub(crate) fn queue(
         &self,
         call: Call,
-        [address, target]: [*mut c_void; 2],
-        pulls: &[Pull],
-        source: Held,
+        addresses: Vec<usize>,
+        pulls: impl IntoIterator<Item = Pull>,
+        sources: Vec<Held>,
     ) -> Result<(), String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let operation = state.operations;
@@ -96,25 +98,26 @@ impl Copies {
         state.release(call, operation)?;
         call.follow()?;
         call.record_compute(ready)?;
-        let loan = Loan { address: address as usize, ready, done };
+        let loan = Loan { addresses: addresses.into(), ready, done };
         let loans = self.board.exchange(self.member, operation, loan, || call.has_failed());
         let loans = loans.ok_or("the run has failed")?;
-        for pull in pulls {
-            let Loan { address, ready, .. } = loans[pull.member];
-            if pull.member != self.member {
-                call.wait_for(ready)?;
+        let stream = call.target().1 as sys::CUstream;
+        for Pull { member, from, to, bytes, slot } in pulls {
+            let Loan { addresses, ready, .. } = &loans[member];
+            if bytes > 0 {
+                if member != self.member {
+                    call.wait_for(*ready)?;
+                }
+                // SAFETY: the caller's runs lie within the buffers; the member's is complete behind `ready` and stays until
+                // `done`, and the target's memory is free behind what the stream follows.
+                unsafe { driver::memcpy_dtod_async(to as u64, addresses[from] as u64, bytes, stream) }
+                    .map_err(|error| format!("{bytes} bytes from member {member}: {error}"))?;
             }
-            let [from, to] = [address + pull.from, target as usize + pull.to];
-            let stream = call.target().1 as sys::CUstream;
-            // SAFETY: the caller's runs lie within the buffers; the member's source is complete behind `ready` and stays until
-            // `done`, and the target's memory is free behind what the stream follows.
-            unsafe { driver::memcpy_dtod_async(to as u64, from as u64, pull.bytes, stream) }
-                .map_err(|error| format!("{} bytes from member {}: {error}", pull.bytes, pull.member))?;
-            pull.slot.map_or(Ok(()), |slot| call.record(slot))?;
+            slot.map_or(Ok(()), |slot| call.record(slot))?;
         }
         call.record_event(done)?;
         let done = loans.iter().enumerate().filter(|(member, _)| *member != self.member).map(|(_, loan)| loan.done);
-        state.lent.push_back(Lent { operation, done: done.collect(), source });
+        state.lent.push_back(Lent { operation, done: done.collect(), sources });
         Ok(())
     }
 }
@@ -139,9 +142,9 @@ impl State {
     /// has copied them.
     fn release(&mut self, call: Call, operation: u64) -> Result<(), String> {
         while self.lent.front().is_some_and(|lent| lent.operation + 2 <= operation) {
-            let Lent { done, source, .. } = self.lent.pop_front().expect("it was there");
+            let Lent { done, sources, .. } = self.lent.pop_front().expect("it was there");
             done.iter().try_for_each(|done| call.compute_waits_for(*done))?;
-            drop(source);
+            drop(sources);
         }
         Ok(())
     }

@@ -1,10 +1,12 @@
 //! Rows that change owner.
 
-use super::communicator::Communicator;
-use super::{data_type, exchanged, finished, grouped, scaled};
+use super::communicator::{Call, Communicator};
+use super::copies::Pull;
+use super::{Held, data_type, exchanged, finished, grouped, scaled};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::cuda::{dense, empty};
 use crate::ops::moe::Splits;
+use crate::overlap::copies;
 use crate::profile;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::result as driver;
@@ -78,6 +80,38 @@ impl Span {
     }
 }
 
+/// Queues copies of rows of one matrix or several, from the source to the target of each, by copy engines; `sources` are held as
+/// long as others read them.
+pub(crate) fn copied(
+    call: Call,
+    matrices: &[(Span, [*mut c_void; 2])],
+    Splits { send, receive }: &Splits,
+    own: usize,
+    sources: Vec<Held>,
+) -> Result<(), String> {
+    let size = send.len();
+    let addresses = matrices.iter().flat_map(|(span, [from, _])| starts(*from as usize + span.from, span.bytes, send));
+    let pulls = matrices.iter().enumerate().flat_map(|(matrix, (span, [_, to]))| {
+        let starts = starts(*to as usize + span.to, span.bytes, receive);
+        // The member's own last: at any time everybody is copied from by one other.
+        (1..=size).map(|offset| (own + offset) % size).map(move |member| {
+            let (to, bytes) = (starts[member], receive[member] * span.bytes);
+            Pull { member, from: matrix * size + own, to, bytes, slot: None }
+        })
+    });
+    let copies = call.copies().ok_or("its members do not reach each other's memory")?;
+    copies.queue(call, addresses.collect(), pulls, sources)
+}
+
+/// Where the rows of each member begin, if so many rows of `bytes` follow each other from `start` on.
+fn starts(start: usize, bytes: usize, rows: &[usize]) -> Vec<usize> {
+    let ends = rows.iter().scan(start, |at, rows| {
+        *at += rows * bytes;
+        Some(*at)
+    });
+    std::iter::once(start).chain(ends).take(rows.len()).collect()
+}
+
 /// Rows of dimension 0 of `x` go to other members, and theirs come. Nothing runs beside it on the compute stream but the copy
 /// of the rank's own rows.
 pub(super) fn exchange(x: CubeTensor, splits: &Splits, group: &Group, link: &Arc<Communicator>) -> CubeTensor {
@@ -96,7 +130,12 @@ pub(super) fn exchange(x: CubeTensor, splits: &Splits, group: &Group, link: &Arc
     let span = Span { from: 0, to: 0, row, bytes: row * x.dtype.size(), data_type: data_type(x.dtype) };
     let noted = profile::operation(&x, || exchanged(&op, rows * span.bytes, group.size(), ""));
     let (sequence, own) = (group.issue(op.clone()), group.rank());
+    let lent = copies::carry(link, group).then(|| Held::new(x.clone()));
     link.queue((sequence, op), [&x, &out], move |call, buffers| {
+        if let Some(lent) = lent {
+            copied(call, &[(span, buffers)], &splits, own, vec![lent])?;
+            return call.lead();
+        }
         call.follow()?;
         // SAFETY: the splits add up to the rows of either buffer. CubeCL reuses memory in the order of the compute stream,
         // which has queued its wait when the buffers are let go.

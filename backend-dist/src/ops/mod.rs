@@ -16,7 +16,7 @@ mod attended;
 mod autodiff;
 pub mod conjugate;
 pub mod context;
-mod copy_engines;
+pub(crate) mod copy_engines;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -1,4 +1,5 @@
-//! Parts of the activations of tensor parallelism, exchanged by copy engines beside the products that make or need them.
+//! What copy engines carry, and parts of the activations of tensor parallelism, exchanged by them beside the products that make
+//! or need them.
 //!
 //! Matrices are `[rows, columns]` without gaps; a whole one is the parts of all members one after the other. Member
 //! `rank + offset` is met at `offset`, so that at any time every member is copied from by one other.
@@ -6,14 +7,21 @@
 use super::{InFlight, Pending};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::nccl::copies::Pull;
-use crate::nccl::{Held, connect, elements, exchanged, gpu_of};
+use crate::nccl::{Communicator, Held, connect, elements, exchanged, gpu_of};
+use crate::ops::copy_engines::are_copy_engines_on;
 use crate::profile;
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
 
-/// Whether the members of `group` reach each other's memory; the first call is collective.
-pub(crate) fn is_within_reach(x: &CubeTensor, group: &Group) -> bool {
-    connect(group, gpu_of(&x.device)).is_some_and(|link| link.copies(group).is_some())
+/// Whether copy engines carry what `group` exchanges: they are wanted, and the members reach each other's memory. The first
+/// call is collective.
+pub(crate) fn carry(link: &Communicator, group: &Group) -> bool {
+    are_copy_engines_on() && link.copies(group).is_some()
+}
+
+/// [`carry`] where `x` lies.
+pub(crate) fn carry_from(x: &CubeTensor, group: &Group) -> bool {
+    connect(group, gpu_of(&x.device)).is_some_and(|link| carry(&link, group))
 }
 
 /// Writes every member's `part` to its place in `whole`: those of offset 1, 2 and so on, and last this member's own, each with
@@ -21,11 +29,8 @@ pub(crate) fn is_within_reach(x: &CubeTensor, group: &Group) -> bool {
 pub(crate) fn gather(part: &CubeTensor, whole: &CubeTensor, group: &Group) -> Vec<Pending> {
     let (size, rank, bytes) = (group.size(), group.rank(), bytes(part));
     assert_eq!(bytes * size, self::bytes(whole), "a gather over {group:?}");
-    let pull = |offset: usize| {
-        let member = (rank + offset) % size;
-        Pull { member, from: 0, to: member * bytes, bytes, slot: None }
-    };
-    begin(DeviceOpKind::AllGather(0), [part, whole], (1..=size).map(pull).collect(), true, group)
+    let pulls = (1..=size).map(|offset| (rank + offset) % size).map(|member| (member, 0, member * bytes));
+    begin(DeviceOpKind::AllGather(0), [part, whole], bytes, pulls.collect(), true, group)
 }
 
 /// Copies this member's part of the `staged` matrices of the members at `-offset`, for these offsets, to places `offset - 1` of
@@ -39,39 +44,42 @@ pub(crate) fn collect(
     let (size, rank) = (group.size(), group.rank());
     let bytes = bytes(staged) / size;
     assert!(self::bytes(arrived) == bytes * (size - 1) && offsets.end <= size, "parts of a sum over {group:?}");
-    let pull = |offset: usize| {
-        let member = (rank + size - offset) % size;
-        Pull { member, from: rank * bytes, to: (offset - 1) * bytes, bytes, slot: None }
-    };
-    begin(DeviceOpKind::ReduceScatter(0), [staged, arrived], offsets.map(pull).collect(), false, group).pop()
+    let pulls = offsets.map(|offset| ((rank + size - offset) % size, rank, (offset - 1) * bytes));
+    begin(DeviceOpKind::ReduceScatter(0), [staged, arrived], bytes, pulls.collect(), false, group).pop()
 }
 
-/// Queues the copies from the members' `source`s to `target`, behind what the compute stream has queued so far; with `each`
-/// there is one to wait for behind every copy, else one behind all.
+/// Queues copies of runs of so many `bytes`, of which `source` is made, to `target`, behind what the compute stream has queued so
+/// far: from which member, which of its runs, to which byte. With `each` there is one to wait for behind every copy, else one
+/// behind all.
 fn begin(
     kind: DeviceOpKind,
     [source, target]: [&CubeTensor; 2],
-    mut pulls: Vec<Pull>,
+    bytes: usize,
+    pulls: Vec<(usize, usize, usize)>,
     each: bool,
     group: &Group,
 ) -> Vec<Pending> {
     let link = connect(group, gpu_of(&source.device)).expect("it was asked whether the members are within reach");
-    let last = pulls.len().saturating_sub(1);
-    for (i, pull) in pulls.iter_mut().enumerate() {
-        pull.slot = (each || i == last).then(|| link.events.take());
-    }
+    let slots: Vec<Option<usize>> =
+        (1..=pulls.len()).map(|count| (each || count == pulls.len()).then(|| link.events.take())).collect();
     let op = DeviceOp::new(kind, source.dtype, &[pulls.len(), elements(source)]);
-    let noted = profile::operation(source, || exchanged(&op, bytes(source), group.size(), ", copied beside"));
+    let sent = elements(source) * source.dtype.size();
+    let noted = profile::operation(source, || exchanged(&op, sent, group.size(), ", copied beside"));
     let sequence = group.issue(op.clone());
-    let pending = |slot| {
+    let pending = |slot: &usize| {
         let buffers = vec![Held::new(target.clone())];
-        Pending { in_flight: Some(InFlight { link: link.clone(), slot, buffers }) }
+        Pending { in_flight: Some(InFlight { link: link.clone(), slot: *slot, buffers }) }
     };
-    let waits = pulls.iter().filter_map(|pull| pull.slot).map(pending).collect();
-    let lent = Held::new(source.clone());
-    link.queue((sequence, op), [source, target], move |call, pointers| {
+    let waits = slots.iter().flatten().map(pending).collect();
+    let lent = vec![Held::new(source.clone())];
+    link.queue((sequence, op), [source, target], move |call, [source, target]| {
         let copies = call.copies().ok_or("its members do not reach each other's memory")?;
-        copies.queue(call, pointers, &pulls, lent)
+        let addresses = (0..sent / bytes).map(|run| source as usize + run * bytes).collect();
+        let pulls = pulls.into_iter().zip(slots).map(|((member, from, to), slot)| {
+            let to = target as usize + to;
+            Pull { member, from, to, bytes, slot }
+        });
+        copies.queue(call, addresses, pulls, lent)
     });
     drop(noted);
     waits

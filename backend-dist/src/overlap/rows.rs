@@ -1,8 +1,8 @@
 //! Rows that change owner beside the computation.
 
-use super::{InFlight, Pending};
+use super::{InFlight, Pending, copies};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
-use crate::nccl::rows::Span;
+use crate::nccl::rows::{Span, copied};
 use crate::nccl::{Held, connect, data_type, elements, exchanged, finished, gpu_of, grouped};
 use crate::ops::moe::Splits;
 use crate::profile;
@@ -60,11 +60,18 @@ pub(crate) fn all_to_all(matrices: &[Rows], splits: &Splits, group: &Group) -> P
     });
     let (sequence, slot) = (group.issue(op.clone()), link.events.take());
     let (splits, own) = (splits.clone(), group.rank());
+    let lent = || matrices.iter().map(|rows| Held::new(rows.from.clone())).collect();
+    let lent: Option<Vec<Held>> = copies::carry(&link, group).then(lent);
     let tensors = [&first.from, &first.to, &last.from, &last.to];
     let buffers = tensors.map(|x| Held::new(x.clone()));
     link.queue((sequence, op), tensors, move |call, [from, to, last_from, last_to]| {
-        call.follow()?;
         let buffers = [[from, to], [last_from, last_to]];
+        if let Some(lent) = lent {
+            let matrices: Vec<_> = spans.into_iter().zip(buffers).collect();
+            copied(call, &matrices, &splits, own, lent)?;
+            return call.record(slot);
+        }
+        call.follow()?;
         // SAFETY: the rows lie within the buffers, which are held until the compute stream has queued its wait.
         unsafe {
             let exchange = |(span, x): (&Span, _)| span.exchange(x, &splits, own, call.target());

@@ -12,7 +12,6 @@ use super::product::{Factor, place_weight_grad};
 use super::{Float, columns, empty, launched, packed, rows, work};
 use crate::comm::Group;
 use crate::cuda::dense;
-use crate::ops::copy_engines::are_copy_engines_on;
 use crate::ops::pieces::Product;
 use crate::ops::product::Weight;
 use crate::ops::turns::{self, LEAST, runs};
@@ -20,7 +19,7 @@ use crate::overlap::{Pending, copies};
 
 /// Whether copy engines exchange parts of `part`'s size between the members of `group`.
 pub(super) fn is_copied(part_bytes: usize, x: &CubeTensor, group: &Group) -> bool {
-    part_bytes >= LEAST && are_copy_engines_on() && copies::is_within_reach(x, group)
+    part_bytes >= LEAST && copies::carry_from(x, group)
 }
 
 /// The whole of all members' `part`s, and its product: of each part as soon as it is there.

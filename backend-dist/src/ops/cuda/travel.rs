@@ -1,4 +1,4 @@
-//! Rows that change owner while this rank computes, over NCCL.
+//! Rows that change owner while this rank computes, by copy engines or over NCCL.
 
 use burn::backend::Cube;
 
@@ -7,8 +7,8 @@ use crate::comm::Group;
 use crate::cuda::dense;
 use crate::nccl::{connect, gpu_of};
 use crate::ops::moe::{Splits, Travel, append, below_each_other, exchanged};
-use crate::overlap::Pending;
 use crate::overlap::rows::{Rows, all_to_all};
+use crate::overlap::{Pending, copies};
 
 /// Rows on their way, or here where the host has carried them.
 pub struct Coming {
@@ -28,6 +28,10 @@ pub struct Joined {
 impl Travel for Cube {
     type Coming = Coming;
     type Joined = Joined;
+
+    fn takes_processors(x: &Float, group: &Group) -> bool {
+        !copies::carry_from(x, group)
+    }
 
     fn start(x: &[Float], first: usize, splits: &Splits, group: &Group) -> Coming {
         if !is_linked(x, group) {

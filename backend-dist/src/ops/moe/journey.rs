@@ -103,6 +103,7 @@ pub(super) fn forward<B: MoeKernels, P: Products<B>>(
     let ([first, second], group, sent) = (layers, &journey.group, [x, p]);
     let coming: Vec<_> = journey.places().map(|(piece, row, _)| B::start(&sent, row, &piece.splits, group)).collect();
     let mut results = B::none_of(journey.rows());
+    let shared = journey.pieces.len() > 1 && B::takes_processors(&sent[0], group);
     drop(sent);
     let matrices = [first.matrices(weights[0]), second.matrices(weights[1])];
     let mut kept = Vec::new();
@@ -110,7 +111,7 @@ pub(super) fn forward<B: MoeKernels, P: Products<B>>(
         let (to, back) = piece.by_expert.tables();
         let [x, p] = B::arrived(coming).try_into().expect("rows and probabilities");
         let (x, p) = (B::sum_rows(x, B::table(&to)), flat::<B>(B::sum_rows(p, B::table(&to))));
-        let y = B::sharing(journey.pieces.len() > 1, || {
+        let y = B::sharing(shared, || {
             let (hidden, x) = first.forward(&matrices[0], x, &part, purposes[0]);
             let input = B::weighted_swiglu(hidden.clone(), p.clone());
             let (y, input) = second.forward(&matrices[1], input, &part, purposes[1]);
@@ -136,6 +137,7 @@ fn backward<B: MoeKernels, P: Products<B>>(
     let ([first, second], Journey { group, pieces, .. }, sent) = (layers, &**journey, [grad]);
     let coming: Vec<_> = journey.places().map(|(piece, row, _)| B::start(&sent, row, &piece.splits, group)).collect();
     let mut results = B::none_of(journey.rows());
+    let shared = B::takes_processors(&sent[0], group);
     drop(sent);
     let matrices = [first.transposed(weights[0], &kept[0].x), second.transposed(weights[1], &kept[0].input)];
     let [mut of_first, mut of_second] = [Vec::new(), Vec::new()];
@@ -148,7 +150,7 @@ fn backward<B: MoeKernels, P: Products<B>>(
         let (grad, pair) = second.gradient(grad, input, again, &part, nodes[1].is_some());
         of_second.push(pair);
         let is_last = of_second.len() == pieces.len();
-        let [x_grad, p_grad] = B::sharing(pieces.len() > 1, || {
+        let [x_grad, p_grad] = B::sharing(shared && pieces.len() > 1, || {
             // In front of the last piece's other gradients: what it needs is then gone before the largest of these are made.
             if is_last {
                 weight_grads::<B, P>(nodes[1], std::mem::take(&mut of_second), journey, grads);
@@ -162,7 +164,7 @@ fn backward<B: MoeKernels, P: Products<B>>(
         let back = [x_grad, p_grad].map(|grad| B::sum_rows(grad, B::table(&back)));
         B::join(back.into(), &piece.splits.reversed(), group, &mut results);
     }
-    B::sharing(true, || weight_grads::<B, P>(nodes[0], of_first, journey, grads));
+    B::sharing(shared, || weight_grads::<B, P>(nodes[0], of_first, journey, grads));
     B::joined(results).try_into().expect("gradients of rows and probabilities")
 }
 

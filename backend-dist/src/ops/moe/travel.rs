@@ -41,6 +41,9 @@ pub(in crate::ops) trait Travel: Backend {
     /// Matrices whose rows come piece by piece, one below the other.
     type Joined;
 
+    /// Whether exchanges of rows of `x` take multiprocessors from what runs beside them.
+    fn takes_processors(x: &FloatTensor<Self>, group: &Group) -> bool;
+
     /// Sends rows of `x` from row `first` on.
     fn start(x: &[FloatTensor<Self>], first: usize, splits: &Splits, group: &Group) -> Self::Coming;
 
@@ -60,6 +63,10 @@ pub(in crate::ops) trait Travel: Backend {
 impl Travel for Flex {
     type Coming = Vec<FloatTensor<Self>>;
     type Joined = Vec<Vec<FloatTensor<Self>>>;
+
+    fn takes_processors(_: &FloatTensor<Self>, _: &Group) -> bool {
+        false
+    }
 
     fn start(x: &[FloatTensor<Self>], first: usize, splits: &Splits, group: &Group) -> Self::Coming {
         exchanged::<Self>(x, first, splits, group)
