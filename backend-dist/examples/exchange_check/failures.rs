@@ -2,7 +2,7 @@
 
 use crate::results::{ramp, values};
 use crate::{on_gpus, verdict};
-use backend_dist::collective::{all_reduce, connect, recv};
+use backend_dist::collective::{all_reduce, all_to_all, connect, recv};
 use backend_dist::comm::{FailureCause, ReduceOp, RunError};
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
@@ -27,6 +27,16 @@ pub fn check(gpus: usize) -> usize {
                 sum(rank, 8);
                 assert!(rank.rank != 0, "the first rank gives up");
                 sum(rank, 8);
+                Ok(())
+            },
+            is_right: |error| error.rank == 0 && matches!(error.cause, FailureCause::Panic(_)),
+        },
+        Case {
+            name: "a rank panics, its peers wait for its rows",
+            run: |rank| {
+                swap(rank);
+                assert!(rank.rank != 0, "the first rank gives up");
+                swap(rank);
                 Ok(())
             },
             is_right: |error| error.rank == 0 && matches!(error.cause, FailureCause::Panic(_)),
@@ -81,6 +91,13 @@ pub fn check(gpus: usize) -> usize {
 /// The host waits for the GPU here, and the GPU for the peers.
 fn sum(rank: &Rank, length: usize) {
     values(all_reduce(ramp([length], rank, DType::F32), ReduceOp::Sum, &rank.group(Axis::Tp)));
+}
+
+/// The same where copy engines carry the rows: the thread that feeds the GPU waits for the peers' too.
+fn swap(rank: &Rank) {
+    let group = rank.group(Axis::Tp);
+    let splits = vec![8; group.size()];
+    values(all_to_all(ramp([8 * group.size(), 4], rank, DType::F32), &splits, &splits, &group));
 }
 
 fn outcome(gpus: usize, case: &Case) -> Result<(), String> {

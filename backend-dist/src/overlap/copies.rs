@@ -7,9 +7,9 @@
 use super::{InFlight, Pending};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::nccl::copies::Pull;
-use crate::nccl::{Communicator, Held, connect, elements, exchanged, gpu_of};
+use crate::nccl::{Communicator, Held, connect, elements, gpu_of};
 use crate::ops::copy_engines::are_copy_engines_on;
-use crate::profile;
+use crate::profile::{self, Operation};
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
 
@@ -64,7 +64,11 @@ fn begin(
         (1..=pulls.len()).map(|count| (each || count == pulls.len()).then(|| link.events.take())).collect();
     let op = DeviceOp::new(kind, source.dtype, &[pulls.len(), elements(source)]);
     let sent = elements(source) * source.dtype.size();
-    let noted = profile::operation(source, || exchanged(&op, sent, group.size(), ", copied beside"));
+    let copied = pulls.iter().filter(|(member, ..)| *member != group.rank()).count() * bytes;
+    let noted = profile::operation(source, || {
+        let name = if each { "all-gather" } else { "reduce-scatter" };
+        Operation::exchange(format!("{name} over {}, copied beside", group.size()), copied)
+    });
     let sequence = group.issue(op.clone());
     let pending = |slot: &usize| {
         let buffers = vec![Held::new(target.clone())];
