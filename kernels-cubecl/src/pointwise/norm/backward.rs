@@ -82,55 +82,33 @@ pub(super) fn leave(
     }
 }
 
-/// What a row's numbers become their gradients by.
+/// What the gradients of a row's numbers follow from.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Factors {
-    /// The first number, if sums are about the mean.
-    pub start: f32,
     pub factor: f32,
     pub shift: f32,
     pub along: f32,
     pub slope_mean: f32,
 }
 
-/// The gradients of a vector of `x`, whose shares of the weights' gradients are added to vector `v` of the sums. With `adds` the
-/// gradients `more` are added.
+/// The gradient of a number, whose distance from the mean is `normal` and whose own gradient times the weight is `weighted`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn of_vector<E: Float>(
-    value: Vec8<E>,
-    slope: Vec8<E>,
-    weight: Vec8<E>,
-    more: Vec8<E>,
-    by: &Factors,
-    w_sums: &mut Array<f32>,
-    b_sums: &mut Array<f32>,
-    #[comptime] v: usize,
-    #[comptime] centred: bool,
-    #[comptime] adds: bool,
-) -> Vec8<E> {
-    let mut result = Vec8::<E>::empty();
-    #[unroll]
-    for i in 0..8usize {
-        let k = comptime![v * 8 + i];
-        let normal = (f32::cast_from(value.extract(i)) - by.start) * by.factor - by.shift;
-        let slope = f32::cast_from(slope.extract(i));
-        let weighted = slope * f32::cast_from(weight.extract(i));
-        let mut change = weighted * by.factor;
-        if comptime![centred] {
-            change -= by.slope_mean;
-            b_sums[k] = b_sums[k] + slope;
-        }
-        change -= normal * by.along;
-        w_sums[k] = w_sums[k] + slope * normal;
-        let mut rounded = E::cast_from(change);
-        if comptime![adds] {
-            // As a sum of its own would round.
-            rounded = E::cast_from(f32::cast_from(rounded) + f32::cast_from(more.extract(i)));
-        }
-        result.insert(i, rounded);
+pub(super) fn change(normal: f32, weighted: f32, by: &Factors, #[comptime] centred: bool) -> f32 {
+    let mut change = weighted * by.factor;
+    if comptime![centred] {
+        change -= by.slope_mean;
     }
-    result
+    change - normal * by.along
+}
+
+/// A gradient as it is written: with `adds` another one is added, as a sum of its own would round.
+#[cube]
+pub(super) fn rounded<E: Float>(change: f32, other: f32, #[comptime] adds: bool) -> E {
+    let mut rounded = E::cast_from(change);
+    if comptime![adds] {
+        rounded = E::cast_from(f32::cast_from(rounded) + other);
+    }
+    rounded
 }
 
 /// A cube takes `side` rows at a time, every so manyth, and leaves its shares of the gradients of `w`, and behind them those
@@ -199,7 +177,6 @@ pub fn norm_backward<E: Float>(
             moments(&values, 0usize, &slopes, &weights, start, &mut shared, turn, unit, width, inverse, sums, plan);
         let factor = rsqrt(of_row.squares * inverse + eps);
         let factors = Factors {
-            start,
             factor,
             shift: of_row.mean * factor,
             along: of_row.product * factor * factor * inverse,
@@ -209,20 +186,24 @@ pub fn norm_backward<E: Float>(
         for v in 0..comptime![plan.vectors] {
             let column = unit + comptime![v as u32 * plan.units];
             if row < rows && inside(column, width, plan) {
-                let weight = weights[place(comptime![v], plan)];
-                let more = others[comptime![if adds { v } else { 0 }]];
-                let result = of_vector(
-                    values[v],
-                    slopes[v],
-                    weight,
-                    more,
-                    &factors,
-                    &mut w_sums,
-                    &mut b_sums,
-                    comptime![v],
-                    centred,
-                    adds,
-                );
+                let (value, slope, weight) = (values[v], slopes[v], weights[place(comptime![v], plan)]);
+                let mut result = Vec8::<E>::empty();
+                #[unroll]
+                for i in 0..8usize {
+                    let k = comptime![v * 8 + i];
+                    let normal = (f32::cast_from(value.extract(i)) - start) * factors.factor - factors.shift;
+                    let slope = f32::cast_from(slope.extract(i));
+                    let weighted = slope * f32::cast_from(weight.extract(i));
+                    w_sums[k] = w_sums[k] + slope * normal;
+                    if comptime![centred] {
+                        b_sums[k] = b_sums[k] + slope;
+                    }
+                    let mut other = 0.0f32;
+                    if comptime![adds] {
+                        other = f32::cast_from(others[v].extract(i));
+                    }
+                    result.insert(i, rounded::<E>(change(normal, weighted, &factors, centred), other, adds));
+                }
                 x_gradient[(row * width + column) as usize] = result;
             }
         }

@@ -1,7 +1,7 @@
 //! The gradients of a normalisation, whose rows the copy engine brings to a ring in shared memory: what is on its way needs no
 //! registers, and a cube has rows enough on their way to keep the memory busy while its units meet.
-use super::backward::{Factors, leave, of_vector};
-use super::moments::{Sums, moments, scratch};
+use super::backward::{Factors, change, leave, rounded};
+use super::moments::{Sums, scratch, together};
 use super::{Plan, Weights, hold_weights, inside, place};
 use crate::hopper::ptx::rsqrt;
 use crate::hopper::ring::barrier_at;
@@ -83,14 +83,30 @@ fn bring<E: Float>(
     }
 }
 
-/// This unit's vectors of the row that begins at `from`.
+/// Whether numbers are bf16.
+#[allow(clippy::extra_unused_type_parameters, reason = "what the intrinsic asks for is not seen")]
 #[cube]
-fn take<E: Float>(ring: &Ring<E>, from: usize, to: &mut Array<Vec8<E>>, unit: u32, width: u32, #[comptime] plan: Plan) {
-    #[unroll]
-    for v in 0..comptime![plan.vectors] {
-        let column = unit + comptime![v as u32 * plan.units];
-        if inside(column, width, plan) {
-            to[v] = ring.tiles[from + column as usize];
+fn is_bf16<E: Float>() -> comptime_type!(bool) {
+    intrinsic!(|scope| E::__expand_as_type(scope) == half::bf16::__expand_as_type(scope))
+}
+
+/// A vector's numbers. Those of bf16 are the upper halves of fp32: in half of them that is an instruction less than a cast, whose
+/// argument must be moved to the lower half first.
+#[cube]
+fn unpack<E: Float>(from: Vec8<E>, to: &mut Array<f32>, #[comptime] first: usize) {
+    let halves = is_bf16::<E>();
+    if comptime![halves] {
+        let words = Vector::<u32, Const<4>>::reinterpret(from);
+        #[unroll]
+        for i in 0..4usize {
+            let word = words.extract(i);
+            to[comptime![first + 2 * i]] = f32::reinterpret(word << 16);
+            to[comptime![first + 2 * i + 1]] = f32::reinterpret(word & 0xffff_0000);
+        }
+    } else {
+        #[unroll]
+        for i in 0..8usize {
+            to[comptime![first + i]] = f32::cast_from(from.extract(i));
         }
     }
 }
@@ -139,9 +155,21 @@ pub fn norm_backward_streamed<E: Float>(
     for stage in 0..depth {
         bring(&mut ring, x, y_gradient, other, stage, row + stage * stride, rows, width, adds, plan);
     }
+    let numbers = comptime![plan.vectors * 8];
     let mut shared = Shared::<[F32x4]>::new_slice(comptime![scratch(plan)]);
-    let mut weights = Weights::<E>::new_slice(comptime![plan.room()]);
-    hold_weights(w, &mut weights, unit, width, plan);
+    let mut kept = Weights::<E>::new_slice(comptime![if again { plan.room() } else { 1 }]);
+    let mut weights = Array::<f32>::new(numbers);
+    if comptime![again] {
+        hold_weights(w, &mut kept, unit, width, plan);
+    } else {
+        #[unroll]
+        for v in 0..comptime![plan.vectors] {
+            let column = unit + comptime![v as u32 * units];
+            if inside(column, width, plan) {
+                unpack(w[column as usize], &mut weights, comptime![v * 8]);
+            }
+        }
+    }
     let mut w_sums = Array::<f32>::new(comptime![plan.vectors * 8]);
     let mut b_sums = Array::<f32>::new(comptime![plan.vectors * 8]);
     #[unroll]
@@ -165,10 +193,6 @@ pub fn norm_backward_streamed<E: Float>(
         }
         let at = tile(stage, 0u32, tensors, plan);
         let mut start = 0.0f32;
-        let mut values = Array::<Vec8<E>>::new(plan.vectors);
-        let mut slopes = Array::<Vec8<E>>::new(plan.vectors);
-        take(&ring, at, &mut values, unit, width, plan);
-        take(&ring, at + comptime![room(plan)], &mut slopes, unit, width, plan);
         if comptime![centred] {
             if comptime![plan.plane > 1] {
                 start = f32::cast_from(ring.tiles[at].extract(0usize));
@@ -176,9 +200,38 @@ pub fn norm_backward_streamed<E: Float>(
                 start = f32::cast_from(x[(row * width) as usize].extract(0usize));
             }
         }
+        let mut values = Array::<f32>::new(numbers);
+        let mut slopes = Array::<f32>::new(numbers);
+        let mut sum = 0.0f32;
+        let mut squares = 0.0f32;
+        let mut weighted = 0.0f32;
+        let mut product = 0.0f32;
+        #[unroll]
+        for v in 0..comptime![plan.vectors] {
+            let column = unit + comptime![v as u32 * units];
+            if inside(column, width, plan) {
+                let here = at + column as usize;
+                unpack(ring.tiles[here], &mut values, comptime![v * 8]);
+                unpack(ring.tiles[here + comptime![room(plan)]], &mut slopes, comptime![v * 8]);
+                if comptime![again] {
+                    unpack(kept[place(comptime![v], plan)], &mut weights, comptime![v * 8]);
+                }
+                #[unroll]
+                for i in 0..8usize {
+                    let k = comptime![v * 8 + i];
+                    let away = values[k] - start;
+                    let both = slopes[k] * weights[k];
+                    squares += away * away;
+                    product += away * both;
+                    if comptime![centred] {
+                        sum += away;
+                        weighted += both;
+                    }
+                }
+            }
+        }
         let sums = comptime![Sums { centred, slopes: true }];
-        let of_row =
-            moments(&values, 0usize, &slopes, &weights, start, &mut shared, turn, unit, width, inverse, sums, plan);
+        let of_row = together(sum, squares, weighted, product, &mut shared, turn, unit, inverse, sums, plan);
         // All units have met since the row before was read for the last time.
         if before < depth {
             bring(
@@ -196,7 +249,6 @@ pub fn norm_backward_streamed<E: Float>(
         }
         let factor = rsqrt(of_row.squares * inverse + eps);
         let factors = Factors {
-            start,
             factor,
             shift: of_row.mean * factor,
             along: of_row.product * factor * factor * inverse,
@@ -207,29 +259,28 @@ pub fn norm_backward_streamed<E: Float>(
             let column = unit + comptime![v as u32 * units];
             if row < rows && inside(column, width, plan) {
                 let here = at + column as usize;
-                let mut value = values[v];
-                let mut slope = slopes[v];
                 if comptime![again] {
-                    value = ring.tiles[here];
-                    slope = ring.tiles[here + comptime![room(plan)]];
+                    unpack(ring.tiles[here], &mut values, comptime![v * 8]);
+                    unpack(ring.tiles[here + comptime![room(plan)]], &mut slopes, comptime![v * 8]);
+                    unpack(kept[place(comptime![v], plan)], &mut weights, comptime![v * 8]);
                 }
-                let mut more = value;
+                let mut others = Array::<f32>::new(8usize);
                 if comptime![adds] {
-                    more = ring.tiles[here + comptime![2 * room(plan)]];
+                    unpack(ring.tiles[here + comptime![2 * room(plan)]], &mut others, 0usize);
                 }
-                let weight = weights[place(comptime![v], plan)];
-                let result = of_vector(
-                    value,
-                    slope,
-                    weight,
-                    more,
-                    &factors,
-                    &mut w_sums,
-                    &mut b_sums,
-                    comptime![v],
-                    centred,
-                    adds,
-                );
+                let mut result = Vec8::<E>::empty();
+                #[unroll]
+                for i in 0..8usize {
+                    let k = comptime![v * 8 + i];
+                    let normal = (values[k] - start) * factors.factor - factors.shift;
+                    let slope = slopes[k];
+                    w_sums[k] = w_sums[k] + slope * normal;
+                    if comptime![centred] {
+                        b_sums[k] = b_sums[k] + slope;
+                    }
+                    let own = change(normal, slope * weights[k], &factors, centred);
+                    result.insert(i, rounded::<E>(own, others[i], adds));
+                }
                 x_gradient[(row * width + column) as usize] = result;
             }
         }
