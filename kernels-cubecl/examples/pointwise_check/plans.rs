@@ -88,30 +88,32 @@ pub fn embeddings(clock: &mut Clock) {
     for (name, ids) in [("equal", even_ids(ROWS)), ("Zipf's", zipf_ids(ROWS))] {
         let (bytes, ids) = (gradient_bytes(&ids, COLUMNS), upload_i32(client, &ids));
         let chosen = embedding::Plan::of(client, shape);
-        let cut = |units, side, buckets| embedding::Plan { units, side, buckets, ..chosen };
+        let fetching = embedding::Plan { fetch: Fetch::Gradient, ..chosen };
         for plan in [
             chosen,
-            embedding::Plan { fetch: Fetch::Gradient, ..chosen },
+            embedding::Plan { run: 16, ..chosen },
+            fetching,
+            embedding::Plan { run: 16, ..fetching },
             embedding::Plan { fetch: Fetch::Both, ..chosen },
+            embedding::Plan { fetch: Fetch::Both, run: 16, ..chosen },
             embedding::Plan { early: 132, ..chosen },
             embedding::Plan { early: 264, ..chosen },
-            embedding::Plan { early: 396, ..chosen },
-            embedding::Plan { fetch: Fetch::Gradient, early: 264, ..chosen },
-            embedding::Plan { fetch: Fetch::Both, early: 264, ..chosen },
-            embedding::Plan { fetch: Fetch::Gradient, ahead: 3, ..chosen },
-            embedding::Plan { fetch: Fetch::Gradient, ..cut(256, 64, 128) },
-            embedding::Plan { fetch: Fetch::Gradient, ..cut(512, 128, 64) },
+            embedding::Plan { early: 132, ..fetching },
+            embedding::Plan { early: 264, ..fetching },
+            embedding::Plan { early: 264, run: 16, ..fetching },
+            embedding::Plan { ahead: 3, ..fetching },
+            embedding::Plan { buckets: 64, ..fetching },
+            embedding::Plan { buckets: 64, run: 16, ..fetching },
+            embedding::Plan { side: 256, ..fetching },
+            embedding::Plan { side: 256, run: 16, ..fetching },
+            embedding::Plan { side: 64, run: 16, ..fetching },
+            embedding::Plan { units: 256, side: 64, run: 16, ..fetching },
         ] {
-            let embedding::Plan { units, side, buckets, ahead, fetch, early, .. } = plan;
-            clock.time(
-                &format!(
-                    "embedding plans: {name} {units}/{side}/{buckets}, {ahead} ahead, fetch {fetch:?}, early {early}"
-                ),
-                bytes,
-                |i| {
-                    backward_planned::<bf16, f32>(client, out.at(i), &ids, sum.at(i), shape, true, plan).expect("legal")
-                },
-            );
+            let embedding::Plan { units, side, buckets, ahead, run, fetch, early, .. } = plan;
+            let cut = format!("{units}/{side}/{buckets}, {ahead} ahead, {run} run, {fetch:?}, {early} early");
+            clock.time(&format!("embedding plans: {name} {cut}"), bytes, |i| {
+                backward_planned::<bf16, f32>(client, out.at(i), &ids, sum.at(i), shape, true, plan).expect("legal")
+            });
         }
     }
 }

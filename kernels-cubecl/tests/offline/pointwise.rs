@@ -79,6 +79,7 @@ fn the_embedding_compiles() {
         (embedding::Plan { units: 256, side: 64, run: 16, ..plan }, true),
         (embedding::Plan { fetch: Gradient, early: 132, ..plan }, true),
         (embedding::Plan { fetch: Both, ..plan }, true),
+        (embedding::Plan { fetch: Gradient, run: 16, ..plan }, true),
     ] {
         let kernel =
             kernel!(SumBuckets<bf16, f32>, settings_of(plan.units), (b(), b(), b(), (), (), (), (), 4, 4, adds, plan));

@@ -31,7 +31,7 @@ pub struct Plan {
     pub run: u32,
     /// What is brought to the L2 cache while the bucket's tokens are sorted.
     pub fetch: Fetch,
-    /// Cubes that bring a part of the gradient to the L2 cache while they look for ids: as many lines as a cube has units.
+    /// Cubes that bring a line of the gradient for each unit to the L2 cache while they look for ids.
     pub early: u32,
 }
 

@@ -126,7 +126,7 @@ pub fn embedding<E: Element>(client: &Client, shape: TableShape) -> usize {
         // Several launches.
         Plan { room: plan.units.max(64), ..plan },
         Plan { fetch: embedding::Fetch::Gradient, early: 5, ..plan },
-        Plan { fetch: embedding::Fetch::Both, ..plan },
+        Plan { fetch: embedding::Fetch::Both, run: 16, ..plan },
     ] {
         let (written, added) = (upload::<E>(client, &vec![0.0; rows * hidden]), upload::<f32>(client, &before));
         embedding::backward_planned::<E, E>(client, &slope, &ids, &written, shape, false, plan).expect("legal");
