@@ -156,10 +156,16 @@ fn norms_compile() {
     }
     for (units, vectors, side, ring, adds) in [
         (256, 2, 2, 4, false),
+        (256, 2, 2, 5, false),
         (256, 2, 2, 3, true),
+        (256, 2, 1, 4, true),
+        (256, 2, 3, 2, true),
         (256, 2, 3, 3, false),
-        (512, 1, 2, 4, false),
         (256, 2, 4, 2, false),
+        (512, 1, 1, 8, false),
+        (512, 1, 1, 6, true),
+        (512, 1, 2, 4, false),
+        (512, 1, 2, 3, true),
     ] {
         for centred in [false, true] {
             let plan = Plan { units, vectors, side, ring, ..wide };

@@ -190,6 +190,8 @@ pub fn norm_backward_streamed<E: Float>(
             if row < rows {
                 barrier_at(&ring.full, (line * depth + stage) as usize).wait_parity(parity);
             }
+            // Units of a plane may leave the wait one by one, and add up together next.
+            sync_plane();
         }
         let at = tile(stage, 0u32, tensors, plan);
         let mut start = 0.0f32;
