@@ -158,6 +158,8 @@ fn main() {
     timings::runs(&mut clock);
     mixtures::all(&mut clock);
     if clock.asks_for("plans") {
+        plans::norm_gradients(&mut clock);
+        plans::ropes(&mut clock);
         plans::column_sums(&mut clock);
         plans::embeddings(&mut clock);
     }

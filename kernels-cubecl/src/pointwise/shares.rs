@@ -44,6 +44,13 @@ fn plane_greatest(value: f32, #[comptime] cube: CubeShape) -> f32 {
     if comptime![cube.plane > 1] { plane_max(value) } else { value }
 }
 
+/// The plane's row, where it begins, and the unit's place in it. Behind the last row that is read again.
+#[cube]
+fn own_row(rows: u32, columns: u32, #[comptime] cube: CubeShape) -> (u32, u32, u32) {
+    let row = CUBE_POS_X * comptime![cube.planes() as u32] + UNIT_POS / comptime![cube.plane];
+    (row, min(row, rows - 1) * columns, UNIT_POS % comptime![cube.plane])
+}
+
 /// A unit takes every so manyth number of a row, `count` in all; behind the end the last one is read again.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
@@ -59,9 +66,7 @@ pub fn share_rows(
     #[comptime] cube: CubeShape,
 ) {
     let plane = comptime![cube.plane];
-    let row = CUBE_POS_X * comptime![cube.planes() as u32] + UNIT_POS / plane;
-    let first = min(row, rows - 1) * columns;
-    let unit = UNIT_POS % plane;
+    let (row, first, unit) = own_row(rows, columns, cube);
     let mut values = Array::<f32>::new(comptime![count as usize]);
     #[unroll]
     for i in 0..count {
@@ -116,9 +121,7 @@ pub fn share_gradients(
     #[comptime] cube: CubeShape,
 ) {
     let plane = comptime![cube.plane];
-    let row = CUBE_POS_X * comptime![cube.planes() as u32] + UNIT_POS / plane;
-    let first = min(row, rows - 1) * columns;
-    let unit = UNIT_POS % plane;
+    let (row, first, unit) = own_row(rows, columns, cube);
     let mut shares = Array::<f32>::new(comptime![count as usize]);
     let mut slopes = Array::<f32>::new(comptime![count as usize]);
     #[unroll]
