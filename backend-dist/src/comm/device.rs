@@ -103,6 +103,11 @@ impl Group {
         self.world.as_ref().is_some_and(|(world, id)| world.links.get((*id, self.member)).is_some())
     }
 
+    /// The world and this rank of it.
+    pub(crate) fn owner(&self) -> (usize, usize) {
+        (Arc::as_ptr(&self.meeting_place().0) as usize, self.ranks[self.member])
+    }
+
     /// Where the members in this process tell each other what lies on their GPUs.
     pub(crate) fn board(&self) -> Arc<Board<Loan>> {
         let (world, id) = self.meeting_place();

@@ -1,4 +1,4 @@
-//! Exchanges by copy engines, between GPUs of one process that reach each other's memory.
+//! Exchanges by copy engines, between GPUs of one process that reach each other's memory and have one rank each.
 //!
 //! A kernel of NCCL needs multiprocessors, which the products beside it then lack; a copy engine needs none. Every member
 //! tells the others where its source lies and which event says that it is complete, and copies from theirs what it wants, on
@@ -14,8 +14,9 @@ use super::Held;
 use super::communicator::Call;
 use crate::comm::Group;
 use crate::comm::board::Board;
+use crate::ops::copy_engines::are_copy_engines_on;
 use cudarc::driver::{result as driver, sys};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a member lends in an operation. Raw handles are kept as integers: they cross threads.
@@ -61,25 +62,41 @@ pub(crate) struct Copies {
     board: Arc<Board<Loan>>,
     member: usize,
     state: Mutex<State>,
+    claim: Mutex<Option<Claim>>,
 }
 
 impl Copies {
-    /// This member's end, if all members run in this process and their GPUs, of which `gpu` is this one's, reach each other's
-    /// memory. Collective.
+    /// This member's end, if copy engines are wanted, and all members run in this process on GPUs of their own, of which `gpu` is
+    /// this one's, that reach each other's memory. Collective.
     pub(super) fn join(group: &Group, gpu: usize) -> Option<Self> {
         if !group.is_in_one_process() {
             return None;
         }
-        let gpus = group.all_gather_host(gpu);
+        let claim = Claim::of(gpu, group.owner()).filter(|_| are_copy_engines_on());
+        let gpus: Option<Vec<usize>> = group.all_gather_host(claim.is_some().then_some(gpu)).into_iter().collect();
         let reaches = |[from, to]: [usize; 2]| {
             let mut reaches = 0;
             // SAFETY: both are numbers of devices, and the answer has a place.
             let asked = unsafe { sys::cuDeviceCanAccessPeer(&mut reaches, from as i32, to as i32) }.result();
             asked.is_ok() && reaches == 1
         };
+        let gpus = gpus?;
         let mut pairs = gpus.iter().flat_map(|&from| gpus.iter().map(move |&to| [from, to]));
         let all = pairs.all(|pair| pair[0] == pair[1] || reaches(pair));
-        all.then(|| Self { board: group.board(), member: group.rank(), state: Mutex::default() })
+        let (board, member) = (group.board(), group.rank());
+        let claim = claim.filter(|_| all)?;
+        Some(Self { board, member, state: Mutex::default(), claim: Mutex::new(Some(claim)) })
+    }
+
+    /// Lets another rank have the GPU's thread wait; this one queues nothing any more.
+    pub(super) fn leave(&self) {
+        self.claim.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// Keeps for ever what peers may still read: the run has failed, and nobody tells when they are done.
+    pub(super) fn abandon(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::take(&mut state.lent));
     }
 
     /// Queues the copies of an operation, behind what the compute stream has queued. `addresses` are where the others find this
@@ -94,13 +111,18 @@ impl Copies {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let operation = state.operations;
         state.operations += 1;
-        let [ready, done] = state.events(operation)?;
+        let [ready, done_here] = state.events(operation)?;
         state.release(call, operation)?;
         call.follow()?;
         call.record_compute(ready)?;
-        let loan = Loan { addresses: addresses.into(), ready, done };
-        let loans = self.board.exchange(self.member, operation, loan, || call.has_failed());
-        let loans = loans.ok_or("the run has failed")?;
+        let loan = Loan { addresses: addresses.into(), ready, done: done_here };
+        let Some(loans) = self.board.exchange(self.member, operation, loan, || call.has_failed()) else {
+            // A peer may have found this note before.
+            std::mem::forget(sources);
+            return Err("the run has failed".into());
+        };
+        let done = loans.iter().map(|loan| loan.done).collect();
+        state.lent.push_back(Lent { operation, done, sources });
         let stream = call.target().1 as sys::CUstream;
         for Pull { member, from, to, bytes, slot } in pulls {
             let Loan { addresses, ready, .. } = &loans[member];
@@ -115,10 +137,7 @@ impl Copies {
             }
             slot.map_or(Ok(()), |slot| call.record(slot))?;
         }
-        call.record_event(done)?;
-        let done = loans.iter().enumerate().filter(|(member, _)| *member != self.member).map(|(_, loan)| loan.done);
-        state.lent.push_back(Lent { operation, done: done.collect(), sources });
-        Ok(())
+        call.record_event(done_here)
     }
 }
 
@@ -147,6 +166,35 @@ impl State {
             drop(sources);
         }
         Ok(())
+    }
+}
+
+/// The right of one rank to have its GPU's thread wait for the peers' threads. If ranks that share a GPU had it, their threads could
+/// wait for each other in turn.
+struct Claim(usize);
+
+/// Per GPU: the rank, and how many of its groups have claimed it.
+static CLAIMS: Mutex<BTreeMap<usize, ((usize, usize), usize)>> = Mutex::new(BTreeMap::new());
+
+impl Claim {
+    fn of(gpu: usize, rank: (usize, usize)) -> Option<Self> {
+        let mut claims = CLAIMS.lock().unwrap_or_else(PoisonError::into_inner);
+        let (owner, groups) = claims.entry(gpu).or_insert((rank, 0));
+        let is_free = *owner == rank;
+        *groups += usize::from(is_free);
+        is_free.then_some(Self(gpu))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claims = CLAIMS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, groups)) = claims.get_mut(&self.0) {
+            *groups -= 1;
+            if *groups == 0 {
+                claims.remove(&self.0);
+            }
+        }
     }
 }
 

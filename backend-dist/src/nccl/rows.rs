@@ -89,6 +89,9 @@ pub(crate) fn copied(
     own: usize,
     sources: Vec<Held>,
 ) -> Result<(), String> {
+    if send[own] != receive[own] {
+        return Err(format!("a rank sends itself {} rows and expects {}", send[own], receive[own]));
+    }
     let size = send.len();
     let addresses = matrices.iter().flat_map(|(span, [from, _])| starts(*from as usize + span.from, span.bytes, send));
     let pulls = matrices.iter().enumerate().flat_map(|(matrix, (span, [_, to]))| {

@@ -72,9 +72,10 @@ pub(crate) fn worth(product: &Product, seconds: f64) -> usize {
     enough.filter(|enough| takes(product.rows - enough) >= LATER).unwrap_or(product.rows)
 }
 
-/// The ranks at these offsets behind `rank`, of `size`, as runs without a gap.
+/// The ranks at these offsets behind `rank`, of `size`, as runs without a gap; all of them are one.
 pub(crate) fn runs(rank: usize, offsets: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
-    let (start, count) = ((rank + offsets.start) % size, offsets.len());
+    let start = if offsets.len() == size { 0 } else { (rank + offsets.start) % size };
+    let count = offsets.len();
     let end = (start + count).min(size);
     [start..end, 0..start + count - end].into_iter().filter(|run| !run.is_empty())
 }
@@ -170,7 +171,7 @@ mod tests {
         assert_eq!(all(1, 0..1), [1..2]);
         assert_eq!(all(1, 1..4), [2..4, 0..1]);
         assert_eq!(all(3, 1..3), [0..2]);
-        assert_eq!(all(0, 1..5), [1..4, 0..1]);
+        assert_eq!([all(0, 1..5), all(2, 0..4)], [[0..4], [0..4]]);
         assert_eq!(all(2, 4..5), [2..3]);
     }
 }

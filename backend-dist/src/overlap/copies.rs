@@ -8,15 +8,13 @@ use super::{InFlight, Pending};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::nccl::copies::Pull;
 use crate::nccl::{Communicator, Held, connect, elements, gpu_of};
-use crate::ops::copy_engines::are_copy_engines_on;
 use crate::profile::{self, Operation};
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
 
-/// Whether copy engines carry what `group` exchanges: they are wanted, and the members reach each other's memory. The first
-/// call is collective.
+/// Whether copy engines carry what `group` exchanges. The first call is collective.
 pub(crate) fn carry(link: &Communicator, group: &Group) -> bool {
-    are_copy_engines_on() && link.copies(group).is_some()
+    link.copies(group).is_some()
 }
 
 /// [`carry`] where `x` lies.

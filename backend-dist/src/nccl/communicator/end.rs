@@ -63,6 +63,9 @@ impl Communicator {
     /// Ends the communicator: its kernels stop wherever they are. May wait for as long as NCCL needs.
     pub(crate) fn abort(&self) {
         self.end(nccl::comm_abort);
+        if let Some(Some(copies)) = self.copies.get() {
+            copies.abandon();
+        }
     }
 
     /// Ends the communicator once its operations have ended. Waits for the other members to do the same.
@@ -70,6 +73,12 @@ impl Communicator {
         // The rank may have ended before the device's thread has run what it queued, which the peers wait for.
         while self.queued.load(Ordering::Acquire) > 0 {
             std::thread::sleep(Duration::from_millis(1));
+        }
+        // Copies from the peers' memory, which goes back when all members have come here.
+        // SAFETY: the context lives as long as the process, the stream as long as the communicator. An error is the run's no more.
+        unsafe {
+            let _ = driver::ctx::set_current(self.context as _)
+                .and_then(|()| driver::stream::synchronize(self.stream as _));
         }
         self.end(nccl::comm_destroy);
     }
@@ -107,6 +116,9 @@ impl Communicator {
             let _ = how(self.comm as _);
         }
         ledger::remove(ledger::Kind::Communicator, self.taken.0, self.taken.1);
+        if let Some(Some(copies)) = self.copies.get() {
+            copies.leave();
+        }
         self.is_gone.store(true, Ordering::Release);
     }
 }
