@@ -103,6 +103,10 @@ pub(crate) fn launch_in<T: Send>(
     if devices.iter().any(|device| *device != Device::flex()) {
         crate::cuda::allocator::choose();
         crate::cuda::watch::begin();
+        let is_taken = |(i, device): (usize, &Device)| devices[..i].contains(device);
+        if here.len() > devices.len() || devices.iter().enumerate().any(is_taken) {
+            world.links.share_gpus();
+        }
     }
     #[cfg(feature = "cuda")]
     let under_way = crate::failed::Launch::begin();

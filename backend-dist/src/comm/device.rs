@@ -103,9 +103,9 @@ impl Group {
         self.world.as_ref().is_some_and(|(world, id)| world.links.get((*id, self.member)).is_some())
     }
 
-    /// The world and this rank of it.
-    pub(crate) fn owner(&self) -> (usize, usize) {
-        (Arc::as_ptr(&self.meeting_place().0) as usize, self.ranks[self.member])
+    /// Whether ranks of this process share GPUs.
+    pub(crate) fn shares_gpus(&self) -> bool {
+        self.meeting_place().0.links.are_gpus_shared()
     }
 
     /// Where the members in this process tell each other what lies on their GPUs.

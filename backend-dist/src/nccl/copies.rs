@@ -16,7 +16,7 @@ use crate::comm::Group;
 use crate::comm::board::Board;
 use crate::ops::copy_engines::are_copy_engines_on;
 use cudarc::driver::{result as driver, sys};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a member lends in an operation. Raw handles are kept as integers: they cross threads.
@@ -62,35 +62,27 @@ pub(crate) struct Copies {
     board: Arc<Board<Loan>>,
     member: usize,
     state: Mutex<State>,
-    claim: Mutex<Option<Claim>>,
 }
 
 impl Copies {
-    /// This member's end, if copy engines are wanted, and all members run in this process on GPUs of their own, of which `gpu` is
-    /// this one's, that reach each other's memory. Collective.
+    /// This member's end, if copy engines are wanted, all members run in this process, whose ranks have a GPU each, and these
+    /// GPUs, of which `gpu` is this member's, reach each other's memory. Collective.
     pub(super) fn join(group: &Group, gpu: usize) -> Option<Self> {
-        if !group.is_in_one_process() {
+        // Threads that feed a GPU for several ranks could wait for each other in turn.
+        if !group.is_in_one_process() || group.shares_gpus() {
             return None;
         }
-        let claim = Claim::of(gpu, group.owner()).filter(|_| are_copy_engines_on());
-        let gpus: Option<Vec<usize>> = group.all_gather_host(claim.is_some().then_some(gpu)).into_iter().collect();
+        let wanted = are_copy_engines_on().then_some(gpu);
+        let gpus: Vec<usize> = group.all_gather_host(wanted).into_iter().collect::<Option<_>>()?;
         let reaches = |[from, to]: [usize; 2]| {
             let mut reaches = 0;
             // SAFETY: both are numbers of devices, and the answer has a place.
             let asked = unsafe { sys::cuDeviceCanAccessPeer(&mut reaches, from as i32, to as i32) }.result();
             asked.is_ok() && reaches == 1
         };
-        let gpus = gpus?;
         let mut pairs = gpus.iter().flat_map(|&from| gpus.iter().map(move |&to| [from, to]));
         let all = pairs.all(|pair| pair[0] == pair[1] || reaches(pair));
-        let (board, member) = (group.board(), group.rank());
-        let claim = claim.filter(|_| all)?;
-        Some(Self { board, member, state: Mutex::default(), claim: Mutex::new(Some(claim)) })
-    }
-
-    /// Lets another rank have the GPU's thread wait; this one queues nothing any more.
-    pub(super) fn leave(&self) {
-        self.claim.lock().unwrap_or_else(PoisonError::into_inner).take();
+        all.then(|| Self { board: group.board(), member: group.rank(), state: Mutex::default() })
     }
 
     /// Keeps for ever what peers may still read: the run has failed, and nobody tells when they are done.
@@ -166,35 +158,6 @@ impl State {
             drop(sources);
         }
         Ok(())
-    }
-}
-
-/// The right of one rank to have its GPU's thread wait for the peers' threads. If ranks that share a GPU had it, their threads could
-/// wait for each other in turn.
-struct Claim(usize);
-
-/// Per GPU: the rank, and how many of its groups have claimed it.
-static CLAIMS: Mutex<BTreeMap<usize, ((usize, usize), usize)>> = Mutex::new(BTreeMap::new());
-
-impl Claim {
-    fn of(gpu: usize, rank: (usize, usize)) -> Option<Self> {
-        let mut claims = CLAIMS.lock().unwrap_or_else(PoisonError::into_inner);
-        let (owner, groups) = claims.entry(gpu).or_insert((rank, 0));
-        let is_free = *owner == rank;
-        *groups += usize::from(is_free);
-        is_free.then_some(Self(gpu))
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        let mut claims = CLAIMS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, groups)) = claims.get_mut(&self.0) {
-            *groups -= 1;
-            if *groups == 0 {
-                claims.remove(&self.0);
-            }
-        }
     }
 }
 

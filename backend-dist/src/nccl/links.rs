@@ -30,6 +30,7 @@ pub(crate) struct Links {
     map: Mutex<Map>,
     /// Per group.
     boards: Mutex<HashMap<GroupId, Arc<Board<Loan>>>>,
+    are_gpus_shared: AtomicBool,
     is_watched: AtomicBool,
     is_closed: AtomicBool,
 }
@@ -38,6 +39,16 @@ impl Links {
     /// What was found out about this member's communicator, if anything yet.
     pub(crate) fn get(&self, key: (GroupId, usize)) -> Option<Option<Arc<Communicator>>> {
         self.lock().get(&key).cloned()
+    }
+
+    /// Ranks of this process share GPUs; said before any rank starts.
+    pub(crate) fn share_gpus(&self) {
+        self.are_gpus_shared.store(true, Ordering::Release);
+    }
+
+    /// Whether they do.
+    pub(crate) fn are_gpus_shared(&self) -> bool {
+        self.are_gpus_shared.load(Ordering::Acquire)
     }
 
     /// The board of a group of so many members.

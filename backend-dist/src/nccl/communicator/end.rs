@@ -116,9 +116,6 @@ impl Communicator {
             let _ = how(self.comm as _);
         }
         ledger::remove(ledger::Kind::Communicator, self.taken.0, self.taken.1);
-        if let Some(Some(copies)) = self.copies.get() {
-            copies.leave();
-        }
         self.is_gone.store(true, Ordering::Release);
     }
 }
