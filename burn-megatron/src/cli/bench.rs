@@ -15,6 +15,7 @@ use models::ModelConfig;
 use listed::{layout_ranks, listed, of_layout};
 
 use super::device::Place;
+use super::hints;
 use super::layout::LayoutArgs;
 use super::overrides::Overrides;
 use super::preprocess::Display;
@@ -157,6 +158,7 @@ fn announce(args: &Args, config: &RunConfig, timing: Timing) -> Result<()> {
     let setup = Setup::of(&args.what, config, &described);
     print(&format!("{}, {} parameters\n", setup.recipe, setup.parameters))?;
     print(&announcement(&setup, planned, documents.as_ref()))?;
+    hint(args, config);
     if on_gpus && !Path::new(&args.what).is_file() {
         say(format_args!(
             "{:<22}no GPU was asked for its memory: nothing is given up for it, as it would be in a run",
@@ -164,6 +166,13 @@ fn announce(args: &Args, config: &RunConfig, timing: Timing) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Says what would be quicker on GPUs.
+fn hint(args: &Args, config: &RunConfig) {
+    if let Some(hint) = (args.device == Place::Cuda).then(|| hints::of(config)).flatten() {
+        say(format_args!("{:<22}{hint}", "hint"));
+    }
 }
 
 /// Refuses documents that are too long for all ranks together before anything starts.
@@ -191,6 +200,7 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
     let job = config.job()?;
     let planned = ladder::peak(&if gpus.is_empty() { job } else { job.on_gpus() });
     say(format_args!("{}: {} on {} ranks, {} parameters", setup.recipe, setup.layout, setup.ranks, setup.parameters));
+    hint(args, &config);
     let total = timing.total();
     let told = |step: usize, loss: f64, seconds: f64| {
         eprintln!("step {step}/{total}, loss {loss:.4}, {seconds:.3} s");
