@@ -153,6 +153,7 @@ fn job(config: &LlamaConfig, task: &Task) -> Result<Job> {
         moments: Moments { matrices: 2, others: 2 },
         fp8: 0..0,
         fp8_weights: true,
+        fp8_experts: true,
         recompute: Recompute::default(),
         gpu: true,
         overlap: true,

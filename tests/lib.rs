@@ -13,7 +13,7 @@ use models::{CausalLm, GptConfig, LlamaConfig, MixtralConfig, MixtralVariant, Mo
 use std::collections::BTreeMap;
 
 pub const SETTINGS: Settings =
-    Settings { steps: 3, global_batch: 8, seq: 16, seed: 1234, dtype: FloatDType::F64, tolerance: None };
+    Settings { steps: 3, global_batch: 8, seq: 16, seed: 1234, dtype: FloatDType::F64, tolerance: None, fp8: None };
 
 /// Fewer key-value heads than ranks, and a vocabulary that two ranks do not divide.
 pub fn llama() -> LlamaConfig {

@@ -74,6 +74,15 @@ fn a_dry_run_measures_nothing() {
     }
     let forced = dry(&benchmarks.join("mixtral-12b.toml"), "--performance.moe-router-force-load-balancing true");
     assert!(forced.contains("balanced by force"), "{forced}");
+    // Small experts had better stay out of FP8.
+    let fp8 = |file: &str, more: &str| dry(&benchmarks.join(file), &format!("--fp8.format hybrid {more}"));
+    let small = fp8("qwen3-moe-11b.toml", "");
+    assert!(
+        small.contains("hint                  experts are quicker in bf16: ") && small.contains("fp8.experts = false")
+    );
+    let left = fp8("qwen3-moe-11b.toml", "--fp8.experts false");
+    assert!(left.contains("fp8 but experts") && !left.contains("hint"), "{left}");
+    assert!(!fp8("mixtral-12b.toml", "").contains("hint"));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 

@@ -66,6 +66,41 @@ fn verify_runs_in_every_precision() {
     }
 }
 
+/// One device takes as many micro-batches as a layout and its replicas.
+#[test]
+fn verify_emulates_fp8() {
+    for (arguments, layouts) in [
+        ("--fp8 hybrid --steps 2", "--layout TP4+SP --layout CP2+DP2+ZeRO3 --layout PP2+DP2"),
+        ("--fp8 e4m3 --model mixtral --steps 1", "--layout DP2+EP2 --layout TP2+CP2+EP2+ETP1"),
+    ] {
+        let output = run(&format!("verify {arguments} {layouts}"));
+        let table = text(&output.stdout);
+        assert!(output.status.success(), "{table}{}", text(&output.stderr));
+        let all = layouts.matches("--layout").count();
+        assert!(table.contains(&format!("{all} of {all} layouts equal one device within 1e-10")), "{table}");
+        assert!(table.contains(" in f64 and FP8 ("), "{table}");
+    }
+    // Four ranks share two key-value heads.
+    let output = run("verify --fp8 hybrid --steps 1 --size tiny --ranks 4 --seq-length 64 --sample 2");
+    let table = text(&output.stdout);
+    assert!(output.status.success() && table.contains("2 of 2 layouts equal"), "{table}{}", text(&output.stderr));
+    assert!(table.contains("\nleft out: ") && table.contains("the same key-value head"), "{table}");
+    for (arguments, words) in [
+        ("--fp8 hybrid --dtype bf16", "nearest legal: --dtype f64"),
+        ("--fp8 hybrid --device cuda", "nearest legal: --device cpu"),
+        ("--fp8 e5m2", "[possible values: e4m3, hybrid]"),
+        ("--fp8 hybrid --curve 3", "cannot be used with"),
+        (
+            "--fp8 hybrid --kv-heads 2 --layout TP4",
+            "--layout \"TP4\" has other numbers in FP8 than one device: ranks that hold",
+        ),
+        ("--fp8 hybrid --hidden 40 --heads 5 --kv-heads 5", "no product of these sizes is in FP8"),
+    ] {
+        let output = run(&format!("verify {arguments}"));
+        assert!(!output.status.success() && text(&output.stderr).contains(words), "{}", text(&output.stderr));
+    }
+}
+
 #[test]
 fn verify_compares_loss_curves() {
     let output = run("verify --dtype f32 --curve 50 --layout TP2 --layout DP2");

@@ -7,7 +7,7 @@ use backend_dist::ops::fp8::{AmaxAlgorithm, Fp8Format, Fp8Recipe, Fp8Scaling};
 use serde::{Deserialize, Serialize};
 
 /// FP8 in a model's blocks: the query, key and value projection, the attention's output projection and both layers of the
-/// MLP. Embedding and output layer stay as they are. The default is none.
+/// MLP or of every expert. Embedding and output layer stay as they are. The default is none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Fp8Config {
@@ -23,6 +23,8 @@ pub struct Fp8Config {
     pub amax_compute_algo: AmaxAlgorithm,
     /// Quantised weights are kept for a whole step, not made anew by every micro-batch.
     pub keep_weights: bool,
+    /// Routed experts too; where they are small, all in one launch without FP8 is quicker than a product each.
+    pub experts: bool,
     /// The first and last layers stay out.
     pub first_last_layers_bf16: bool,
     /// How many at the start.
@@ -40,6 +42,7 @@ impl Default for Fp8Config {
             amax_history_len: 1,
             amax_compute_algo: AmaxAlgorithm::MostRecent,
             keep_weights: true,
+            experts: true,
             first_last_layers_bf16: false,
             num_layers_at_start_in_bf16: 1,
             num_layers_at_end_in_bf16: 1,

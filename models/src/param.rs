@@ -27,6 +27,14 @@ use crate::fp8::Fp8Config;
 use crate::part::Part;
 use crate::recompute::Recompute;
 
+/// Layers that multiply in FP8.
+struct Fp8Layers {
+    recipe: Fp8Recipe,
+    layers: Range<usize>,
+    /// With their routed experts.
+    experts: bool,
+}
+
 /// Creates parameters for one rank: random values that do not depend on the layout, or a source's values, under stable
 /// ids, each recorded in the [`Registry`].
 pub struct ParamBuilder<'a> {
@@ -40,8 +48,7 @@ pub struct ParamBuilder<'a> {
     part: Option<Part>,
     unit: Unit,
     recompute: Recompute,
-    /// The recipe, and the layers that have it.
-    fp8: Option<(Fp8Recipe, Range<usize>)>,
+    fp8: Option<Fp8Layers>,
     /// That share the work of drawing: of dense parameters, and of experts.
     replicas: [Option<Group>; 2],
     expert_replicas: Group,
@@ -184,7 +191,8 @@ impl<'a> ParamBuilder<'a> {
 
     /// Linear layers of the blocks multiply in FP8, in a model of `layers` blocks.
     pub fn with_fp8(mut self, fp8: &Fp8Config, layers: usize) -> Self {
-        self.fp8 = fp8.recipe().map(|recipe| (recipe, fp8.layers(layers)));
+        let of = |recipe| Fp8Layers { recipe, layers: fp8.layers(layers), experts: fp8.experts };
+        self.fp8 = fp8.recipe().map(of);
         self
     }
 
@@ -193,12 +201,13 @@ impl<'a> ParamBuilder<'a> {
         Some(Fp8Linear::new(name, self.fp8_recipe()?, self.parallel.group.clone()))
     }
 
-    /// The FP8 side of the layer `name` of `experts` experts of what [`ParamBuilder::begin`] began.
+    /// The FP8 side of the layer `name` of `experts` experts of what [`ParamBuilder::begin`] began, if experts have one.
     ///
     /// # Errors
     /// If ranks that share sequences hold some of the experts together with ranks that do not.
     pub fn fp8_experts(&self, name: &str, experts: usize, cut: ExpertCut) -> Result<Option<Fp8Experts>, BuildError> {
-        let Some(recipe) = self.fp8_recipe() else { return Ok(None) };
+        let has_experts = self.fp8.as_ref().is_some_and(|fp8| fp8.experts);
+        let Some(recipe) = self.fp8_recipe().filter(|_| has_experts) else { return Ok(None) };
         let (cp, replicas) = (self.context_parallel, self.expert_senders().len());
         let legal = |cp: usize| cp.is_multiple_of(replicas) || replicas.is_multiple_of(cp);
         if !legal(cp) {
@@ -224,7 +233,7 @@ impl<'a> ParamBuilder<'a> {
 
     /// The recipe of the layer that [`ParamBuilder::begin`] began, if it has one.
     fn fp8_recipe(&self) -> Option<Fp8Recipe> {
-        let (recipe, layers) = self.fp8.as_ref()?;
+        let Fp8Layers { recipe, layers, .. } = self.fp8.as_ref()?;
         matches!(self.unit, Unit::Layer(layer) if layers.contains(&layer)).then_some(*recipe)
     }
 

@@ -1,6 +1,7 @@
 //! `burn-megatron bench`: how fast a run trains, in one table.
 
 mod listed;
+mod subject;
 
 use std::fs;
 use std::io::Write;
@@ -10,19 +11,19 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::gpu::{self, GpuInfo};
-use models::ModelConfig;
 
 use listed::{layout_ranks, listed, of_layout};
+use subject::{config, data};
 
 use super::device::Place;
+use super::hints;
 use super::layout::LayoutArgs;
 use super::overrides::Overrides;
-use super::preprocess::Display;
 use super::print;
 use super::processes::alone;
 use crate::bench::{
-    Device, DocumentLengths, DocumentReport, Record, Setup, SyntheticTokens, Timing, announcement, markdown, measure,
-    profile, recipe, text, together,
+    Device, DocumentLengths, DocumentReport, Record, Setup, Timing, announcement, markdown, measure, profile, text,
+    together,
 };
 use crate::config::RunConfig;
 use crate::console::say;
@@ -30,7 +31,6 @@ use crate::data::TokenDataset;
 use crate::plan::gpus::Gpu;
 use crate::plan::ladder;
 use crate::trace::summary_file;
-use crate::train::RunData;
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
@@ -157,6 +157,7 @@ fn announce(args: &Args, config: &RunConfig, timing: Timing) -> Result<()> {
     let setup = Setup::of(&args.what, config, &described);
     print(&format!("{}, {} parameters\n", setup.recipe, setup.parameters))?;
     print(&announcement(&setup, planned, documents.as_ref()))?;
+    hint(args, config);
     if on_gpus && !Path::new(&args.what).is_file() {
         say(format_args!(
             "{:<22}no GPU was asked for its memory: nothing is given up for it, as it would be in a run",
@@ -164,6 +165,13 @@ fn announce(args: &Args, config: &RunConfig, timing: Timing) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Says what would be quicker on GPUs.
+fn hint(args: &Args, config: &RunConfig) {
+    if let Some(hint) = (args.device == Place::Cuda).then(|| hints::of(config)).flatten() {
+        say(format_args!("{:<22}{hint}", "hint"));
+    }
 }
 
 /// Refuses documents that are too long for all ranks together before anything starts.
@@ -191,6 +199,7 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
     let job = config.job()?;
     let planned = ladder::peak(&if gpus.is_empty() { job } else { job.on_gpus() });
     say(format_args!("{}: {} on {} ranks, {} parameters", setup.recipe, setup.layout, setup.ranks, setup.parameters));
+    hint(args, &config);
     let total = timing.total();
     let told = |step: usize, loss: f64, seconds: f64| {
         eprintln!("step {step}/{total}, loss {loss:.4}, {seconds:.3} s");
@@ -214,58 +223,6 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
         say(format_args!("{:<22}{}", "written to", file.display()));
     }
     Ok(record)
-}
-
-/// A file's run, or a recipe spread over the ranks.
-fn config(
-    what: &str,
-    overrides: &[(String, String)],
-    ranks: Option<usize>,
-    timing: Timing,
-    gpus: &[GpuInfo],
-) -> Result<RunConfig> {
-    let path = Path::new(what);
-    let config = if path.is_file() {
-        RunConfig::load(Some(path), overrides)?
-    } else {
-        let there = if gpus.is_empty() { 2 } else { gpus.len() };
-        let memory = gpus.iter().map(|gpu| gpu.total).min();
-        recipe::resolve(&recipe::find(what)?, overrides, ranks.unwrap_or(there), timing.total(), memory)?
-    };
-    config.job()?;
-    Ok(config)
-}
-
-/// The data that the run names, or random tokens; and what they are.
-fn data(
-    config: &RunConfig,
-    timing: Timing,
-    documents: Option<DocumentLengths>,
-) -> Result<(Arc<dyn TokenDataset>, String)> {
-    let is_random = config.data.text.is_empty() && config.data.prefixes.is_empty();
-    if documents.is_some() {
-        if !is_random {
-            bail!("--document-lengths cuts random tokens: leave data.text and data.prefixes out");
-        }
-        if !(config.data.reset_attention_mask && config.data.reset_position_ids) {
-            bail!(
-                "--document-lengths: documents are told apart with --data.reset-attention-mask true and \
-                 --data.reset-position-ids true only"
-            );
-        }
-    }
-    if is_random {
-        let (training, vocabulary) = (&config.training, config.model.config.vocab_size());
-        let rows = timing.total() * training.global_batch;
-        let tokens = SyntheticTokens::new(vocabulary, training.seq_length, rows).with_documents(documents);
-        let of = documents.map_or(String::new(), |lengths| format!(" in documents of {lengths}"));
-        return Ok((Arc::new(tokens), format!("random tokens{of}")));
-    }
-    config.check()?;
-    let mut display = Display::new();
-    let data = RunData::open(config, &mut |progress| display.show(progress));
-    display.clear();
-    Ok((data?.train, "tokens of a text".into()))
 }
 
 fn device(gpu: Option<&GpuInfo>, config: &RunConfig) -> Device {

@@ -7,6 +7,7 @@ mod export;
 mod foreign;
 mod forward;
 mod generate;
+mod hints;
 mod import;
 mod inspect;
 pub mod layout;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use backend_dist::process::Processes;
 
 use super::device::Place;
+use super::hints;
 use super::layout::LayoutArgs;
 use super::overrides::Overrides;
 use super::preprocess::Display;
@@ -63,6 +64,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let plan = Plan::new(&config, &args.allow_change)?;
         if speaks {
             say(&plan);
+            let hint = if args.device == Place::Cuda { hints::of(&config) } else { None };
+            if let Some(hint) = hint {
+                say(format_args!("{:<12} {hint}", "hint"));
+            }
         }
         let devices = match &processes {
             _ if args.dry_run => {

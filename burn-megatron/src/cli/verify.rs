@@ -1,24 +1,24 @@
 //! `burn-megatron verify`: does every layout train like one device?
 
+mod layouts;
 mod model;
 
 use std::fmt;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
-use backend_dist::mesh::ParallelLayout;
+use anyhow::bail;
 use burn::tensor::Device;
 use clap::ValueEnum;
-use models::{CausalLm, DeepSeekV3, Gpt, Llama, LlamaVariant, Mixtral, MixtralVariant, ModelConfig};
+use models::{CausalLm, FamilyConfig, WithModel};
 
-use self::model::{Family, Size, Sizes, deepseek_v3, gpt, llama, mixtral};
+use self::layouts::{Layouts, layouts};
+use self::model::{Family, Format, Size, Sizes, config};
 use super::device::Place;
 use super::processes::alone;
 use crate::config::Precision;
 use crate::console::say;
-use crate::engine::ContextConfig;
-use crate::verify::{Bounds, Candidate, Row, Settings, candidates, curve, verify};
+use crate::verify::{Bounds, Candidate, Row, Settings, curve, verify};
 
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
@@ -29,7 +29,12 @@ pub struct Args {
     /// Precision of the layouts; the one device they are compared with computes in f64 from the same rounded weights
     #[arg(long, value_enum, default_value = "f64")]
     dtype: Precision,
-    /// Sizes of the model and its batches where no flag gives them. Without it: `kernels` in bf16, else `tiny`
+    /// Linear layers of the blocks and experts in FP8, emulated in f64 on CPU ranks. A scale is that of a micro-batch, so the one
+    /// device takes as many micro-batches as the layout and its replicas; layouts that compute other numbers by design
+    /// (docs/fp8.md) are left out, and counted
+    #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "curve")]
+    fp8: Option<Format>,
+    /// Sizes of the model and its batches where no flag gives them. Without it: `kernels` in bf16, `wide` in FP8, else `tiny`
     #[arg(long, value_enum)]
     size: Option<Size>,
     /// Transformer layers [default: 2]
@@ -96,9 +101,14 @@ pub struct Args {
 
 impl Args {
     fn sizes(&self) -> Sizes {
-        let size = self.size.unwrap_or(if self.dtype == Precision::Bf16 { Size::Kernels } else { Size::Tiny });
+        let size = self.size.unwrap_or(match (self.dtype, self.fp8) {
+            (Precision::Bf16, _) => Size::Kernels,
+            (_, Some(_)) => Size::Wide,
+            (_, None) => Size::Tiny,
+        });
         let [hidden, ffn, heads, kv_heads, vocab, seq] = match size {
             Size::Tiny => [32, 64, 4, 2, 101, 16],
+            Size::Wide => [64, 128, 8, 4, 101, 64],
             Size::Kernels => [256, 512, 4, 2, 512, 256],
         };
         Sizes {
@@ -127,6 +137,21 @@ impl Args {
             (Precision::Bf16, ..) => 1,
             (_, steps, None) => steps.unwrap_or(3),
         };
+        if let (Some(format), true) = (self.fp8, self.dtype != Precision::F64) {
+            bail!(
+                "--fp8 {} with --dtype {}: a rounding difference moves a value to the next FP8 number, a sixteenth away, too often \
+                 to compare layouts below f64; nearest legal: --dtype f64",
+                Words(format),
+                Words(self.dtype)
+            );
+        }
+        if let (Some(format), Place::Cuda) = (self.fp8, self.device) {
+            bail!(
+                "--fp8 {} with --device cuda: GPUs have no FP8 beside f64, on CPU ranks it is emulated; nearest legal: --device cpu \
+                 (`doctor --kernels` compares the GPU's products with the emulation)",
+                Words(format)
+            );
+        }
         // With one token to choose from every loss is 0.
         let vocab = self.sizes().vocab;
         for (flag, value, least) in
@@ -143,6 +168,7 @@ impl Args {
             seed: self.seed,
             dtype: self.dtype.into(),
             tolerance: self.tolerance,
+            fp8: self.fp8.map(Format::of),
         })
     }
 }
@@ -154,27 +180,36 @@ impl Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     alone("verify")?;
     let sizes = args.sizes();
-    match args.model {
-        Family::Llama => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Llama)),
-        Family::Mistral => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Mistral)),
-        Family::Qwen3 => run_model::<Llama>(&args, &sizes, &llama(&sizes, LlamaVariant::Qwen3)),
-        Family::Mixtral => run_model::<Mixtral>(&args, &sizes, &mixtral(&sizes, MixtralVariant::Mixtral)),
-        Family::Qwen3Moe => run_model::<Mixtral>(&args, &sizes, &mixtral(&sizes, MixtralVariant::Qwen3Moe)),
-        Family::DeepSeekV3 => run_model::<DeepSeekV3>(&args, &sizes, &deepseek_v3(&sizes)),
-        Family::Gpt => run_model::<Gpt>(&args, &sizes, &gpt(&sizes, args.dropout)),
+    let config = config(args.model, &sizes, args.dropout);
+    config.visit(Run { args: &args, sizes: &sizes, family: &config })
+}
+
+struct Run<'a> {
+    args: &'a Args,
+    sizes: &'a Sizes,
+    family: &'a FamilyConfig,
+}
+
+impl WithModel for Run<'_> {
+    type Output = anyhow::Result<ExitCode>;
+
+    fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Self::Output {
+        let settings = self.args.settings(self.sizes.seq)?;
+        match self.args.curve {
+            Some(_) => run_curve::<M>(&self, config, &settings),
+            None => run_layouts::<M>(&self, config, &settings),
+        }
     }
 }
 
-fn run_model<M: CausalLm>(args: &Args, sizes: &Sizes, config: &M::Config) -> anyhow::Result<ExitCode> {
-    let settings = args.settings(sizes.seq)?;
-    if args.curve.is_some() {
-        return run_curve::<M>(args, config, &settings);
-    }
-    let list = layouts(args, config, &settings)?;
+/// Prints a row per layout.
+fn run_layouts<M: CausalLm>(run: &Run, config: &M::Config, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let Run { args, sizes, family } = *run;
+    let Layouts { tried: list, left_out } = layouts(args, family, settings)?;
     let devices = devices(args, &list)?;
     say(format_args!(
         "{:?}: {} layers, width {}, vocabulary {}; {} of {} x {} tokens in {}; worst relative difference to one CPU device \
-         in f64",
+         in f64{}",
         args.model,
         sizes.layers,
         sizes.hidden,
@@ -182,15 +217,21 @@ fn run_model<M: CausalLm>(args: &Args, sizes: &Sizes, config: &M::Config) -> any
         if settings.steps == 1 { "1 step".into() } else { format!("{} steps", settings.steps) },
         args.global_batch,
         sizes.seq,
-        Words(args.dtype)
+        Words(args.dtype),
+        args.fp8.map_or(String::new(), |format| {
+            format!(" and FP8 ({}), with as many micro-batches as a layout and its replicas", Words(format))
+        })
     ));
     say(Row::heading());
     let start = Instant::now();
-    let rows = verify::<M>(config, &settings, &devices, &list, |row| say(row))?;
+    let rows = verify::<M>(config, settings, &devices, &list, |row| say(row))?;
     let equal = rows.iter().filter(|row| row.passes()).count();
     let (all, seconds) = (rows.len(), start.elapsed().as_secs_f64());
     let bounds = Bounds::new(settings.dtype, settings.tolerance, sizes.layers);
     say(format_args!("{equal} of {all} layouts equal one device within {bounds} ({seconds:.1} s)"));
+    for (why, count) in left_out {
+        say(format_args!("left out: {count} ({why})"));
+    }
     let rerouted = rows.iter().map(|row| row.rerouted).fold(0.0, f64::max);
     if rerouted > 0.0 {
         say(format_args!(
@@ -202,10 +243,11 @@ fn run_model<M: CausalLm>(args: &Args, sizes: &Sizes, config: &M::Config) -> any
 }
 
 /// Prints a line per layout.
-fn run_curve<M: CausalLm>(args: &Args, config: &M::Config, settings: &Settings) -> anyhow::Result<ExitCode> {
+fn run_curve<M: CausalLm>(run: &Run, config: &M::Config, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let args = run.args;
     let list = match args.layouts.is_empty() {
         true => vec![Candidate::default()],
-        false => layouts(args, config, settings)?,
+        false => layouts(args, run.family, settings)?.tried,
     };
     let devices = devices(args, &list)?;
     let mut equal = true;
@@ -226,67 +268,11 @@ fn devices(args: &Args, list: &[Candidate]) -> anyhow::Result<Vec<Device>> {
     }
 }
 
-/// `count` elements of the list at equal distances, or all.
-fn spread<T>(list: Vec<T>, count: usize) -> Vec<T> {
-    let all = list.len();
-    let is_taken = |index: usize| count >= all || (index * count) / all != ((index + 1) * count) / all;
-    list.into_iter().enumerate().filter(|(index, _)| is_taken(*index)).map(|(_, element)| element).collect()
-}
-
 /// A flag's value as it is written.
 struct Words<T: ValueEnum>(T);
 
 impl<T: ValueEnum> fmt::Display for Words<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
-    }
-}
-
-/// The layouts of the flags, each checked, or all that fit.
-fn layouts(args: &Args, config: &impl ModelConfig, settings: &Settings) -> anyhow::Result<Vec<Candidate>> {
-    let (dims, seq) = (config.dims(), settings.seq);
-    if args.layouts.is_empty() {
-        dims.check(&Default::default(), seq)?;
-        let fits = |layout: &ParallelLayout, context: &ContextConfig| {
-            dims.check(layout, seq).is_ok() && context.check(layout, &dims).is_ok()
-        };
-        let list = candidates(args.ranks, args.global_batch, dims.layers, dims.experts.is_some(), fits);
-        if list.is_empty() {
-            bail!("nothing to verify: no layout of up to {} ranks fits", args.ranks);
-        }
-        if args.sample == Some(0) {
-            bail!("nothing to verify: --sample 0; nearest legal: 1");
-        }
-        return Ok(spread(list, args.sample.unwrap_or(usize::MAX)));
-    }
-    let parse = |text: &String| -> anyhow::Result<Candidate> {
-        let candidate: Candidate = text.parse().with_context(|| format!("--layout \"{text}\""))?;
-        candidate.layout.check()?;
-        dims.check(&candidate.layout, seq)?;
-        candidate.context.check(&candidate.layout, &dims)?;
-        candidate.pipeline.resolve(&candidate.layout, dims.layers, candidate.accumulation)?;
-        let parts = candidate.layout.dp * candidate.accumulation;
-        if !args.global_batch.is_multiple_of(parts) {
-            bail!(
-                "--layout \"{text}\" cuts a step into {parts} parts, --global-batch {} is not a multiple",
-                args.global_batch
-            );
-        }
-        Ok(candidate)
-    };
-    args.layouts.iter().map(parse).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sample_is_spread_over_the_list() {
-        assert_eq!(spread((0..10).collect(), 3), [3, 6, 9]);
-        assert_eq!(spread((0..10).collect(), 20).len(), 10);
-        for count in 0..=10 {
-            assert_eq!(spread((0..10).collect::<Vec<_>>(), count).len(), count);
-        }
     }
 }

@@ -24,6 +24,7 @@ impl RunConfig {
         Ok(Job {
             fp8: self.fp8.layers(decoder.layers),
             fp8_weights: self.fp8.keep_weights,
+            fp8_experts: self.fp8.experts,
             decoder,
             layout: layout.clone(),
             schedule,

@@ -170,6 +170,7 @@ pub const KEYS: &[Key] = {
         key("fp8.amax-compute-algo", Choice(&["max", "most_recent"]), "\"most_recent\"", "Delayed: which of their magnitudes counts")
             .or(&["fp8-amax-compute-algo"]),
         key("fp8.keep-weights", Flag, "true", "Keep quantised weights for a step (2 bytes each), instead of casting them in every pass"),
+        key("fp8.experts", Flag, "true", "Routed experts too; false leaves them in training.dtype, which is quicker where they are small: plan says where"),
         key("fp8.first-last-layers-bf16", Flag, "false", "The first and last layers stay out"),
         key("fp8.num-layers-at-start-in-bf16", Whole, "1", "How many at the start"),
         key("fp8.num-layers-at-end-in-bf16", Whole, "1", "How many at the end"),

@@ -60,6 +60,8 @@ pub struct Job {
     pub fp8: Range<usize>,
     /// They keep their quantised weights.
     pub fp8_weights: bool,
+    /// Routed experts of these layers are in FP8 too.
+    pub fp8_experts: bool,
     /// Ranks are GPUs: gradients are summed up and reduced where they lie, and the driver takes memory of its own.
     pub gpu: bool,
     /// On GPUs exchanges of tensor parallelism run beside the matrix products.
@@ -105,6 +107,11 @@ impl Job {
     pub fn share(&self) -> Share {
         let documents = self.documents.unwrap_or(self.seq).min(self.seq);
         self.decoder.share(&self.layout, self.micro_batch, self.seq, documents)
+    }
+
+    /// Micro-batches of which tokens come to an expert together, one of each replica that divides a layer's experts.
+    fn meeting(&self) -> u64 {
+        (self.layout.ep * self.layout.expert_tp() / self.layout.tp).max(1) as u64
     }
 
     /// Rows of a global batch.
@@ -184,6 +191,17 @@ impl Plan {
         let costs = time::costs(&dealt, hardware);
         let time = step_time(&dealt, &schedule, hardware).expect("schedules that are made do not deadlock");
         Ok(Self { job, schedule, memory, traffic, costs, time })
+    }
+
+    /// Seconds of the step with experts in the type of the model, where that is quicker than in FP8 and fits.
+    pub fn quicker_without_fp8_experts(&self, hardware: &Hardware) -> Option<f64> {
+        if self.job.fp8.is_empty() || !self.job.fp8_experts || self.job.decoder.experts.is_none() {
+            return None;
+        }
+        let other = Self::new(Job { fp8_experts: false, ..self.job.clone() }, hardware).ok()?;
+        let peak = |plan: &Self| plan.memory[plan.fullest()].peak();
+        let fits = peak(&other) <= hardware.memory.max(peak(self));
+        Some(other.time.step).filter(|step| fits && *step < self.time.step)
     }
 
     /// The pipeline rank that needs most memory.

@@ -133,11 +133,11 @@ impl Unit {
 /// The units of a stage; with `again` all are computed again, so that ZeRO 3 can free their weights between the passes,
 /// which on GPUs come back to where they were.
 pub fn units(job: &Job, share: &Share, stage: &Stage, again: bool) -> Vec<Unit> {
-    let Job { decoder, layout, element, recompute, fp8, logits_at_once, .. } = job;
+    let Job { decoder, layout, element, recompute, fp8, fp8_experts, logits_at_once, .. } = job;
     // The emulation on CPU ranks keeps floats, one for both forms of a weight.
     let quantised = if job.gpu { [1, 2] } else { [job.wide(); 2] };
-    let maker =
-        Maker { decoder, share, layout, element: *element, recompute, fp8, quantised, logits_at_once: *logits_at_once };
+    let (element, fp8_experts, logits_at_once) = (*element, *fp8_experts, *logits_at_once);
+    let maker = Maker { decoder, share, layout, element, recompute, fp8, fp8_experts, quantised, logits_at_once };
     let mut units = Vec::new();
     if stage.embedding {
         units.push(maker.embedding());
@@ -174,6 +174,8 @@ struct Maker<'a> {
     recompute: &'a Recompute,
     /// Layers of the model that are in FP8.
     fp8: &'a Range<usize>,
+    /// With their routed experts.
+    fp8_experts: bool,
     /// Bytes of a quantised activation, and of a weight in all forms that are kept.
     quantised: [u64; 2],
     logits_at_once: usize,

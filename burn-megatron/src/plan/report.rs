@@ -117,7 +117,7 @@ pub fn describe(job: &Job) -> String {
     }
     _ = write!(text, ", micro-batch {}", job.micro_batch);
     if !job.fp8.is_empty() {
-        text += ", fp8";
+        text += if job.decoder.experts.is_some() && !job.fp8_experts { ", fp8 but experts" } else { ", fp8" };
     }
     if job.recompute.granularity != Granularity::None {
         _ = write!(text, ", recompute {}", recompute_name(&job.recompute));

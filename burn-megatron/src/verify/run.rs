@@ -1,17 +1,20 @@
 //! Trains one device and every candidate on the same random batches, and compares.
 
 use super::compare::Tensors;
-use super::{Bounds, Candidate, Job, Reference, Row, TraceError, assemble, compare, trace};
+use super::{Bounds, Candidate, Job, RankTrace, Reference, Row, TraceError, assemble, compare, trace};
 use crate::element::Element;
 use crate::engine::{EngineConfig, TokenBatch};
 use crate::lr::{LrConfig, LrDecay, Span};
 use crate::optim::AdamWConfig;
 use backend_dist::launch::Rank;
+use backend_dist::ops::fp8::Fp8Format;
 use backend_dist::shard::{HostTensor, Init};
 use burn::tensor::{Device, FloatDType};
 use models::layers::moe::RoutingReplay;
 use models::param::ParamBuilder;
-use models::{CausalLm, ModelConfig};
+use models::{CausalLm, Fp8Config, ModelConfig};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// What to train in every layout.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +32,9 @@ pub struct Settings {
     pub dtype: FloatDType,
     /// In place of the precision's own: [`Bounds::new`].
     pub tolerance: Option<f64>,
+    /// Linear layers of the blocks and experts are in FP8. A scale is that of one micro-batch, so the one device takes as many of
+    /// them as a layout; [`different_in_fp8`](super::different_in_fp8) names the layouts that compute other numbers.
+    pub fp8: Option<Fp8Format>,
 }
 
 impl Settings {
@@ -91,27 +97,38 @@ pub fn verify<M: CausalLm>(
     let job = Job { routing: routing.clone(), ..settings.job(config.vocab_size()) };
     let dims = config.dims();
     let initial = initial::<M>(config, settings)?;
+    let (fp8, blocks) = (Fp8Config { format: settings.fp8, ..Fp8Config::default() }, dims.layers);
     let build = |dtype, candidate: &Candidate| {
-        let (recompute, overlap, initial) = (candidate.recompute.clone(), candidate.moe_overlap, &initial);
+        let (recompute, overlap, initial, fp8) = (candidate.recompute.clone(), candidate.moe_overlap, &initial, &fp8);
         move |rank: &Rank, part| {
             let params = ParamBuilder::new(rank, dtype, settings.seed).with_source(initial).with_part(part);
+            let params = params.with_fp8(fp8, blocks);
             Ok(M::build(config, params.with_recompute(&recompute).with_moe_comm_overlap(overlap, Some(2)))?)
         }
     };
-    let single = Candidate::default();
-    let one = trace(&single, &job, &[Device::flex()], &dims, build(FloatDType::F64, &single))?;
+    let one_device = |micro_batches: usize| {
+        let single = Candidate { accumulation: micro_batches, ..Candidate::default() };
+        trace(&single, &job, &[Device::flex()], &dims, build(FloatDType::F64, &single))
+    };
+    let one = one_device(1)?;
     // Modules that predict further tokens are layers behind the last one.
     let layers = one[0].parameters.iter().filter_map(|local| local.unit.layer()).max().map_or(0, |last| last + 1);
     let bounds = Bounds::new(settings.dtype, settings.tolerance, layers);
-    let reference = Reference::new(&one[0])?.from_initial(initial.clone());
+    let reference = |one: &[RankTrace]| Ok::<_, TraceError>(Reference::new(&one[0])?.from_initial(initial.clone()));
+    let mut references = BTreeMap::from([(1, reference(&one)?)]);
     let mut rows = Vec::with_capacity(candidates.len());
     for candidate in candidates {
+        let micro_batches = if settings.fp8.is_some() { candidate.layout.dp * candidate.accumulation } else { 1 };
+        let one = match references.entry(micro_batches) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(reference(&one_device(micro_batches)?)?),
+        };
         let routing = routing.as_ref().map(RoutingReplay::following);
         let job = Job { routing: routing.clone(), ..job.clone() };
         let ranks = trace(candidate, &job, devices, &dims, build(settings.dtype, candidate))?;
         let row = Row {
             candidate: candidate.clone(),
-            differences: compare(&reference, &ranks, &bounds),
+            differences: compare(one, &ranks, &bounds),
             rerouted: routing.map_or(0.0, |routing| routing.rerouted()),
         };
         on_row(&row);

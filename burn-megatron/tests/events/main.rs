@@ -3,6 +3,7 @@
 //! device does in one go.
 
 mod case;
+mod config;
 mod draw;
 mod failures;
 mod run;

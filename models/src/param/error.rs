@@ -17,7 +17,7 @@ pub enum BuildError {
     #[error(transparent)]
     Layout(#[from] ModelLayoutError),
     /// Experts in FP8 do not fit the layout.
-    #[error("experts in FP8: {0}, or leave fp8.format out")]
+    #[error("experts in FP8: {0}, or take fp8.experts = false")]
     Fp8Experts(String),
     /// Two parameters have the same name.
     #[error(transparent)]

@@ -67,10 +67,8 @@ fn gpt_in_fp8() {
     assert_layouts_agree::<Gpt>(&config, &["TP2", "TP2 SP"]);
 }
 
-/// Experts divided, cut, both, and on two ranks each while four share a micro-batch.
-#[test]
-fn mixtral_in_fp8() {
-    let config = MixtralConfig {
+fn wide_mixtral() -> MixtralConfig {
+    MixtralConfig {
         vocab_size: 99,
         hidden_size: 64,
         intermediate_size: 64,
@@ -79,6 +77,24 @@ fn mixtral_in_fp8() {
         head_dim: 8,
         num_experts: 4,
         ..MixtralConfig::tiny()
-    };
-    assert_layouts_agree::<Mixtral>(&config, &["TP2", "TP2 SP EP2 ETP1", "TP4 SP EP2 ETP2", "TP4 EP2 ETP1"]);
+    }
+}
+
+/// Experts divided, cut, both, and on two ranks each while four share a micro-batch.
+#[test]
+fn mixtral_in_fp8() {
+    let layouts = ["TP2", "TP2 SP EP2 ETP1", "TP4 SP EP2 ETP2", "TP4 EP2 ETP1"];
+    assert_layouts_agree::<Mixtral>(&wide_mixtral(), &layouts);
+}
+
+#[test]
+fn experts_may_stay_out_of_fp8() {
+    let outcome =
+        |layout: &str, fp8: &Fp8Config| outcome::<Mixtral>(&wide_mixtral(), layout, fp8, &Recompute::default());
+    let all = Fp8Config { format: Some(Fp8Format::Hybrid), ..Fp8Config::default() };
+    let but_experts = Fp8Config { experts: false, ..all.clone() };
+    let [exact, all, found] = [&Fp8Config::default(), &all, &but_experts].map(|fp8| outcome("TP1", fp8));
+    assert!(found.losses != exact.losses && found.losses != all.losses);
+    assert!(distance(&found, &exact) < distance(&all, &exact));
+    assert_same("TP2 SP EP2 ETP1", &outcome("TP2 SP EP2 ETP1", &but_experts), &found);
 }

@@ -66,7 +66,7 @@ impl Sharing {
         assert!(
             blocks.len() == 1 || first.start == replicas.start && last.end == replicas.end,
             "experts in FP8: replicas {replicas:?} divide the experts of a layer, but blocks {blocks:?} of them share sequences; \
-             the sizes must divide one the other: take another expert-parallel or context-parallel, or leave fp8.format out"
+             the sizes must divide one the other: take another expert-parallel or context-parallel, or fp8.experts = false"
         );
         blocks
     }

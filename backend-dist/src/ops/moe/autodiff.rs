@@ -1,15 +1,15 @@
 //! The operations as backend extensions, and their autodiff nodes. All nodes are compute bound: nothing is replayed.
 
+mod nodes;
+
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn::backend::{
-    Autodiff, Backend, Flex, FloatDType, Scalar, Shape, TensorMetadata,
+    Autodiff, Backend, Flex,
     autodiff::{
-        NodeId,
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
+        checkpoint::strategy::CheckpointStrategy,
+        ops::{Backward, OpsKind},
     },
     backend_extension,
     tensor::{FloatTensor, IntTensor},
@@ -17,11 +17,9 @@ use burn::backend::{
 
 use super::journey::{self, Journey, JourneyKept, ThroughExperts};
 use super::kernels::MoeKernels;
-use super::plain::cast;
 use super::products::{Plain, Products};
 use crate::ops::fp8::{Fp8Experts, Fp8GroupKernels, Purpose};
-use crate::ops::main_grads::place;
-use crate::ops::weight_grads::run_or_defer;
+use nodes::{GatherRows, GroupedLinear, GroupedSwiGluLinear, Inject, RouterLogits, SwiGluKept};
 
 /// Rows of each group.
 type Counts = Arc<[usize]>;
@@ -100,134 +98,6 @@ macro_rules! moe_ops {
 moe_ops!(Flex);
 #[cfg(feature = "cuda")]
 moe_ops!(burn::backend::Cube);
-
-#[derive(Debug)]
-struct GatherRows;
-
-impl<B: MoeKernels> Backward<B, 1> for GatherRows {
-    type State = IntTensor<B>;
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, B::sum_rows(grad, ops.state));
-        }
-    }
-}
-
-#[derive(Debug)]
-struct RouterLogits;
-
-impl<B: MoeKernels> Backward<B, 2> for RouterLogits {
-    type State = [FloatTensor<B>; 2];
-
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let ([x_node, w_node], [x, w]) = (ops.parents, ops.state);
-        let dtype = w.dtype();
-        let [dx, dw] = B::router_logits_grads(x, w, grad, [x_node.is_some(), w_node.is_some()]);
-        if let Some((node, value)) = w_node.zip(dw) {
-            match place::<B>(node.id) {
-                Some((sum, add)) => B::accumulate(value, &sum, add),
-                None => grads.register::<B>(node.id, cast::<B>(value, dtype)),
-            }
-        }
-        if let Some((node, value)) = x_node.zip(dx) {
-            grads.register::<B>(node.id, value);
-        }
-    }
-}
-
-/// Brings the weight's gradient to its place, now or later.
-fn weight_grad<B: MoeKernels>(
-    (id, is_leaf): (NodeId, bool),
-    grad: FloatTensor<B>,
-    x: FloatTensor<B>,
-    counts: Counts,
-    grads: &mut Gradients,
-) {
-    let job = move |grads: &mut Gradients| match place::<B>(id) {
-        Some((sum, add)) => B::grouped_accumulate_weight_grad(grad, x, &counts, &sum, add),
-        None => grads.register::<B>(id, B::grouped_weight_grad(grad, x, &counts)),
-    };
-    if is_leaf { run_or_defer(grads, job) } else { job(grads) }
-}
-
-#[derive(Debug)]
-struct GroupedLinear;
-
-impl<B: MoeKernels> Backward<B, 2> for GroupedLinear {
-    /// The input if the weight wants a gradient, the weight if the input does.
-    type State = (Option<FloatTensor<B>>, Option<FloatTensor<B>>, Counts);
-
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let ([x_node, w_node], (x, w, counts)) = (ops.parents, ops.state);
-        if let (Some(node), Some(x)) = (w_node, x) {
-            weight_grad::<B>((node.id, node.order == 0), grad.clone(), x, counts.clone(), grads);
-        }
-        if let (Some(node), Some(w)) = (x_node, w) {
-            grads.register::<B>(node.id, B::grouped_input_grad(grad, w, &counts));
-        }
-    }
-}
-
-/// What a grouped layer behind a SwiGLU keeps.
-#[derive(Clone, Debug)]
-struct SwiGluKept<B: MoeKernels> {
-    x: FloatTensor<B>,
-    p: FloatTensor<B>,
-    /// The product's input if the weight wants a gradient; `None` also if it is made again.
-    input: Option<FloatTensor<B>>,
-    w: FloatTensor<B>,
-    counts: Counts,
-}
-
-#[derive(Debug)]
-struct GroupedSwiGluLinear;
-
-impl<B: MoeKernels> Backward<B, 3> for GroupedSwiGluLinear {
-    type State = SwiGluKept<B>;
-
-    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let ([x_node, p_node, w_node], SwiGluKept { x, p, input, w, counts }) = (ops.parents, ops.state);
-        if let Some(node) = w_node {
-            let input = input.unwrap_or_else(|| B::weighted_swiglu(x.clone(), p.clone()));
-            weight_grad::<B>((node.id, node.order == 0), grad.clone(), input, counts.clone(), grads);
-        }
-        if x_node.is_none() && p_node.is_none() {
-            return;
-        }
-        let [x_grad, p_grad] = B::weighted_swiglu_grads(x, p, B::grouped_input_grad(grad, w, &counts));
-        for (node, value) in [(x_node, x_grad), (p_node, p_grad)] {
-            if let Some(node) = node {
-                grads.register::<B>(node.id, value);
-            }
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Inject;
-
-impl<B: MoeKernels> Backward<B, 2> for Inject {
-    /// The gradient of the loss, and the loss for its device and type.
-    type State = (f64, FloatTensor<B>);
-
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let ([x_node, loss_node], (scale, loss)) = (ops.parents, ops.state);
-        if let Some(node) = x_node {
-            grads.register::<B>(node.id, grad);
-        }
-        if let Some(node) = loss_node {
-            let dtype = FloatDType::from(loss.dtype());
-            let value = B::float_full(Shape::from([1]), Scalar::Float(scale), &loss.device(), dtype);
-            grads.register::<B>(node.id, value);
-        }
-    }
-}
 
 /// [`journey`] with its node: `x`, `p`, and the matrices of both layers.
 fn through_experts<B: MoeKernels, C: CheckpointStrategy, P: Products<B>>(

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use models::ModelConfig;
 
+use super::super::hints::slow_experts;
 use super::{Args, Plan};
 use crate::config::RunConfig;
 use crate::plan::{self, Report, Wish, search};
@@ -24,7 +25,10 @@ pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
     let all_ranks = args.machine.all_ranks;
     let report = Report { plan: &plan, hardware: &hardware, name, all_ranks, gpus, found: Some(&found) };
     let family = config.model.config.family();
-    let text = format!("model        {family}, {} parameters\n{report}", config.model.config.parameter_count());
+    let mut text = format!("model        {family}, {} parameters\n{report}", config.model.config.parameter_count());
+    if let Some(hint) = slow_experts(&plan, &hardware, config.training.dtype) {
+        text += &format!("hint         {hint}\n");
+    }
     let stages = plan.job.stages.clone();
     Ok((text, Plan::new(plan.job.schedule, Some(stages), plan.costs)?))
 }

@@ -1,8 +1,9 @@
 //! The models that `verify` trains.
 
+use backend_dist::ops::fp8::Fp8Format;
 use clap::ValueEnum;
 use models::layers::BalanceOver;
-use models::{DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant};
+use models::{DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant};
 
 /// The model families that can be verified.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -30,8 +31,28 @@ pub enum Family {
 pub enum Size {
     /// Seconds on a CPU: width 32, heads of 8, vocabulary 101, 16 tokens per row
     Tiny,
+    /// Multiples of 16 on each of four ranks, which FP8 takes: width 64, heads of 8, vocabulary 101, 64 tokens per row
+    Wide,
     /// What the GPU kernels take: width 256, heads of 64, vocabulary 512, 256 tokens per row
     Kernels,
+}
+
+/// Numbers of 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// e4m3 everywhere
+    E4m3,
+    /// e4m3, and e5m2 for gradients of outputs
+    Hybrid,
+}
+
+impl Format {
+    pub fn of(self) -> Fp8Format {
+        match self {
+            Self::E4m3 => Fp8Format::E4m3,
+            Self::Hybrid => Fp8Format::Hybrid,
+        }
+    }
 }
 
 /// The numbers of a [`Size`], each replaced by its flag.
@@ -45,7 +66,20 @@ pub struct Sizes {
     pub seq: usize,
 }
 
-pub fn llama(sizes: &Sizes, variant: LlamaVariant) -> LlamaConfig {
+/// A family's model of these sizes.
+pub fn config(family: Family, sizes: &Sizes, dropout: f64) -> FamilyConfig {
+    match family {
+        Family::Llama => FamilyConfig::Llama(llama(sizes, LlamaVariant::Llama)),
+        Family::Mistral => FamilyConfig::Llama(llama(sizes, LlamaVariant::Mistral)),
+        Family::Qwen3 => FamilyConfig::Llama(llama(sizes, LlamaVariant::Qwen3)),
+        Family::Mixtral => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::Mixtral)),
+        Family::Qwen3Moe => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::Qwen3Moe)),
+        Family::DeepSeekV3 => FamilyConfig::DeepSeekV3(deepseek_v3(sizes)),
+        Family::Gpt => FamilyConfig::Gpt(gpt(sizes, dropout)),
+    }
+}
+
+fn llama(sizes: &Sizes, variant: LlamaVariant) -> LlamaConfig {
     let window = (sizes.seq / 4).max(1);
     LlamaConfig {
         variant,
@@ -62,7 +96,7 @@ pub fn llama(sizes: &Sizes, variant: LlamaVariant) -> LlamaConfig {
 }
 
 /// The balance of sequences is the same in every layout; that of micro-batches depends on what is in one.
-pub fn mixtral(sizes: &Sizes, variant: MixtralVariant) -> MixtralConfig {
+fn mixtral(sizes: &Sizes, variant: MixtralVariant) -> MixtralConfig {
     let is_qwen3 = variant == MixtralVariant::Qwen3Moe;
     MixtralConfig {
         variant,
@@ -82,7 +116,7 @@ pub fn mixtral(sizes: &Sizes, variant: MixtralVariant) -> MixtralConfig {
 }
 
 /// Heads have DeepSeek-V3's proportions: two parts that are not rotated, one that is, and values of two.
-pub fn deepseek_v3(sizes: &Sizes) -> DeepSeekV3Config {
+fn deepseek_v3(sizes: &Sizes) -> DeepSeekV3Config {
     let part = sizes.hidden / sizes.heads.max(1);
     DeepSeekV3Config {
         vocab_size: sizes.vocab,
@@ -105,7 +139,7 @@ pub fn deepseek_v3(sizes: &Sizes) -> DeepSeekV3Config {
     }
 }
 
-pub fn gpt(sizes: &Sizes, dropout: f64) -> GptConfig {
+fn gpt(sizes: &Sizes, dropout: f64) -> GptConfig {
     GptConfig {
         vocab_size: sizes.vocab,
         max_position_embeddings: sizes.seq,

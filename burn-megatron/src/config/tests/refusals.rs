@@ -39,9 +39,11 @@ fn a_key_that_another_one_leaves_without_meaning_is_refused() {
         ("context.max-tokens-per-rank", "64", "context.dynamic = false; only with true"),
         ("context.hierarchical-sizes", "2,2", "context.comm-type = p2p; only with a2a+p2p"),
         ("fp8.amax-history-len", "16", "fp8.recipe = tensorwise; only with delayed"),
+        ("fp8.experts", "false", "fp8.format = none; only with e4m3, hybrid"),
         ("fp8.num-layers-at-start-in-bf16", "2", "fp8.first-last-layers-bf16 = false; only with true"),
     ] {
-        let said = refusal("[fp8]\nformat = \"hybrid\"\n", &[(key, value)]);
+        let file = if key == "fp8.experts" { "" } else { "[fp8]\nformat = \"hybrid\"\n" };
+        let said = refusal(file, &[(key, value)]);
         assert!(said.contains(&format!("has no meaning with {with}")), "{said}");
     }
     let char = "[data]\ntext = [\"a\"]\ntokenizer = \"char\"\n";

@@ -139,7 +139,7 @@ impl<'a> Chain<'a> {
     pub fn linear_of(&mut self, tokens: u64, [outputs, inputs]: [u64; 2], bias: bool, input: Activation) {
         let element = self.maker.element;
         let product = 2.0 * tokens as f64 * outputs as f64 * inputs as f64;
-        let (keeps, fp8) = self.kept_by_product(input, outputs * inputs, tokens * outputs);
+        let (keeps, fp8) = self.kept_by_product(self.fp8, input, outputs * inputs, tokens * outputs);
         self.op(tokens * outputs * element, |op| {
             op.keeps = keeps;
             op.weight = outputs * inputs + if bias { outputs } else { 0 };
@@ -150,15 +150,16 @@ impl<'a> Chain<'a> {
         });
     }
 
-    /// What a product with matrices of `weight` elements keeps of its input, and its bytes in FP8, for `outputs` elements of its
-    /// result.
+    /// What a product with matrices of `weight` elements keeps of its input, and its bytes if it is in FP8, for `outputs` elements
+    /// of its result.
     pub fn kept_by_product(
         &mut self,
+        fp8: bool,
         input: Activation,
         weight: u64,
         outputs: u64,
     ) -> (Vec<Activation>, Option<Fp8Bytes>) {
-        if !self.fp8 {
+        if !fp8 {
             return (vec![input], None);
         }
         let ([byte, of_weight], numbers) = (self.maker.quantised, input.bytes / self.maker.element);

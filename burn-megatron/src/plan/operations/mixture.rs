@@ -74,7 +74,8 @@ impl Maker<'_> {
         let share = self.share.experts;
         let product = 2.0 * share.rows as f64 * outputs as f64 * inputs as f64;
         let weight = share.count * outputs * inputs;
-        let (keeps, fp8) = chain.kept_by_product(input, weight, share.rows * outputs);
+        let fp8 = chain.fp8 && self.fp8_experts;
+        let (keeps, fp8) = chain.kept_by_product(fp8, input, weight, share.rows * outputs);
         chain.op(share.rows * outputs * self.element, |op| {
             op.keeps = keeps;
             op.fp8 = fp8;

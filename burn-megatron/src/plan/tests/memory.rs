@@ -242,6 +242,11 @@ fn fp8_keeps_inputs_in_bytes_and_two_more_copies_of_weights() {
     assert_eq!(saved, tokens * 4096 + 2 * tokens * (4096 + 14_336));
     let matrices = matrices + 7 * 3 * 4096 * 14_336;
     assert_eq!(memory_of(&mixture(1..31))[0].states.quantised, 30 * 2 * matrices);
+    // Without its experts the norm is left, and attention's matrices.
+    let but_experts = Job { fp8_experts: false, ..mixture(1..31) };
+    assert_eq!(kept(&mixture(0..0), 1) - kept(&but_experts, 1), tokens * 4096);
+    let attention = 4096 * (4096 + 2 * 1024) + 4096 * 4096;
+    assert_eq!(memory_of(&but_experts)[0].states.quantised, 30 * 2 * attention);
     let sharded = Job { fp8: 0..32, ..super::job(llama3_8b(), "DP4 ZeRO3", ScheduleKind::NoPipeline, 1) }.on_gpus();
     assert_eq!(memory_of(&sharded)[0].states.quantised, 0, "quantised whenever they are gathered");
 }

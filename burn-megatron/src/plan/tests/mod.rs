@@ -89,6 +89,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         recompute: Recompute::default(),
         fp8: 0..0,
         fp8_weights: true,
+        fp8_experts: true,
         gpu: false,
         overlap: true,
         documents: None,

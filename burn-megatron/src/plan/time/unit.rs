@@ -1,7 +1,7 @@
 //! How long a unit's passes take, operation by operation.
 
 use super::super::Job;
-use super::super::gpus::{BESIDE, COUNTS, FP8, Hardware, LATENCY, ROUTED};
+use super::super::gpus::{BESIDE, COUNTS, FP8, Hardware, LATENCY, PRODUCT, ROUTED};
 use super::super::operations::{Exchange, Op, Over, Unit};
 use super::super::traffic::Collective;
 
@@ -58,10 +58,16 @@ impl Clock<'_> {
             (false, None) => self.hardware.products,
             (false, Some(_)) => FP8 * self.hardware.products,
         };
-        let (arithmetic, moving) = (op.flops[pass] / rate, self.moving(bytes));
+        let (arithmetic, moving) = (op.flops[pass] / rate + self.apart(op) as f64 * PRODUCT, self.moving(bytes));
         let mut time = PassTime { memory: (moving - arithmetic).max(0.0), ..PassTime::default() };
         *(if again { &mut time.recompute } else { &mut time.compute }) = arithmetic;
         time
+    }
+
+    /// Products of experts that are launched one by one: in FP8 each has its scales.
+    fn apart(&self, op: &Op) -> u64 {
+        let is_apart = self.job.gpu && op.expert && op.fp8.is_some();
+        if is_apart { self.job.share().experts.count * self.job.meeting() } else { 0 }
     }
 
     /// What a product in FP8 takes besides: of a tensor of `bytes` the largest magnitude is looked for, it is read again and
@@ -79,10 +85,11 @@ impl Clock<'_> {
         self.job.fp8_weights && self.job.layout.zero < 3
     }
 
-    /// A weight's gradient is added up in wide numbers: the first micro-batch writes them, others read them too. Products do
-    /// that at their end, when nothing is left to hide it.
+    /// A weight's gradient is added up in wide numbers: the first micro-batch writes them, others read them too, in FP8 also
+    /// those that meet at an expert. Products do that at their end, when nothing is left to hide it.
     fn added_up(&self, op: &Op) -> f64 {
-        let times = 2.0 - 1.0 / self.job.schedule.micro_batches as f64;
+        let products = if op.expert && op.fp8.is_some() { self.job.meeting() } else { 1 };
+        let times = 2.0 * products as f64 - 1.0 / self.job.schedule.micro_batches as f64;
         if self.job.gpu { times * self.moving(op.matrix * self.job.wide()) } else { 0.0 }
     }
 

@@ -1,0 +1,63 @@
+//! Maps of rows that copy runs of them.
+
+use burn::tensor::{Device, Int, Tensor};
+
+use super::super::rows::RowMap;
+use super::table;
+
+/// Rows that follow each other here and there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first output row.
+    pub to: usize,
+    /// The input row that it is a copy of.
+    pub from: usize,
+    /// Number of rows.
+    pub len: usize,
+}
+
+/// What a map of rows is made of that copies runs of them: rows of its input, rows of its output, and the runs.
+pub type Runs = ([usize; 2], Vec<Run>);
+
+impl RowMap {
+    /// The maps that make rows of other rows: those of runs are copies, others zero. No row is in two runs of a map. All tables
+    /// are made at once.
+    ///
+    /// # Panics
+    /// If a run is outside, or the rows of runs are not apart.
+    pub fn of_runs(maps: &[Runs], device: &Device) -> Vec<Self> {
+        let turned = |run: &Run| Run { to: run.from, from: run.to, len: run.len };
+        let both_ways = |([inputs, outputs], runs): &Runs| {
+            [([*inputs, *outputs], runs.clone()), ([*outputs, *inputs], runs.iter().map(turned).collect())]
+        };
+        let mut tables = numbers(maps.iter().flat_map(both_ways), device).into_iter();
+        let mut next = || tables.next().expect("two tables for each map");
+        maps.iter().map(|_| Self::of_tables(next(), next())).collect()
+    }
+}
+
+/// `[outputs, 1]` of each: where a row comes from.
+fn numbers(tables: impl Iterator<Item = Runs>, device: &Device) -> Vec<Tensor<2, Int>> {
+    let checked = |([inputs, outputs], mut runs): Runs| {
+        runs.retain(|run| run.len > 0);
+        runs.sort_unstable_by_key(|run| run.to);
+        let apart = runs.windows(2).all(|pair| pair[0].to + pair[0].len <= pair[1].to);
+        let inside = runs.iter().all(|run| run.to + run.len <= outputs && run.from + run.len <= inputs);
+        let legal = apart && inside && inputs.max(outputs) <= i32::MAX as usize;
+        assert!(legal, "runs {runs:?} of {inputs} to {outputs} rows");
+        (runs, outputs)
+    };
+    let tables: Vec<(Vec<Run>, usize)> = tables.map(checked).collect();
+    #[cfg(feature = "cuda")]
+    if let Some(found) = crate::ops::cuda::routing::runs(&tables, device) {
+        return found;
+    }
+    let on_host = |(runs, outputs): (Vec<Run>, usize)| {
+        let mut out = vec![-1; outputs];
+        for run in runs {
+            out[run.to..run.to + run.len].iter_mut().zip(run.from..).for_each(|(out, row)| *out = row as i32);
+        }
+        table(out, [outputs, 1], device)
+    };
+    tables.into_iter().map(on_host).collect()
+}

@@ -1,0 +1,114 @@
+//! The layouts that `verify` tries.
+
+use anyhow::{Context, bail};
+use backend_dist::mesh::ParallelLayout;
+use models::{FamilyConfig, ModelConfig};
+
+use super::Args;
+use crate::engine::ContextConfig;
+use crate::plan::Decoder;
+use crate::verify::{Candidate, Settings, candidates, different_in_fp8, is_any_in_fp8};
+
+/// Layouts to try.
+pub(super) struct Layouts {
+    pub tried: Vec<Candidate>,
+    /// How many are left out, for each reason.
+    pub left_out: Vec<(&'static str, usize)>,
+}
+
+/// The layouts of the flags, or all that fit, or some of these.
+///
+/// # Errors
+/// If one of the flags' layouts cannot be compared, or there is none.
+pub(super) fn layouts(args: &Args, config: &FamilyConfig, settings: &Settings) -> anyhow::Result<Layouts> {
+    let mut layouts = Layouts { tried: listed(args, config, settings)?, left_out: Vec::new() };
+    if settings.fp8.is_some() {
+        layouts = equal_in_fp8(layouts.tried, args, &Decoder::from(config), settings)?;
+    }
+    layouts.tried = spread(layouts.tried, args.sample.unwrap_or(usize::MAX));
+    Ok(layouts)
+}
+
+/// Those that compute the same numbers in FP8 as one device.
+fn equal_in_fp8(list: Vec<Candidate>, args: &Args, decoder: &Decoder, settings: &Settings) -> anyhow::Result<Layouts> {
+    let batch = [settings.global_batch, settings.seq];
+    if !is_any_in_fp8(decoder, batch) {
+        bail!(
+            "nothing to verify: no product of these sizes is in FP8, which takes multiples of 16; nearest legal: --size wide"
+        );
+    }
+    let mut layouts = Layouts { tried: Vec::new(), left_out: Vec::new() };
+    for candidate in list {
+        let Some(why) = different_in_fp8(decoder, &candidate, batch) else {
+            layouts.tried.push(candidate);
+            continue;
+        };
+        if !args.layouts.is_empty() {
+            bail!("--layout \"{candidate}\" has other numbers in FP8 than one device: {why}; leave it or --fp8 out");
+        }
+        match layouts.left_out.iter_mut().find(|(reason, _)| *reason == why) {
+            Some((_, count)) => *count += 1,
+            None => layouts.left_out.push((why, 1)),
+        }
+    }
+    if layouts.tried.is_empty() {
+        bail!("nothing to verify: all layouts have other numbers in FP8 than one device: {}", layouts.left_out[0].0);
+    }
+    Ok(layouts)
+}
+
+/// The layouts of the flags, each checked, or all that fit.
+fn listed(args: &Args, config: &FamilyConfig, settings: &Settings) -> anyhow::Result<Vec<Candidate>> {
+    let (dims, seq) = (config.dims(), settings.seq);
+    if args.layouts.is_empty() {
+        dims.check(&Default::default(), seq)?;
+        let fits = |layout: &ParallelLayout, context: &ContextConfig| {
+            dims.check(layout, seq).is_ok() && context.check(layout, &dims).is_ok()
+        };
+        let list = candidates(args.ranks, args.global_batch, dims.layers, dims.experts.is_some(), fits);
+        if list.is_empty() {
+            bail!("nothing to verify: no layout of up to {} ranks fits", args.ranks);
+        }
+        if args.sample == Some(0) {
+            bail!("nothing to verify: --sample 0; nearest legal: 1");
+        }
+        return Ok(list);
+    }
+    let parse = |text: &String| -> anyhow::Result<Candidate> {
+        let candidate: Candidate = text.parse().with_context(|| format!("--layout \"{text}\""))?;
+        candidate.layout.check()?;
+        dims.check(&candidate.layout, seq)?;
+        candidate.context.check(&candidate.layout, &dims)?;
+        candidate.pipeline.resolve(&candidate.layout, dims.layers, candidate.accumulation)?;
+        let parts = candidate.layout.dp * candidate.accumulation;
+        if !args.global_batch.is_multiple_of(parts) {
+            bail!(
+                "--layout \"{text}\" cuts a step into {parts} parts, --global-batch {} is not a multiple",
+                args.global_batch
+            );
+        }
+        Ok(candidate)
+    };
+    args.layouts.iter().map(parse).collect()
+}
+
+/// `count` elements of the list at equal distances, or all.
+fn spread<T>(list: Vec<T>, count: usize) -> Vec<T> {
+    let all = list.len();
+    let is_taken = |index: usize| count >= all || (index * count) / all != ((index + 1) * count) / all;
+    list.into_iter().enumerate().filter(|(index, _)| is_taken(*index)).map(|(_, element)| element).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_spread_over_the_list() {
+        assert_eq!(spread((0..10).collect(), 3), [3, 6, 9]);
+        assert_eq!(spread((0..10).collect(), 20).len(), 10);
+        for count in 0..=10 {
+            assert_eq!(spread((0..10).collect::<Vec<_>>(), count).len(), count);
+        }
+    }
+}
