@@ -33,5 +33,12 @@ mod counters;
 #[cfg(test)]
 mod tests;
 
+/// Bytes into which matrix products of a CPU rank pack their operands, whatever their sizes: a panel as large as the second
+/// level cache of this machine (`L2_SLAB` in gemm-common), and a little besides, as measured.
+pub fn product_workspace() -> u64 {
+    const BESIDES: u64 = 1 << 17;
+    gemm_common::cache::CACHE_INFO[1].cache_bytes as u64 + BESIDES
+}
+
 pub use allocator::{RankAllocator, SMALLEST};
 pub use counters::{MAX_RANKS, is_counting, live, peak, reset_peak, set_rank, without_rank};

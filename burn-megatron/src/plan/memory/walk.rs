@@ -5,9 +5,7 @@ use super::stage::{Peak, StageMemory};
 use crate::plan::Job;
 use crate::plan::state::States;
 use crate::schedule::{Action, Pass, Schedule, Work};
-
-/// What matrix products on CPU ranks pack their operands into, whatever their size; as measured.
-const WORKSPACE: u64 = 9 << 17;
+use backend_dist::memory::product_workspace;
 
 pub(super) struct Walk<'a> {
     chunks: Vec<&'a StageMemory>,
@@ -29,7 +27,7 @@ impl<'a> Walk<'a> {
         let share = job.share();
         let sent = if job.layout.pp > 1 { share.stream_tokens * share.hidden * job.element } else { 0 };
         let begun = vec![false; chunks.len()];
-        let workspace = if job.gpu { 0 } else { WORKSPACE };
+        let workspace = if job.gpu { 0 } else { product_workspace() };
         Self { chunks, states, begun, activations: 0, loss: 0, sent, workspace, fullest: RankMemory::default() }
     }
 
