@@ -125,6 +125,8 @@ const ATTENTION: [(usize, [f64; 2]); 5] =
 pub const FP8: f64 = 1.9;
 /// Of their rate products keep beside an exchange, which takes multiprocessors: 543 of 677 TFLOP/s.
 pub const BESIDE: f64 = 0.8;
+/// Of a link's bandwidth that copy engines have beside products: 282 of 360 GB/s (Llama 3 8B, TP4).
+pub const COPIES: f64 = 0.78;
 /// Of a link's bandwidth that tokens have on their way to experts and back: 172 of 360 GB/s (a Mixtral in FP8, EP2).
 pub const ROUTED: f64 = 0.48;
 /// Seconds that a GPU waits in a layer of experts until the host has read how many rows go where: 0.86 to 1.03 ms per layer and

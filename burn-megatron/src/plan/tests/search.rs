@@ -28,6 +28,8 @@ fn steps_take_as_long_as_was_measured() {
     for (name, job, measured) in [
         ("1B", rows(small, "DP1", 4, 1, 4096), 0.246),
         ("8B", dense("DP2 ZeRO1", 2, 8192), 1.488),
+        ("8B over two", rows(llama3_8b(), "TP2 SP", 2, 2, 8192), 1.489),
+        ("8B over four", rows(llama3_8b(), "TP4 SP", 2, 4, 8192), 1.563),
         ("8B in FP8", Job { fp8: 0..32, ..dense("DP2 ZeRO2", 2, 8192) }, 1.138),
         ("8B, sequences over four", Job { recompute: full, ..dense("CP4 ZeRO2", 1, 65_536) }, 4.325),
         ("a Mixtral", mixture("DP2 EP2 ZeRO1"), 0.650),

@@ -1,7 +1,7 @@
 //! How long a unit's passes take, operation by operation.
 
 use super::super::Job;
-use super::super::gpus::{BESIDE, COUNTS, FP8, Hardware, LATENCY, PRODUCT, ROUTED};
+use super::super::gpus::{BESIDE, COPIES, COUNTS, FP8, Hardware, LATENCY, PRODUCT, ROUTED};
 use super::super::operations::{Exchange, Op, Over, Unit};
 use super::super::traffic::Collective;
 
@@ -98,8 +98,43 @@ impl Clock<'_> {
         for op in &unit.ops {
             self.operation(op, unit, &mut passes);
         }
+        self.beside_products(unit, &mut passes);
         self.beside_experts(unit, &mut passes);
         passes
+    }
+
+    /// What copy engines exchange beside products of tensor parallelism (backend-dist/src/ops/cuda/copied.rs). A rank's own part,
+    /// which needs no exchange, is multiplied meanwhile; in the backward pass of a layer that gathers its input the sum runs
+    /// beside the weight's gradient, and the input comes again beside the input's gradient.
+    fn beside_products(&self, unit: &Unit, passes: &mut [PassTime; 3]) {
+        let tp = self.job.layout.tp;
+        if !self.job.gpu || !self.hardware.overlap || tp < 2 || tp > self.hardware.host {
+            return;
+        }
+        let carried = |op: &Op| op.exchange.filter(|e| e.over == Over::Tensor && self.job.layout.sequence_parallel());
+        let multiplied = |op: &Op| op.linear && op.fp8.is_none();
+        for pair in unit.ops.windows(2) {
+            let (exchange, product, gathers) = match (carried(&pair[0]), carried(&pair[1])) {
+                (Some(exchange), None) if multiplied(&pair[1]) => (exchange, &pair[1], true),
+                (None, Some(exchange)) if multiplied(&pair[0]) => (exchange, &pair[0], false),
+                _ => continue,
+            };
+            let takes = |collective| self.exchange(&exchange, collective);
+            let computes = |pass: usize| self.roofline(product, pass, 0, false).compute;
+            let others = 1.0 - 1.0 / tp as f64;
+            let mut beside = |pass: usize, seconds: f64, compute: f64| {
+                let seen = (seconds / COPIES - compute).max(0.0);
+                passes[pass].send(Over::Tensor, seen - seconds);
+            };
+            beside(0, takes(exchange.forward), others * computes(0));
+            if unit.recomputed {
+                beside(1, takes(exchange.forward), others * computes(0));
+            }
+            beside(1, takes(exchange.backward), if gathers { computes(2) } else { others * computes(1) });
+            if exchange.again {
+                beside(2, takes(exchange.forward), computes(1));
+            }
+        }
     }
 
     fn operation(&self, op: &Op, unit: &Unit, passes: &mut [PassTime; 3]) {
