@@ -82,6 +82,9 @@ fn all_checks() -> Vec<(&'static str, Check)> {
             tokens::rope::<bf16>(c, shape)
                 + tokens::rope::<bf16>(c, RopeShape { head_dim: 64, rotated: 64, heads: 12, ..shape })
                 + tokens::rope::<bf16>(c, RopeShape { head_dim: 192, rotated: 64, heads: 12, ..shape })
+                + tokens::rope::<bf16>(c, RopeShape { head_dim: 256, rotated: 256, heads: 4, ..shape })
+                + tokens::rope::<bf16>(c, RopeShape { head_dim: 80, rotated: 80, heads: 8, ..shape })
+                + tokens::rope::<f16>(c, RopeShape { head_dim: 512, rotated: 512, heads: 5, ..shape })
         }),
         ("latent keys", |c| {
             let shape = LatentShape { tokens: 74, batch: 2, heads: 128, rotated: 64, own: 128, value: 128 };
@@ -158,8 +161,6 @@ fn main() {
     timings::runs(&mut clock);
     mixtures::all(&mut clock);
     if clock.asks_for("plans") {
-        plans::norm_gradients(&mut clock);
-        plans::ropes(&mut clock);
         plans::column_sums(&mut clock);
         plans::embeddings(&mut clock);
     }

@@ -2,7 +2,6 @@
 
 pub mod bulk;
 pub mod mma;
-pub mod prefetch;
 pub mod ptx;
 pub mod ring;
 pub mod store;

@@ -44,25 +44,21 @@ impl RopeShape {
 }
 
 /// How the heads of a token are shared out among units, in place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Plan {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
     /// Heads of a unit, which have the same angles.
-    pub each: u32,
+    each: u32,
     /// Units next to each other take vectors next to each other, and tell each other the halves of their pairs: a plane asks for
     /// whole lines of memory. Without, a unit takes pairs.
-    pub lines: bool,
+    lines: bool,
 }
 
-impl Plan {
-    /// Whether the units of a plane can tell each other their vectors, of which `half` are half of what is rotated of a head.
-    fn in_lines(self, cube: CubeShape, half: u32) -> bool {
-        self.lines && half.is_power_of_two() && 2 * half <= cube.plane
+impl Cut {
+    /// For `half` vectors in half of what is rotated of a head. Whole lines pay with four heads of a unit only.
+    fn of(heads: usize, half: usize, plane: u32) -> Self {
+        let each = [4, 2].into_iter().find(|each| heads.is_multiple_of(*each)).unwrap_or(1) as u32;
+        Self { each, lines: each == 4 && half.is_power_of_two() && 2 * half <= plane as usize }
     }
-}
-
-/// Units of a head, of two vectors each: pairs that are rotated, and behind them those that are copied.
-fn pairs(half: u32, head: u32, copies: bool) -> u32 {
-    if copies { half + (head - 2 * half).div_ceil(2) } else { half }
 }
 
 /// Two vectors rotated.
@@ -80,8 +76,9 @@ fn turned<E: Float>(a: Vec8<E>, b: Vec8<E>, cos: Vec8<E>, sin: Vec8<E>, sign: f3
     (lower, higher)
 }
 
-/// Cube `(token, units)`. The units of a head stand side by side, so that all of it is moved at the same time. `half` vectors
-/// make half of what is rotated of a head, `head` a whole one; `copies` is whether the others are copied.
+/// Cube `(token, units)`. The units of a head stand side by side, so that all of it is moved at the same time: those of pairs that
+/// are rotated, and behind them those of two vectors that are copied. `half` vectors make half of what is rotated of a head,
+/// `head` a whole one.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn rotate<E: Float>(
@@ -95,23 +92,19 @@ pub fn rotate<E: Float>(
     sign: f32,
     #[comptime] half: u32,
     #[comptime] head: u32,
-    #[comptime] copies: bool,
 ) {
-    let (pairs, rest) = comptime![(pairs(half, head, copies), head - 2 * half)];
+    let rest = comptime![head - 2 * half];
+    let pairs = comptime![half + rest.div_ceil(2)];
     let item = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     let (nth, unit) = (item / pairs, item % pairs);
-    let mut taken = heads;
-    if copies {
-        taken = all_heads;
-    }
-    if nth < taken {
+    if nth < all_heads {
         let mut low = unit;
         let mut high = unit + half;
         let mut rotates = nth < heads;
-        if comptime![copies && rest > 0] {
+        if comptime![rest > 0] {
             // Behind the rotated part.
             low = select(unit < half, low, unit + half);
-            high = select(unit < half, high, unit + comptime![half + rest.div_ceil(2)]);
+            high = select(unit < half, high, unit + pairs);
             rotates = rotates && unit < half;
         }
         let mut has_high = true;
@@ -149,8 +142,8 @@ fn from_other_half<E: Float>(value: Vec8<E>, #[comptime] half: u32) -> Vec8<E> {
     Vec8::<E>::reinterpret(other)
 }
 
-/// Cube `(token, units)`, in place. A unit has `each` heads, as far apart as there are units for one of each; all are on their
-/// way before the first is used, and behind the last head that is read again.
+/// Cube `(token, units)`, in place. A unit has `each` heads, which divide `heads`, as far apart as there are units for one of
+/// each; all are on their way before the first is used. Behind the last head that is read again.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn rotate_in_place<E: Float>(
@@ -163,19 +156,19 @@ pub fn rotate_in_place<E: Float>(
     sign: f32,
     #[comptime] half: u32,
     #[comptime] head: u32,
-    #[comptime] lines: bool,
     #[comptime] each: u32,
+    #[comptime] lines: bool,
 ) {
     let units = comptime![if lines { 2 * half } else { half }];
     let item = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     let (nth, unit) = (item / units, item % units);
-    let apart = (heads + comptime![each - 1]) / each;
-    let first = CUBE_POS_X * all_heads * head + unit;
+    let apart = heads / each;
+    let first = (CUBE_POS_X * all_heads + min(nth, apart - 1)) * head + unit;
     let mut own = Array::<Vec8<E>>::new(comptime![each as usize]);
-    let mut others = Array::<Vec8<E>>::new(comptime![each as usize]);
+    let mut others = Array::<Vec8<E>>::new(comptime![if lines { 1 } else { each as usize }]);
     #[unroll]
     for k in 0..comptime![each as usize] {
-        let at = first + min(nth + comptime![k as u32] * apart, heads - 1) * head;
+        let at = first + comptime![k as u32] * apart * head;
         own[k] = x[at as usize];
         if comptime![!lines] {
             others[k] = x[(at + half) as usize];
@@ -195,11 +188,10 @@ pub fn rotate_in_place<E: Float>(
             others[k] = both.1;
         }
     }
-    #[unroll]
-    for k in 0..comptime![each as usize] {
-        let head_there = nth + comptime![k as u32] * apart;
-        if nth < apart && head_there < heads {
-            let at = first + head_there * head;
+    if nth < apart {
+        #[unroll]
+        for k in 0..comptime![each as usize] {
+            let at = first + comptime![k as u32] * apart * head;
             x[at as usize] = own[k];
             if comptime![!lines] {
                 x[(at + half) as usize] = others[k];
@@ -219,81 +211,80 @@ pub fn apply<E: Float>(
     back: bool,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
-    let (vectors, half, head) = (shape.len() / 8, shape.rotated / 16, shape.head_dim / 8);
-    let x = buffer("x", x, vectors, 8 * size_of::<E>())?;
-    let (out, copies) = match out {
-        Some(out) => (buffer("out", out, vectors, 8 * size_of::<E>())?, true),
-        None => (BufferArg::alias(0, vectors), false),
+    let RopeShape { rows, batch, heads, all_heads, head_dim, rotated } = shape;
+    let (vectors, half, head, bytes) = (shape.len() / 8, rotated / 16, head_dim / 8, 8 * size_of::<E>());
+    let x = buffer("x", x, vectors, bytes)?;
+    let (cos, sin) = (buffer("cos", cos, rows * half, bytes)?, buffer("sin", sin, rows * half, bytes)?);
+    let out = out.map(|out| buffer("out", out, vectors, bytes)).transpose()?;
+    let (device, tokens, sign) = (CubeShape::of(client), rows * batch, if back { -1.0 } else { 1.0 });
+    let Some(out) = out else {
+        let Cut { each, lines } = Cut::of(heads, half, device.plane);
+        let items = heads / each as usize * if lines { 2 * half } else { half };
+        let cube = device.fitting(items);
+        // SAFETY: every unit stays in its token and its row of angles and writes only what no other one uses, and the buffers
+        // hold all.
+        unsafe {
+            rotate_in_place::launch_unchecked::<E>(
+                client,
+                cube.rows(tokens, items),
+                cube.dim(),
+                x,
+                cos,
+                sin,
+                batch as u32,
+                heads as u32,
+                all_heads as u32,
+                sign,
+                half as u32,
+                head as u32,
+                each,
+                lines,
+            )
+        };
+        return Ok(());
     };
-    let (cos, sin) = (
-        buffer("cos", cos, shape.rows * half, 8 * size_of::<E>())?,
-        buffer("sin", sin, shape.rows * half, 8 * size_of::<E>())?,
-    );
-    let taken = if copies { shape.all_heads } else { shape.heads };
-    let items = taken * pairs(half as u32, head as u32, copies) as usize;
-    let cube = CubeShape::of(client).fitting(items);
-    // SAFETY: every unit stays in its token and its row of angles and reads what it overwrites before, and the buffers hold all.
+    let items = all_heads * (half + (head - 2 * half).div_ceil(2));
+    let cube = device.fitting(items);
+    // SAFETY: every unit stays in its token and its row of angles, and the buffers hold all.
     unsafe {
         rotate::launch_unchecked::<E>(
             client,
-            cube.rows(shape.rows * shape.batch, items),
+            cube.rows(tokens, items),
             cube.dim(),
             x,
             cos,
             sin,
             out,
-            shape.batch as u32,
-            shape.heads as u32,
-            shape.all_heads as u32,
-            if back { -1.0 } else { 1.0 },
+            batch as u32,
+            heads as u32,
+            all_heads as u32,
+            sign,
             half as u32,
             head as u32,
-            copies,
         )
     };
     Ok(())
 }
 
-/// [`apply`] in the place of `x`, by a plan.
-///
-/// # Errors
-/// As [`apply`].
-pub fn apply_planned<E: Float>(
-    client: &Client,
-    x: &Handle,
-    (cos, sin): (&Handle, &Handle),
-    shape: RopeShape,
-    back: bool,
-    plan: Plan,
-) -> Result<(), PointwiseError> {
-    shape.check()?;
-    let (vectors, half, head) = (shape.len() / 8, shape.rotated / 16, shape.head_dim / 8);
-    let lines = plan.in_lines(CubeShape::of(client), half as u32);
-    let items = shape.heads.div_ceil(plan.each as usize) * if lines { 2 * half } else { half };
-    let cube = CubeShape::of(client).fitting(items);
-    let x = buffer("x", x, vectors, 8 * size_of::<E>())?;
-    let (cos, sin) = (
-        buffer("cos", cos, shape.rows * half, 8 * size_of::<E>())?,
-        buffer("sin", sin, shape.rows * half, 8 * size_of::<E>())?,
-    );
-    // SAFETY: every unit stays in its token and its row of angles and reads what it overwrites before, and the buffers hold all.
-    unsafe {
-        rotate_in_place::launch_unchecked::<E>(
-            client,
-            cube.rows(shape.rows * shape.batch, items),
-            cube.dim(),
-            x,
-            cos,
-            sin,
-            shape.batch as u32,
-            shape.heads as u32,
-            shape.all_heads as u32,
-            if back { -1.0 } else { 1.0 },
-            half as u32,
-            head as u32,
-            lines,
-            plan.each,
-        )
-    };
-    Ok(())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_lines_need_heads_in_fours_and_units_of_one_plane() {
+        let cut = |heads, half, plane| (Cut::of(heads, half, plane).each, Cut::of(heads, half, plane).lines);
+        for (heads, half, expected) in [
+            (40, 8, (4, true)),
+            (128, 4, (4, true)),
+            (8, 16, (4, true)),
+            (8, 32, (4, false)),
+            (8, 5, (4, false)),
+            (6, 8, (2, false)),
+            (5, 8, (1, false)),
+            (1, 4, (1, false)),
+        ] {
+            assert_eq!(cut(heads, half, 32), expected, "{heads} heads, {half} vectors");
+        }
+        assert_eq!(cut(40, 8, 1), (4, false));
+    }
 }

@@ -104,6 +104,8 @@ fn rope() {
     both!(tokens::rope, RopeShape { rows: 5, batch: 1, heads: 3, all_heads: 3, head_dim: 16, rotated: 16 });
     both!(tokens::rope, RopeShape { rows: 3, batch: 2, heads: 4, all_heads: 4, head_dim: 40, rotated: 16 });
     both!(tokens::rope, RopeShape { rows: 3, batch: 1, heads: 2, all_heads: 3, head_dim: 48, rotated: 32 });
+    both!(tokens::rope, RopeShape { rows: 3, batch: 2, heads: 6, all_heads: 7, head_dim: 80, rotated: 80 });
+    both!(tokens::rope, RopeShape { rows: 2, batch: 2, heads: 12, all_heads: 13, head_dim: 56, rotated: 48 });
 }
 
 #[test]

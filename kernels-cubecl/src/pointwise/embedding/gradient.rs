@@ -6,7 +6,6 @@
 //! The same tokens give the same bits, however the table is split.
 use super::TableShape;
 use super::list::{collect, same_id, sort};
-use crate::hopper::prefetch::prefetch_line;
 use crate::pointwise::{CubeShape, F32x4, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -29,21 +28,6 @@ pub struct Plan {
     pub room: u32,
     /// Rows of one id that a unit reads at a time, far from its last one.
     pub run: u32,
-    /// What is brought to the L2 cache while the bucket's tokens are sorted.
-    pub fetch: Fetch,
-    /// Cubes that bring a line of the gradient for each unit to the L2 cache while they look for ids.
-    pub early: u32,
-}
-
-/// What a cube brings to the L2 cache as soon as it knows its tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fetch {
-    /// Nothing.
-    Nothing,
-    /// The gradient's rows.
-    Gradient,
-    /// The gradient's rows, and those of a table that is added to.
-    Both,
 }
 
 impl Plan {
@@ -58,7 +42,7 @@ impl Plan {
         let (units, side, buckets) = if gpu { (2 * cube.units, 128, 128) } else { (cube.units, 1, 4) };
         let most = ROOM[usize::from(!gpu)];
         let room = shape.ids.next_power_of_two().clamp(units as usize, most) as u32;
-        Self { units, side, buckets, ahead: 4, room, run: 8, fetch: Fetch::Nothing, early: 0 }
+        Self { units, side, buckets, ahead: 4, room, run: 8 }
     }
 
     /// Bits of an entry that have the token.
@@ -106,46 +90,6 @@ fn row_of(entry: u32, first_row: u32, #[comptime] plan: Plan) -> u32 {
     (entry >> comptime![plan.token_bits()]) * comptime![plan.buckets] + CUBE_POS_Y - first_row
 }
 
-/// Vectors in a line of memory, of a gradient of 16 bits and of a table of fp32.
-const LINE: [u32; 2] = [16, 8];
-
-/// Starts to bring what the cube needs of the rows of its tokens to the L2 cache. Table rows are most often those of one token.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn fetch_rows<E: Float, T: Float>(
-    gradient: &[Four<E>],
-    table: &mut [Four<T>],
-    list: &Shared<[u32]>,
-    count: u32,
-    width: u32,
-    rows: u32,
-    first_row: u32,
-    #[comptime] adds: bool,
-    #[comptime] plan: Plan,
-) {
-    let gradients = comptime![plan.side.div_ceil(LINE[0])];
-    let tables = comptime![if adds && plan.fetch == Fetch::Both { plan.side.div_ceil(LINE[1]) } else { 0 }];
-    let lines = comptime![gradients + tables];
-    let first = CUBE_POS_X * comptime![plan.side];
-    let mut task = UNIT_POS;
-    while task < count * lines {
-        let (entry, line) = (list[(task / lines) as usize], task % lines);
-        let row = row_of(entry, first_row, plan);
-        if row < rows {
-            let token = entry & comptime![plan.room - 1];
-            if line < gradients {
-                let column = min(first + line * comptime![LINE[0]], width - 1);
-                prefetch_line(gradient, (token * width + column) as usize);
-            } else {
-                let column = min(first + (line - gradients) * comptime![LINE[1]], width - 1);
-                let at = (row * width + column) as usize;
-                prefetch_line(table.slice(at, at + 1), 0usize);
-            }
-        }
-        task += comptime![plan.units];
-    }
-}
-
 /// Cube `(columns, bucket)`. Units on top of each other take as many of the bucket's sorted entries each. The sum of an id
 /// that began before, and ends or goes on behind them, is left in `heads`; the units where the id began add these up.
 #[cube(launch_unchecked)]
@@ -164,18 +108,8 @@ pub fn sum_buckets<E: Float, T: Float, N: Size>(
 ) {
     let mut list = Shared::<[u32]>::new_slice(comptime![plan.room as usize + 4]);
     let mut heads = Shared::<[F32x4]>::new_slice(comptime![plan.units as usize]);
-    if comptime![plan.early > 0] {
-        let cube = CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X;
-        let at = (cube * comptime![plan.units] + UNIT_POS) * comptime![LINE[0]];
-        if cube < plan.early && at < tokens * width {
-            prefetch_line(gradient, at as usize);
-        }
-    }
     let count = collect::<N>(ids, &mut list, CUBE_POS_Y, tokens, lanes, plan);
     if count > 0 {
-        if comptime![plan.fetch != Fetch::Nothing] {
-            fetch_rows(gradient, table, &list, count, width, rows, first_row, adds, plan);
-        }
         sort(&mut list, count, plan);
         let (side, groups) = comptime![(plan.side, plan.groups())];
         let column = CUBE_POS_X * side + UNIT_POS % side;

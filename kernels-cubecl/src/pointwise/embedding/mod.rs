@@ -5,7 +5,7 @@ mod list;
 use super::{CubeShape, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-pub use gradient::{Fetch, Plan, backward, backward_planned};
+pub use gradient::{Plan, backward, backward_planned};
 
 /// Longest row of a table, in vectors.
 const LONGEST: usize = 1 << 20;

@@ -1,6 +1,5 @@
 //! The gradients of a normalisation.
 use super::moments::{Sums, moments, scratch};
-use super::streamed::norm_backward_streamed;
 use super::{
     Affine, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, place, read_centred, read_row,
 };
@@ -21,11 +20,10 @@ pub(in crate::pointwise) fn half(sums: &mut Array<f32>, #[comptime] first: usize
     half
 }
 
-/// Adds up the sums of the rows side by side, one kind behind the other, and leaves them from place `first` of `parts` on:
-/// `plan.left` of them at a time, which `lines` has room for.
+/// Adds up the sums of the rows side by side, one kind behind the other, and leaves them from place `first` of `parts` on.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn leave(
+fn leave(
     w_sums: &mut Array<f32>,
     b_sums: &mut Array<f32>,
     lines: &mut Shared<[F32x4]>,
@@ -38,77 +36,39 @@ pub(super) fn leave(
 ) {
     let (side, units) = comptime![(plan.side, plan.units)];
     let halves = comptime![2 * plan.vectors as u32];
-    let each = comptime![plan.left(kinds)];
     #[unroll]
-    for round in 0..comptime![kinds * halves / each] {
-        let begin = comptime![round * each];
-        #[unroll]
-        for h in comptime![begin]..comptime![begin + each] {
-            let from = comptime![(h % halves) as usize * 4];
-            let mut own = half(w_sums, from);
-            if comptime![h >= halves] {
-                own = half(b_sums, from);
-            }
-            if comptime![side == 1] {
-                let column = unit + comptime![h % halves / 2 * units];
-                if inside(column, width, plan) {
-                    parts[(first + (comptime![h / halves] * width + column) * 2 + comptime![h % 2]) as usize] = own;
-                }
-            } else {
-                lines[(UNIT_POS + comptime![(h - begin) * side * units]) as usize] = own;
-            }
+    for h in 0..comptime![kinds * halves] {
+        let from = comptime![(h % halves) as usize * 4];
+        let mut own = half(w_sums, from);
+        if comptime![h >= halves] {
+            own = half(b_sums, from);
         }
-        if comptime![side > 1] {
-            sync_cube();
-            let mut task = UNIT_POS;
-            while task < comptime![each * units] {
-                let (own, unit) = (task / units, task % units);
-                let mut total = lines[(own * comptime![side * units] + unit) as usize];
-                #[unroll]
-                for line in 1..side {
-                    total += lines[(own * comptime![side * units] + unit + comptime![line * units]) as usize];
-                }
-                let h = own + begin;
-                let column = unit + h % halves / 2 * units;
-                if inside(column, width, plan) {
-                    parts[(first + (h / halves * width + column) * 2 + h % 2) as usize] = total;
-                }
-                task += comptime![side * units];
+        if comptime![side == 1] {
+            let column = unit + comptime![h % halves / 2 * units];
+            if inside(column, width, plan) {
+                parts[(first + (comptime![h / halves] * width + column) * 2 + comptime![h % 2]) as usize] = own;
             }
-            if comptime![begin + each < kinds * halves] {
-                sync_cube();
-            }
+        } else {
+            lines[(UNIT_POS + comptime![h * side * units]) as usize] = own;
         }
     }
-}
-
-/// What the gradients of a row's numbers follow from.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Factors {
-    pub factor: f32,
-    pub shift: f32,
-    pub along: f32,
-    pub slope_mean: f32,
-}
-
-/// The gradient of a number, whose distance from the mean is `normal` and whose own gradient times the weight is `weighted`.
-#[cube]
-pub(super) fn change(normal: f32, weighted: f32, by: &Factors, #[comptime] centred: bool) -> f32 {
-    let mut change = weighted * by.factor;
-    if comptime![centred] {
-        change -= by.slope_mean;
+    if comptime![side > 1] {
+        sync_cube();
+        let mut task = UNIT_POS;
+        while task < comptime![kinds * halves * units] {
+            let (h, unit) = (task / units, task % units);
+            let mut total = lines[(h * comptime![side * units] + unit) as usize];
+            #[unroll]
+            for line in 1..side {
+                total += lines[(h * comptime![side * units] + unit + comptime![line * units]) as usize];
+            }
+            let column = unit + h % halves / 2 * units;
+            if inside(column, width, plan) {
+                parts[(first + (h / halves * width + column) * 2 + h % 2) as usize] = total;
+            }
+            task += comptime![side * units];
+        }
     }
-    change - normal * by.along
-}
-
-/// A gradient as it is written: with `adds` another one is added, as a sum of its own would round.
-#[cube]
-pub(super) fn rounded<E: Float>(change: f32, other: f32, #[comptime] adds: bool) -> E {
-    let mut rounded = E::cast_from(change);
-    if comptime![adds] {
-        rounded = E::cast_from(f32::cast_from(rounded) + other);
-    }
-    rounded
 }
 
 /// A cube takes `side` rows at a time, every so manyth, and leaves its shares of the gradients of `w`, and behind them those
@@ -176,12 +136,9 @@ pub fn norm_backward<E: Float>(
         let of_row =
             moments(&values, 0usize, &slopes, &weights, start, &mut shared, turn, unit, width, inverse, sums, plan);
         let factor = rsqrt(of_row.squares * inverse + eps);
-        let factors = Factors {
-            factor,
-            shift: of_row.mean * factor,
-            along: of_row.product * factor * factor * inverse,
-            slope_mean: of_row.weighted * inverse * factor,
-        };
+        let shift = of_row.mean * factor;
+        let along = of_row.product * factor * factor * inverse;
+        let slope_mean = of_row.weighted * inverse * factor;
         #[unroll]
         for v in 0..comptime![plan.vectors] {
             let column = unit + comptime![v as u32 * plan.units];
@@ -191,18 +148,22 @@ pub fn norm_backward<E: Float>(
                 #[unroll]
                 for i in 0..8usize {
                     let k = comptime![v * 8 + i];
-                    let normal = (f32::cast_from(value.extract(i)) - start) * factors.factor - factors.shift;
+                    let normal = (f32::cast_from(value.extract(i)) - start) * factor - shift;
                     let slope = f32::cast_from(slope.extract(i));
                     let weighted = slope * f32::cast_from(weight.extract(i));
+                    let mut change = weighted * factor;
                     w_sums[k] = w_sums[k] + slope * normal;
                     if comptime![centred] {
+                        change -= slope_mean;
                         b_sums[k] = b_sums[k] + slope;
                     }
-                    let mut other = 0.0f32;
+                    change -= normal * along;
+                    let mut rounded = E::cast_from(change);
                     if comptime![adds] {
-                        other = f32::cast_from(others[v].extract(i));
+                        // As a sum of its own would round.
+                        rounded = E::cast_from(f32::cast_from(rounded) + f32::cast_from(others[v].extract(i)));
                     }
-                    result.insert(i, rounded::<E>(change(normal, weighted, &factors, centred), other, adds));
+                    result.insert(i, rounded);
                 }
                 x_gradient[(row * width + column) as usize] = result;
             }
@@ -218,9 +179,8 @@ pub fn norm_backward<E: Float>(
         first += stride;
     }
     let kinds = comptime![if centred { 2u32 } else { 1 }];
-    let parts_of_lines =
-        comptime![if plan.side > 1 { plan.left(kinds) as usize * plan.room() / plan.vectors } else { 1 }];
-    let mut lines = Shared::<[F32x4]>::new_slice(parts_of_lines);
+    let mut lines =
+        Shared::<[F32x4]>::new_slice(comptime![if plan.side > 1 { 2 * kinds as usize * plan.room() } else { 1 }]);
     let first = CUBE_POS_X * kinds * width * 2;
     leave(&mut w_sums, &mut b_sums, &mut lines, parts, first, unit, width, kinds, plan);
 }
@@ -285,29 +245,26 @@ pub fn backward_planned<E: Float>(
     let x_gradient = buffer("x_gradient", targets.x, len, vector)?;
     let written = buffer("parts", &parts, shares * sums / 4, 16)?;
     buffer("affine_gradient", targets.affine, sums, 4)?;
-    macro_rules! launch {
-        ($kernel:ident) => {
-            $kernel::launch_unchecked::<E>(
-                client,
-                CubeCount::Static(count, 1, 1),
-                plan.dim(),
-                x,
-                w,
-                y_gradient,
-                other,
-                x_gradient,
-                written,
-                eps,
-                1.0 / columns as f32,
-                rows as u32,
-                width as u32,
-                affine.centred(),
-                adds.is_some(),
-                plan,
-            )
-        };
-    }
     // SAFETY: every unit stays in its row and its row of parts, and the buffers hold all rows.
-    unsafe { if plan.streams(size_of::<E>()) { launch!(norm_backward_streamed) } else { launch!(norm_backward) } }
+    unsafe {
+        norm_backward::launch_unchecked::<E>(
+            client,
+            CubeCount::Static(count, 1, 1),
+            plan.dim(),
+            x,
+            w,
+            y_gradient,
+            other,
+            x_gradient,
+            written,
+            eps,
+            1.0 / columns as f32,
+            rows as u32,
+            width as u32,
+            affine.centred(),
+            adds.is_some(),
+            plan,
+        )
+    };
     sum_parts(client, &parts, targets.affine, shares, sums)
 }

@@ -10,7 +10,6 @@ pub mod forward;
 mod moments;
 mod plan;
 mod row;
-pub mod streamed;
 
 use super::{PointwiseError, Vec8, check};
 pub use backward::{Gradients, backward, backward_planned};

@@ -55,6 +55,7 @@ pub fn moments<E: Float>(
     #[comptime] sums: Sums,
     #[comptime] plan: Plan,
 ) -> Moments {
+    let cube = comptime![plan.shape()];
     let mut sum = 0.0f32;
     let mut squares = 0.0f32;
     let mut weighted = 0.0f32;
@@ -85,29 +86,6 @@ pub fn moments<E: Float>(
             }
         }
     }
-    together(sum, squares, weighted, product, scratch, turn, unit, inverse, sums, plan)
-}
-
-/// [`moments`] of what each of a row's units has summed up of its own numbers.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-pub fn together(
-    sum: f32,
-    squares: f32,
-    weighted: f32,
-    product: f32,
-    scratch: &mut Shared<[F32x4]>,
-    turn: u32,
-    unit: u32,
-    inverse: f32,
-    #[comptime] sums: Sums,
-    #[comptime] plan: Plan,
-) -> Moments {
-    let cube = comptime![plan.shape()];
-    let mut sum = sum;
-    let mut squares = squares;
-    let mut weighted = weighted;
-    let mut product = product;
     let planes = comptime![cube.planes()];
     if comptime![sums.centred && sums.slopes && cube.plane == 32 && planes > 1] {
         let all = four_totals(sum, squares, weighted, product, turn, plan);

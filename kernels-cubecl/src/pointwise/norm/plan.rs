@@ -31,9 +31,6 @@ pub struct Plan {
     pub whole: bool,
     /// Cubes that stay for as many rows as there are. Without, cubes of the forward pass take only what they read at once.
     pub cubes: Option<u32>,
-    /// Rows that each of those side by side has in shared memory in the backward pass, where the copy engine brings them; 0 leaves
-    /// them in registers. For rows that take more than a plane.
-    pub ring: u32,
 }
 
 impl Plan {
@@ -66,17 +63,12 @@ impl Plan {
             // A cube for each row, so that none waits for a slow multiprocessor at the end.
             (0, None)
         };
-        Self { units, plane: cube.plane, vectors, side, ahead, whole, cubes, ring: 0 }
+        Self { units, plane: cube.plane, vectors, side, ahead, whole, cubes }
     }
 
     /// Whether cubes stay for many rows.
     pub(super) fn stays(self) -> bool {
         self.cubes.is_some()
-    }
-
-    /// Whether the copy engine brings rows of numbers of `bytes` bytes; the cpu runtime has none, and does as if.
-    pub(super) fn streams(self, bytes: usize) -> bool {
-        self.ring > 0 && (self.plane == 1 || (self.units > self.plane && bytes == 2))
     }
 
     /// Rows of a cube that does not stay.
@@ -101,14 +93,6 @@ impl Plan {
     /// Vectors of the rows side by side.
     pub(super) fn room(self) -> usize {
         self.vectors * (self.units * self.side) as usize
-    }
-
-    /// Vectors of four sums, of all that a unit has for so many `kinds` of weights, that go through shared memory at a time: with
-    /// a ring of rows beside them not more than 32 KiB.
-    pub(super) fn left(self, kinds: u32) -> u32 {
-        let all = 2 * kinds * self.vectors as u32;
-        let fits = |each: &u32| all.is_multiple_of(*each) && each * self.units * self.side <= 2048;
-        if self.ring == 0 { all } else { (1..=all).rev().find(fits).unwrap_or(1) }
     }
 
     /// Rows that are held at a time, in vectors of a unit.

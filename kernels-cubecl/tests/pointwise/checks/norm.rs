@@ -98,10 +98,10 @@ fn with_sum<E: Element>(client: &Client, rows: usize, columns: usize, layer: boo
 pub fn plans<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
     let chosen = Plan::of(client, columns, true);
     let len = rows * columns;
-    let [x, slope, more] = [1, 2, 5].map(|seed| random(len, seed));
+    let [x, slope] = [1, 2].map(|seed| random(len, seed));
     let [w, b] = [3, 4].map(|seed| random(columns, seed));
     let expected = formula(&x, &w, Some(&b), &slope);
-    let [x, slope, other, w, b] = [&x, &slope, &more, &w, &b].map(|values| upload::<E>(client, values));
+    let [x, slope, w, b] = [&x, &slope, &w, &b].map(|values| upload::<E>(client, values));
     let (affine, eps, shape) = (Affine::Layer(&w, &b), EPS as f32, NormShape { rows, columns });
     let mut failures = 0;
     let forward = |plan| {
@@ -118,29 +118,22 @@ pub fn plans<E: Element>(client: &Client, rows: usize, columns: usize) -> usize 
         Plan { ahead: 2, ..chosen },
         Plan { side: 2, cubes: Some(2), ..chosen },
         Plan { side: 1, cubes: Some(1000), ..chosen },
-        Plan { ring: 2, ..chosen },
-        Plan { side: 3, ring: 2, cubes: Some(2), ..chosen },
-        Plan { side: 1, ring: 4, cubes: Some(3), ..chosen },
     ];
     for plan in others {
         failures += forward(plan);
-        for adds in [None, Some(&other)] {
-            let (dx, sums) = (poisoned::<E>(client, len), poisoned::<f32>(client, 2 * columns));
-            let targets = Gradients { x: &dx, affine: &sums };
-            backward_planned::<E>(client, &x, affine, &slope, adds, targets, eps, shape, plan).expect("legal");
-            let (name, dx) = (told("gradient", plan), download::<E>(client, &dx));
-            failures += report_rounded::<E>(&name, &dx, &expected.dx, |i, dx| match adds {
-                None => round::<E>(dx),
-                Some(_) => round::<E>(f64::from(round::<E>(dx) as f32 + more[i] as f32)),
-            }) + report("its gradient of weights", &download::<f32>(client, &sums), &expected.affine, 1e-5);
-        }
+        let (dx, sums) = (poisoned::<E>(client, len), poisoned::<f32>(client, 2 * columns));
+        let targets = Gradients { x: &dx, affine: &sums };
+        backward_planned::<E>(client, &x, affine, &slope, None, targets, eps, shape, plan).expect("legal");
+        let (name, dx) = (told("gradient", plan), download::<E>(client, &dx));
+        failures += report_rounded::<E>(&name, &dx, &expected.dx, |_, dx| round::<E>(dx))
+            + report("its gradient of weights", &download::<f32>(client, &sums), &expected.affine, 1e-5);
     }
     failures
 }
 
 fn told(what: &str, plan: Plan) -> String {
-    let Plan { ahead, side, cubes, ring, .. } = plan;
-    format!("{what}: {ahead} ahead, {side} side, cubes {cubes:?}, ring {ring}")
+    let Plan { ahead, side, cubes, .. } = plan;
+    format!("{what}: {ahead} ahead, {side} side, cubes {cubes:?}")
 }
 
 pub fn rms_norm_with_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {

@@ -34,12 +34,6 @@ pub fn rope<E: Element>(client: &Client, shape: RopeShape) -> usize {
         let there = upload::<E>(client, &x);
         rope::apply::<E>(client, &there, (&cos_on, &sin_on), None, shape, back).expect("legal");
         failures += report("the same in place", &download::<E>(client, &there), &expected, E::LIMIT);
-        for (each, lines) in [(1, false), (2, false), (1, true), (4, true)] {
-            let there = upload::<E>(client, &x);
-            let plan = rope::Plan { each, lines };
-            rope::apply_planned::<E>(client, &there, (&cos_on, &sin_on), shape, back, plan).expect("legal");
-            failures += report(&format!("by {plan:?}"), &download::<E>(client, &there), &expected, E::LIMIT);
-        }
     }
     failures
 }
@@ -125,8 +119,6 @@ pub fn embedding<E: Element>(client: &Client, shape: TableShape) -> usize {
         Plan { buckets: 2 * plan.buckets, ahead: 8, ..plan },
         // Several launches.
         Plan { room: plan.units.max(64), ..plan },
-        Plan { fetch: embedding::Fetch::Gradient, early: 5, ..plan },
-        Plan { fetch: embedding::Fetch::Both, run: 16, ..plan },
     ] {
         let (written, added) = (upload::<E>(client, &vec![0.0; rows * hidden]), upload::<f32>(client, &before));
         embedding::backward_planned::<E, E>(client, &slope, &ids, &written, shape, false, plan).expect("legal");
