@@ -55,8 +55,11 @@ pub(crate) fn gpu_of(device: &cubecl::Device) -> Option<usize> {
     }
 }
 
-/// `index` if every member of `group` has a GPU and no two have the same, in whichever processes they are; collective.
+/// `index` if every member of `group` has a GPU and no two have the same, in whichever processes they are; collective. None where
+/// ranks outside of the group share them: the thread that feeds a GPU waits in the first operation of a group for its peers'
+/// threads, and for several ranks they would wait for each other in turn.
 fn own_gpus(group: &Group, index: Option<usize>) -> Option<usize> {
+    let index = index.filter(|_| !group.shares_gpus());
     let uuid = index.map(|index| {
         let uuid = driver::device::get(index as i32).and_then(driver::device::get_uuid);
         let uuid = uuid.unwrap_or_else(|error| panic!("GPU {index} of {group:?}: {error}"));

@@ -65,11 +65,10 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// This member's end, if copy engines are wanted, all members run in this process, whose ranks have a GPU each, and these
-    /// GPUs, of which `gpu` is this member's, reach each other's memory. Collective.
+    /// This member's end, if copy engines are wanted, all members run in this process, and their GPUs, of which `gpu` is this
+    /// one's, reach each other's memory. Collective.
     pub(super) fn join(group: &Group, gpu: usize) -> Option<Self> {
-        // Threads that feed a GPU for several ranks could wait for each other in turn.
-        if !group.is_in_one_process() || group.shares_gpus() {
+        if !group.is_in_one_process() {
             return None;
         }
         let wanted = are_copy_engines_on().then_some(gpu);

@@ -18,7 +18,6 @@ use burn::backend::{
 use burn::tensor::{DType, Device, Tensor};
 
 use super::kernels::LocalKernels;
-use super::owed;
 
 thread_local! {
     /// The places of this rank's parameters, by the node of the leaf.
@@ -117,7 +116,6 @@ pub fn detach_all() {
 
 /// The elements to write to if the leaf `id` has a place, and whether to add to them.
 pub(super) fn place<B: LocalKernels>(id: NodeId) -> Option<(FloatTensor<B>, bool)> {
-    owed::pay_to(id);
     PLACES.with_borrow(|places| {
         let place = places.get(&id)?;
         let view = B::in_place(&place.view).expect("a parameter and its main gradient are on one device");

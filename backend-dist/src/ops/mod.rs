@@ -37,7 +37,6 @@ pub mod main_grads;
 pub mod moe;
 mod options;
 mod outputs;
-mod owed;
 #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "CPU ranks exchange nothing beside products"))]
 pub(crate) mod pieces;
 mod plain;

@@ -16,8 +16,6 @@ use burn::backend::{
 };
 use burn::tensor::{Gradients, Tensor};
 
-use super::owed;
-
 /// What was recorded to compute an output, without the output itself.
 #[derive(Debug)]
 pub struct Tape {
@@ -45,7 +43,7 @@ impl Tape {
     pub fn pull_back<const D: usize>(self, grad: Tensor<D>) -> Gradients {
         assert_eq!(grad.dims().as_slice(), self.shape, "the gradient does not have the output's shape");
         self.seed.set(<Dispatch as TapeOps>::op_start(grad.into_dispatch()));
-        owed::within(|| self.root.backward())
+        self.root.backward()
     }
 }
 

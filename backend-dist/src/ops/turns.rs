@@ -16,10 +16,6 @@ const TOLD: f64 = 25e-6;
 const SUMMED: f64 = 3.6e12;
 /// Parts are copied if they have as many bytes: below, NCCL's kernels are there sooner.
 pub(crate) const LEAST: usize = 1 << 20;
-/// Rows of a weight's gradient that are put off are a multiple of this.
-const STEP: usize = 256;
-/// Seconds that they take at least.
-const LATER: f64 = 100e-6;
 /// Up to as many parts all ways to join neighbours in a product are tried.
 const MANY: usize = 8;
 
@@ -58,18 +54,6 @@ pub(crate) fn scattered(parts: usize, product: &Product, bytes: usize, after: f6
         (now + after).max(copied) + sum
     };
     quickest(cuts(parts), seconds)
-}
-
-/// Seconds that copies of so many parts of `bytes` take.
-pub(crate) fn copied(parts: usize, bytes: usize) -> f64 {
-    TOLD + parts as f64 * copy_seconds(bytes)
-}
-
-/// How many of a product's rows take so many `seconds`; all of them if it is not worth while to have the others run later.
-pub(crate) fn worth(product: &Product, seconds: f64) -> usize {
-    let takes = |rows: usize| product.seconds(rows, 1, 0) + PIECE;
-    let enough = (STEP..product.rows).step_by(STEP).find(|&rows| takes(rows) >= seconds);
-    enough.filter(|enough| takes(product.rows - enough) >= LATER).unwrap_or(product.rows)
 }
 
 /// The ranks at these offsets behind `rank`, of `size`, as runs without a gap; all of them are one.
@@ -154,15 +138,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn rows_are_put_off_where_an_exchange_is_shorter() {
-        // Gradients of gate and up of Llama 3 8B over four ranks, beside the sum of the input's gradient; and of QKV.
-        let copied = copied(3, PART);
-        let now = worth(&product(7168, 16384, 4096), copied);
-        assert!(now % 256 == 0 && (1024..4096).contains(&now), "{now}");
-        assert_eq!(worth(&product(1536, 16384, 4096), copied), 1536);
     }
 
     #[test]

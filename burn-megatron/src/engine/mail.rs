@@ -13,19 +13,27 @@ pub(super) struct Mail {
     /// By micro-batch.
     shapes: Vec<[usize; 3]>,
     dtype: DType,
+    /// Receives begin when they are announced.
+    posts: bool,
     /// What passes of this rank have made, until it is sent or used here.
     made: HashMap<(Payload, usize, usize), Tensor<3>>,
-    /// Announced by the schedule, in the order in which the senders send. Between GPUs it comes beside the passes.
-    expected: VecDeque<(Transfer, Incoming<3>)>,
+    /// Announced by the schedule, in the order in which the senders send. Between GPUs it comes beside the passes once it is
+    /// posted.
+    expected: VecDeque<(Transfer, Option<Incoming<3>>)>,
     /// By tag: received before it was needed.
     early: HashMap<usize, Tensor<3>>,
 }
 
 impl Mail {
     /// Tensors of `dtype`, of one of `shapes` for each micro-batch, between the ranks of `pipeline`.
-    pub fn new(pipeline: Group, device: Device, shapes: Vec<[usize; 3]>, dtype: DType) -> Self {
+    ///
+    /// `posts`: receives begin when they are announced, not when their tensor is needed. A receive that has begun keeps a GPU
+    /// busy until the peer has sent, which it may do long after this rank's next passes. Nothing may then have to wait for
+    /// an idle GPU, as the driver does when it loads kernels that need more local memory than any before: not before all
+    /// kernels have run once.
+    pub fn new(pipeline: Group, device: Device, shapes: Vec<[usize; 3]>, dtype: DType, posts: bool) -> Self {
         let (made, expected, early) = Default::default();
-        Self { pipeline, device, shapes, dtype, made, expected, early }
+        Self { pipeline, device, shapes, dtype, posts, made, expected, early }
     }
 
     /// Keeps what `work` has made.
@@ -41,9 +49,12 @@ impl Mail {
 
     /// Something will come; it is taken when a pass needs it.
     pub fn expect(&mut self, transfer: Transfer) {
-        let incoming =
-            start_recv(self.shapes[transfer.micro_batch], self.dtype, &self.device, transfer.peer, &self.pipeline);
+        let incoming = self.posts.then(|| self.receive(transfer));
         self.expected.push_back((transfer, incoming));
+    }
+
+    fn receive(&self, Transfer { micro_batch, peer, .. }: Transfer) -> Incoming<3> {
+        start_recv(self.shapes[micro_batch], self.dtype, &self.device, peer, &self.pipeline)
     }
 
     /// The input of a pass, from this rank or another; waits for it.
@@ -60,6 +71,7 @@ impl Mail {
             let next = self.expected.iter().position(|(other, _)| other.peer == wanted.peer);
             let next = next.and_then(|index| self.expected.remove(index));
             let (transfer, incoming) = next.expect("the schedule announces transfers");
+            let incoming = incoming.unwrap_or_else(|| self.receive(transfer));
             self.early.insert(transfer.tag, incoming.wait());
         }
         self.early.remove(&wanted.tag).expect("it was just received")

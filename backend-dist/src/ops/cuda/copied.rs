@@ -12,7 +12,6 @@ use super::product::{Factor, WeightGrad};
 use super::{Float, columns, empty, launched, packed, rows, work};
 use crate::comm::Group;
 use crate::cuda::dense;
-use crate::ops::owed::{owe, pay};
 use crate::ops::product::Weight;
 use crate::ops::turns::{self, LEAST, runs};
 use crate::overlap::{Pending, copies};
@@ -26,7 +25,6 @@ pub(super) fn is_copied(part_bytes: usize, x: &CubeTensor, group: &Group) -> boo
 pub(super) fn gathered(part: Float, factor: &Factor, bias: Option<Float>, group: &Group) -> (Float, Float) {
     let (part, bias, size) = (dense(part), bias.map(packed), group.size());
     let (whole, mut arriving) = whole_of(&part, group);
-    pay();
     let out = empty(&whole, resized(&whole, |first| first, factor.columns()), whole.dtype);
     let (mut first, length) = (0, rows(&part));
     for count in turns::gathered(size, &factor.of(rows(&whole)), bytes(&part)) {
@@ -86,11 +84,6 @@ pub(super) fn scattered(x: Float, factor: &Factor, after: f64, group: &Group) ->
 }
 
 impl Arriving {
-    /// Bytes that are copied from each of the others.
-    fn bytes(&self) -> usize {
-        bytes(&self.staged) - bytes(&self.arrived)
-    }
-
     /// The sum, for what the compute stream does from here on.
     pub(super) fn wait(self) -> Float {
         let Self { staged, arrived, copies, rank } = self;
@@ -113,8 +106,7 @@ impl Arriving {
 }
 
 /// Gradients of a layer whose input is gathered: the kept input comes again beside the product that gives the input's gradient,
-/// and that gradient is summed up beside the product that gives the weight's. What is left of the latter runs beside the next
-/// gather of the pass.
+/// and that gradient is summed up beside the product that gives the weight's.
 pub(super) fn column_grads(
     grad: Float,
     factor: &Factor,
@@ -128,13 +120,7 @@ pub(super) fn column_grads(
     let product = of_weight.product();
     let sum = scattered(grad, factor, product.seconds(product.rows, 1, 0), group);
     coming.into_iter().for_each(Pending::wait);
-    let copied = turns::copied(group.size() - 1, sum.bytes());
-    let now = if of_weight.is_placed() { turns::worth(&product, copied) } else { product.rows };
-    of_weight.write(0, now, 0);
-    match product.rows - now {
-        0 => of_weight.register(id, grads),
-        rest => owe(id, move || of_weight.write(now, rest, 0)),
-    }
+    of_weight.write([(0, product.rows, 0)], grads);
     sum.wait()
 }
 

@@ -144,35 +144,21 @@ fn column_grads(
     drop(gather);
     let of_weight = WeightGrad::new(grad, input, id);
     let product = of_weight.product();
-    for (start, count, left) in in_two(product.rows, product.beside(bytes)) {
-        of_weight.write(start, count, left);
-    }
-    of_weight.register(id, grads);
+    of_weight.write(in_two(product.rows, product.beside(bytes)), grads);
     arrived((input_grad, vec![sum]))
 }
 
-/// A weight's gradient: the product of an output's gradient and a layer's input, to be written by runs of its rows.
+/// The gradient of the weight `id`: the product of an output's gradient and a layer's input.
 pub(super) struct WeightGrad {
     grad: Float,
     input: Float,
-    sum: Float,
-    add: bool,
-    is_placed: bool,
+    id: NodeId,
 }
 
 impl WeightGrad {
     /// That of the weight `id`.
     pub(super) fn new(grad: Float, input: Float, id: NodeId) -> Self {
-        let placed = place::<Cube>(id);
-        let is_placed = placed.is_some();
-        let shape = [columns(&grad), columns(&input)];
-        let (sum, add) = placed.unwrap_or_else(|| (empty(&input, shape, input.dtype), false));
-        Self { grad, input, sum, add, is_placed }
-    }
-
-    /// Whether it is written to the place of a main gradient, where nobody looks before the pass has ended.
-    pub(super) fn is_placed(&self) -> bool {
-        self.is_placed
+        Self { grad, input, id }
     }
 
     /// The product.
@@ -181,19 +167,21 @@ impl WeightGrad {
         Product { rows: outputs, inner, columns: columns(&self.input), element: self.grad.dtype.size() }
     }
 
-    /// Writes `count` of the rows from row `start` on, and leaves multiprocessors to an exchange.
-    pub(super) fn write(&self, start: usize, count: usize, left: usize) {
-        let inputs = columns(&self.input);
-        let onto = if self.add { Onto::Add } else { Onto::Replace };
-        let (grad, input) = (Operand::batched(columns_of(&self.grad, start, count)), Operand::flat(self.input.clone()));
-        let rows = view(&self.sum, [1, count, inputs], [0, inputs, 1], start * inputs);
-        leaving(left, || multiply(grad.transposed(), input, &rows, onto));
-    }
-
-    /// After all rows: registers it for the node `id`, unless it is placed.
-    pub(super) fn register(self, id: NodeId, grads: &mut Gradients) {
-        if !self.is_placed {
-            grads.register::<Cube>(id, self.sum);
+    /// Brings it to its place, by runs of its rows: start, number, and how many multiprocessors each leaves to an exchange.
+    pub(super) fn write(self, runs: impl IntoIterator<Item = (usize, usize, usize)>, grads: &mut Gradients) {
+        let Self { grad, input, id } = self;
+        let [outputs, inputs] = [columns(&grad), columns(&input)];
+        let placed = place::<Cube>(id);
+        let is_placed = placed.is_some();
+        let (sum, add) = placed.unwrap_or_else(|| (empty(&input, [outputs, inputs], input.dtype), false));
+        let onto = if add { Onto::Add } else { Onto::Replace };
+        for (start, count, left) in runs {
+            let (grad, input) = (Operand::batched(columns_of(&grad, start, count)), Operand::flat(input.clone()));
+            let rows = view(&sum, [1, count, inputs], [0, inputs, 1], start * inputs);
+            leaving(left, || multiply(grad.transposed(), input, &rows, onto));
+        }
+        if !is_placed {
+            grads.register::<Cube>(id, sum);
         }
     }
 }

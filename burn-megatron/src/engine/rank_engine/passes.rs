@@ -74,7 +74,7 @@ impl<M: CausalLm> RankEngine<M> {
         let parts = if layout.sequence_parallel() { layout.tp } else { 1 };
         let shape = |share: &Share| [share.tokens.seq / parts, share.tokens.rows, self.hidden];
         let shapes = shares.iter().map(shape).collect();
-        Mail::new(self.stages.clone(), self.rank.device.clone(), shapes, self.dtype)
+        Mail::new(self.stages.clone(), self.rank.device.clone(), shapes, self.dtype, self.warm)
     }
 
     /// One pass, `last` if no other adds to the stage's gradients, before one that uses the buckets `next` first; the losses of
