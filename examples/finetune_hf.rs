@@ -1,7 +1,8 @@
-//! Continued pre-training: a model from a Hugging Face folder learns other text and becomes a Hugging Face folder again.
+//! Continued pre-training: a model from a Hugging Face folder learns other text and becomes a Hugging Face folder
+//! again.
 //!
-//! Without `--hf` it makes its own base model first, a tiny Llama that has read this repository's Rust code, so that the
-//! whole way can be seen on any machine in a minute.
+//! Without `--hf` it makes its own base model first, a tiny Llama that has read this repository's Rust code, so that
+//! the whole way can be seen on any machine in a minute.
 //!
 //! ```text
 //! cargo run --release --example finetune_hf
@@ -72,8 +73,8 @@ fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Continues the training of the model in `base` on `text` by some steps, with some highest rate, and returns its loss on
-/// the held-out part. One step at a rate of zero only measures.
+/// Continues the training of the model in `base` on `text` by some steps, with some highest rate, and returns its loss
+/// on the held-out part. One step at a rate of zero only measures.
 fn learn(
     args: &Args,
     layout: &ParallelLayout,

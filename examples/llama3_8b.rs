@@ -1,8 +1,8 @@
 //! Pretrains a Llama on text, in any parallel layout, and lets it write.
 //!
-//! With GPUs (`--features cuda`) it is Llama 3 8B with rows of 8,192 tokens in bf16, or the largest Llama 3 that fits, in
-//! the layout that the planner finds for them. Without, the recipe is scaled down until a laptop finishes it in minutes on
-//! CPU ranks; the parallel layout, the data path, the optimizer and the schedule stay what they are.
+//! With GPUs (`--features cuda`) it is Llama 3 8B with rows of 8,192 tokens in bf16, or the largest Llama 3 that fits,
+//! in the layout that the planner finds for them. Without, the recipe is scaled down until a laptop finishes it in
+//! minutes on CPU ranks; the parallel layout, the data path, the optimizer and the schedule stay what they are.
 //!
 //! ```text
 //! cargo run --release --example llama3_8b

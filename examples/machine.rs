@@ -111,8 +111,8 @@ pub fn flops(config: &LlamaConfig, seq_length: usize, devices: &[Device]) -> Flo
     FlopsPerToken { causal, full, peak: devices.first().and_then(|device| peak(device, 2)) }
 }
 
-/// What a run on GPUs does not do unless it is asked to. `made` are the entries of a tokenizer that was made of the text,
-/// for a model that has `entries`.
+/// What a run on GPUs does not do unless it is asked to. `made` are the entries of a tokenizer that was made of the
+/// text, for a model that has `entries`.
 pub fn hints(made: Option<usize>, entries: usize, saves: bool) -> String {
     let mut hints = String::new();
     if let Some(made) = made {

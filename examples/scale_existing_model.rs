@@ -1,6 +1,6 @@
 //! A Burn program as one writes it for one device: a small convolutional network learns to name drawn shapes.
-//! One line, marked below, spreads it over data-parallel ranks; `MegatronStrategy::zero(2, ranks)` there also shares the
-//! optimizer out over them.
+//! One line, marked below, spreads it over data-parallel ranks; `MegatronStrategy::zero(2, ranks)` there also shares
+//! the optimizer out over them.
 //!
 //! ```text
 //! cargo run --release --example scale_existing_model               # one device, burn-train's own strategy

@@ -1,8 +1,8 @@
 //! nanoGPT's smallest recipe: a GPT of 0.8 million parameters learns a text character by character.
 //!
-//! 4 layers, 4 heads, width 128, context 64, batches of 12 random windows, 2000 steps, AdamW from 1e-3 to 1e-4, the last
-//! tenth of the text held out (<https://github.com/karpathy/nanoGPT>, `config/train_shakespeare_char.py` as its README
-//! sets it for a CPU).
+//! 4 layers, 4 heads, width 128, context 64, batches of 12 random windows, 2000 steps, AdamW from 1e-3 to 1e-4, the
+//! last tenth of the text held out (<https://github.com/karpathy/nanoGPT>, `config/train_shakespeare_char.py` as its
+//! README sets it for a CPU).
 //!
 //! ```text
 //! cargo run --release --example shakespeare_char -- --data tinyshakespeare.txt

@@ -26,8 +26,8 @@ pub struct Text {
 }
 
 impl Text {
-    /// Reads `files`, takes or makes a tokenizer, writes tokens and tokenizer to `folder`, and cuts samples of `seq_length`
-    /// tokens, `samples` of them to train on.
+    /// Reads `files`, takes or makes a tokenizer, writes tokens and tokenizer to `folder`, and cuts samples of
+    /// `seq_length` tokens, `samples` of them to train on.
     ///
     /// # Errors
     /// If a file cannot be read or there is too little text.

@@ -1,5 +1,5 @@
-//! FP8 layers cast with the same scales whether one rank has a sequence or several share it, which may be others in every
-//! micro-batch: in f64 everything equals one device, as it does without FP8.
+//! FP8 layers cast with the same scales whether one rank has a sequence or several share it, which may be others in
+//! every micro-batch: in f64 everything equals one device, as it does without FP8.
 //!
 //! A product whose tokens on a rank are no multiple of 16 is not in FP8, so all lengths here are such on all ranks.
 
@@ -130,7 +130,8 @@ fn experts_of_sequences_that_ranks_share() {
     assert_layouts_agree::<Mixtral>(&mixtral(), "TP1 x2", &["CP2 DP2 EP4", "CP2 DP2 EP2", "CP2 EP2 x2"], &rows(101));
 }
 
-/// Up to three pieces of every rank's experts, and rows of an expert of one micro-batch and of several, and of several ranks.
+/// Up to three pieces of every rank's experts, and rows of an expert of one micro-batch and of several, and of several
+/// ranks.
 #[test]
 fn experts_beside_exchanges() {
     let layouts = [

@@ -28,8 +28,8 @@ pub fn llama() -> LlamaConfig {
     }
 }
 
-/// Three layers with experts and one without, and a loss that balances the tokens of each sequence by itself, so that it does
-/// not matter how the batch is cut into micro-batches.
+/// Three layers with experts and one without, and a loss that balances the tokens of each sequence by itself, so that
+/// it does not matter how the batch is cut into micro-batches.
 pub fn mixture() -> MixtralConfig {
     MixtralConfig {
         variant: MixtralVariant::Qwen3Moe,

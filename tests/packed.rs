@@ -96,8 +96,8 @@ fn a_packed_gpt_learns_what_its_documents_teach() {
     packed_equals_unpacked::<Gpt>(&config, &["TP1", "DP4 ZeRO3", "TP2 SP", "CP2", "TP2 SP CP2", "CP4 all_gather"]);
 }
 
-/// NVIDIA/Megatron-LM pull requests 6205 and 4495: modules that predict further tokens looked across the borders of documents. Nothing
-/// balances experts here, since padding is routed too.
+/// NVIDIA/Megatron-LM pull requests 6205 and 4495: modules that predict further tokens looked across the borders of
+/// documents. Nothing balances experts here, since padding is routed too.
 #[test]
 fn megatron_lm_6205_4495_further_tokens_are_those_of_the_same_document() {
     let config = DeepSeekV3Config {
@@ -172,8 +172,8 @@ const MIXTURES: [&str; 6] = [
     "PP2 DP2 EP2 x2 zb-h1 dynamic:8",
 ];
 
-/// One device has every document as it is, several fill it up to what they can cut: these tokens are in no auxiliary loss and
-/// in no count that a router's bias follows.
+/// One device has every document as it is, several fill it up to what they can cut: these tokens are in no auxiliary
+/// loss and in no count that a router's bias follows.
 #[test]
 fn what_fills_documents_up_is_not_balanced() {
     let mixtral = MixtralConfig { router_aux_loss_coef: 0.1, router_z_loss_coef: 0.01, ..mixtral() };
@@ -248,7 +248,8 @@ fn a_packed_gpt_with_dropout_equals_one_device() {
     }
 }
 
-/// Megatron's two options are independent: positions that go on change a GPT, attention that crosses borders changes all.
+/// Megatron's two options are independent: positions that go on change a GPT, attention that crosses borders changes
+/// all.
 #[test]
 fn borders_and_positions_are_two_options() {
     let config = GptConfig { hidden_dropout: 0.0, attention_dropout: 0.0, ..gpt() };

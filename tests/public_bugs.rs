@@ -69,8 +69,9 @@ fn megatron_lm_4641_muon_treats_both_copies_of_a_tied_weight_alike() {
     }
 }
 
-/// NVIDIA/Megatron-LM pull requests 7117 and 6326: Muon orthogonalised query, key and value together or apart, as the rows that
-/// a rank had of them happened to divide, which was so under sharded weights and with fewer key-value heads than ranks.
+/// NVIDIA/Megatron-LM pull requests 7117 and 6326: Muon orthogonalised query, key and value together or apart, as the
+/// rows that a rank had of them happened to divide, which was so under sharded weights and with fewer key-value heads
+/// than ranks.
 #[test]
 fn megatron_lm_7117_6326_muon_orthogonalises_the_same_matrices_in_every_layout() {
     let muon = OptimizerConfig::Muon(MuonConfig::default());
@@ -104,8 +105,8 @@ fn megatron_lm_5916_the_gradient_norm_counts_everything_once() {
     }
 }
 
-/// NVIDIA/Megatron-LM pull requests 5916 and 6470: where attention is cut and experts are divided, the norm left out the experts
-/// of all but the first tensor parallel ranks.
+/// NVIDIA/Megatron-LM pull requests 5916 and 6470: where attention is cut and experts are divided, the norm left out
+/// the experts of all but the first tensor parallel ranks.
 #[test]
 fn megatron_lm_5916_6470_the_gradient_norm_counts_every_expert_once() {
     for layout in
@@ -115,8 +116,8 @@ fn megatron_lm_5916_6470_the_gradient_norm_counts_every_expert_once() {
     }
 }
 
-/// pytorch/torchtitan pull request 4135: norms were rounded to bf16 for each group of parameters, so that they depended on how
-/// these were divided over stages.
+/// pytorch/torchtitan pull request 4135: norms were rounded to bf16 for each group of parameters, so that they depended
+/// on how these were divided over stages.
 #[test]
 fn torchtitan_4135_the_norm_of_a_model_in_bf16_does_not_depend_on_how_it_is_divided() {
     let job = SETTINGS.job(llama().vocab_size());
@@ -140,8 +141,8 @@ fn torchtitan_4135_the_norm_of_a_model_in_bf16_does_not_depend_on_how_it_is_divi
     }
 }
 
-/// pytorch/torchtitan pull requests 1593 and 4772: layers that are computed again counted their tokens twice, and moved the shares
-/// that a loss over all micro-batches of a step balances.
+/// pytorch/torchtitan pull requests 1593 and 4772: layers that are computed again counted their tokens twice, and moved
+/// the shares that a loss over all micro-batches of a step balances.
 #[test]
 fn torchtitan_1593_4772_what_is_computed_again_is_not_counted_again() {
     let mixture = MixtralConfig { router_balance: BalanceOver::Global, router_aux_loss_coef: 0.5, ..mixture() };
@@ -156,8 +157,8 @@ fn torchtitan_1593_4772_what_is_computed_again_is_not_counted_again() {
     }
 }
 
-/// NVIDIA/Megatron-LM pull requests 1622 and 6080, issue 1628: experts that no rank has alone, but cut otherwise than attention,
-/// had their gradients summed over the replicas of attention.
+/// NVIDIA/Megatron-LM pull requests 1622 and 6080, issue 1628: experts that no rank has alone, but cut otherwise than
+/// attention, had their gradients summed over the replicas of attention.
 #[test]
 fn megatron_lm_1622_1628_6080_gradients_of_experts_cut_otherwise_than_attention() {
     let one = train::<Mixtral>(&mixture(), "TP1", None);
@@ -168,8 +169,9 @@ fn megatron_lm_1622_1628_6080_gradients_of_experts_cut_otherwise_than_attention(
     }
 }
 
-/// ROCm/TransformerEngine pull request 715: the projections down to the latents, whole on every tensor parallel rank, were counted
-/// once for each in the norm. inclusionAI/AReno pull request 496: their gradients were summed twice, those of the rotated key once.
+/// ROCm/TransformerEngine pull request 715: the projections down to the latents, whole on every tensor parallel rank,
+/// were counted once for each in the norm. inclusionAI/AReno pull request 496: their gradients were summed twice, those
+/// of the rotated key once.
 #[test]
 fn transformer_engine_715_areno_496_replicated_latent_projections() {
     let one = train::<DeepSeekV3>(&deepseek(), "TP1", None);
@@ -180,8 +182,8 @@ fn transformer_engine_715_areno_496_replicated_latent_projections() {
     }
 }
 
-/// NVIDIA/Megatron-LM issue 7452, its third and fourth finding: losses of further tokens were divided by the tokens that count on
-/// one rank, and computed again with another group of ranks. Here none count on the first of four.
+/// NVIDIA/Megatron-LM issue 7452, its third and fourth finding: losses of further tokens were divided by the tokens
+/// that count on one rank, and computed again with another group of ranks. Here none count on the first of four.
 #[test]
 fn megatron_lm_7452_further_tokens_over_all_ranks_and_computed_again() {
     let mut job = SETTINGS.job(deepseek().vocab_size());
@@ -195,8 +197,8 @@ fn megatron_lm_7452_further_tokens_over_all_ranks_and_computed_again() {
     }
 }
 
-/// NVIDIA/Megatron-LM issues 5100 and 5240: pipelines of four stages and more waited for each other forever; 1586: several
-/// chunks per rank trained something else.
+/// NVIDIA/Megatron-LM issues 5100 and 5240: pipelines of four stages and more waited for each other forever; 1586:
+/// several chunks per rank trained something else.
 #[test]
 fn megatron_lm_5100_5240_1586_long_pipelines_end_and_train_the_same() {
     let config = LlamaConfig { num_hidden_layers: 8, ..llama() };
@@ -208,9 +210,9 @@ fn megatron_lm_5100_5240_1586_long_pipelines_end_and_train_the_same() {
     }
 }
 
-/// NVIDIA/Megatron-LM issue 673: whether the loss is multiplied by the context parallel size, and gradients divided by it,
-/// was done in two places that did not agree. Both ways to take the mean are those of one rank with the same micro-batches;
-/// one token in eight does not count.
+/// NVIDIA/Megatron-LM issue 673: whether the loss is multiplied by the context parallel size, and gradients divided by
+/// it, was done in two places that did not agree. Both ways to take the mean are those of one rank with the same
+/// micro-batches; one token in eight does not count.
 #[test]
 fn megatron_lm_673_the_loss_is_not_scaled_by_context_parallel_ranks() {
     for loss in [LossMean::PerToken, LossMean::PerMicroBatch] {

@@ -45,8 +45,8 @@ fn tied() {
     repeats_in_every_layout("tied", 10);
 }
 
-/// Four experts, of which a token uses two, with an auxiliary loss: divided over ranks with and without the other kinds of
-/// parallelism, and cut like attention or less than it.
+/// Four experts, of which a token uses two, with an auxiliary loss: divided over ranks with and without the other kinds
+/// of parallelism, and cut like attention or less than it.
 #[test]
 fn experts() {
     let oracle = load("moe");

@@ -1,5 +1,5 @@
-//! Where a program keeps what makes its next start quicker: compiled kernels, algorithms of matrix products. Nothing there is
-//! needed; all of it can be deleted at any time.
+//! Where a program keeps what makes its next start quicker: compiled kernels, algorithms of matrix products. Nothing
+//! there is needed; all of it can be deleted at any time.
 
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) mod choices;
@@ -40,8 +40,8 @@ fn choose(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     }
 }
 
-/// Whether matrix products on GPUs take the algorithm that is quickest by measurement, kept in [`folder`] for later runs,
-/// instead of the first that the library suggests. For products of sizes not used before.
+/// Whether matrix products on GPUs take the algorithm that is quickest by measurement, kept in [`folder`] for later
+/// runs, instead of the first that the library suggests. For products of sizes not used before.
 pub fn tune_products(on: bool) {
     #[cfg(feature = "cuda")]
     crate::cuda::tune_products(on);

@@ -83,8 +83,8 @@ pub fn recv<const D: usize>(shape: [usize; D], dtype: DType, device: &Device, fr
     start_recv(shape, dtype, device, from, group).wait()
 }
 
-/// Starts to receive the next tensor that member `from` sends. Between linked GPUs it comes beside what this rank computes;
-/// elsewhere nothing happens before [`Incoming::wait`].
+/// Starts to receive the next tensor that member `from` sends. Between linked GPUs it comes beside what this rank
+/// computes; elsewhere nothing happens before [`Incoming::wait`].
 pub fn start_recv<const D: usize>(
     shape: [usize; D],
     dtype: DType,
@@ -102,7 +102,8 @@ pub fn start_recv<const D: usize>(
     Incoming(Way::Host { shape, dtype, device: device.clone(), from, group: group.clone() })
 }
 
-/// A tensor that [`start_recv`] receives. Those of one sender must be waited for in the order in which they were started.
+/// A tensor that [`start_recv`] receives. Those of one sender must be waited for in the order in which they were
+/// started.
 #[must_use = "the sender's tensors are received in order, so one that is not waited for is taken for a later one"]
 pub struct Incoming<const D: usize>(Way<D>);
 
@@ -122,8 +123,8 @@ enum Way<const D: usize> {
 }
 
 impl<const D: usize> Incoming<D> {
-    /// The tensor. On linked GPUs the host goes on, and what this thread issues from now on waits for it; elsewhere the host
-    /// waits.
+    /// The tensor. On linked GPUs the host goes on, and what this thread issues from now on waits for it; elsewhere the
+    /// host waits.
     pub fn wait(self) -> Tensor<D> {
         match self.0 {
             #[cfg(feature = "cuda")]

@@ -1,6 +1,7 @@
 //! How a product of strided row-major matrices is put to a column-major library (cuBLAS). Pure arithmetic.
 
-/// A batch of matrices in a buffer: element `(b, i, j)` lies `b · batch + i · row + j · column` elements behind the first.
+/// A batch of matrices in a buffer: element `(b, i, j)` lies `b · batch + i · row + j · column` elements behind the
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Matrices {
     /// Matrices.
@@ -121,8 +122,8 @@ impl Problem {
         fits.then_some(Self { first: b.stored()?, second: a.stored()?, out, batches: a.batches, left: 0 })
     }
 
-    /// The same products into the rows of `out`, which may have gaps between them; `None` if they do not fit or elements of
-    /// a row do not follow each other.
+    /// The same products into the rows of `out`, which may have gaps between them; `None` if they do not fit or
+    /// elements of a row do not follow each other.
     pub fn onto(self, out: &Matrices) -> Option<Self> {
         let [rows, columns] = [self.out.columns, self.out.rows];
         let ld = if rows == 1 { columns } else { out.row };

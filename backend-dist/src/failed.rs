@@ -1,8 +1,8 @@
 //! Errors of work on CubeCL's thread, on their way to the launch that issued it.
 //!
-//! Work is issued without waiting, so its error comes later. The issuing thread panics with it at its next operation on the
-//! GPU; until then nothing can read what was not written, because CubeCL holds those buffers for failed. An error that comes
-//! when its launch has ended is nobody's any more: the next launch of the process must not be blamed for it.
+//! Work is issued without waiting, so its error comes later. The issuing thread panics with it at its next operation on
+//! the GPU; until then nothing can read what was not written, because CubeCL holds those buffers for failed. An error
+//! that comes when its launch has ended is nobody's any more: the next launch of the process must not be blamed for it.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;

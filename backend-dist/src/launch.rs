@@ -174,9 +174,9 @@ thread_local! {
     static IS_RANK: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// While it lives, panics of rank threads are kept instead of printed: `launch` reports them once, with the rank's name;
-/// printing them from the thread as well would tear the dashboard. Launches may overlap; the last one to end puts the
-/// previous hook back.
+/// While it lives, panics of rank threads are kept instead of printed: `launch` reports them once, with the rank's
+/// name; printing them from the thread as well would tear the dashboard. Launches may overlap; the last one to end puts
+/// the previous hook back.
 struct RankPanics;
 
 type Hook = Box<dyn Fn(&PanicHookInfo<'_>) + Sync + Send>;

@@ -1,7 +1,7 @@
 //! Ranks, groups and exchanges for Burn: what a parallel layer needs, and nothing that a model knows.
 //!
-//! A rank is a thread. [`launch`](launch::launch) starts one for each place of a [`Mesh`](mesh::Mesh); the ranks of a group meet in
-//! [collectives](collective), and in [exchanges that have gradients](ops::conjugate):
+//! A rank is a thread. [`launch`](launch::launch) starts one for each place of a [`Mesh`](mesh::Mesh); the ranks of a
+//! group meet in [collectives](collective), and in [exchanges that have gradients](ops::conjugate):
 //!
 //! ```
 //! use backend_dist::{collective::all_reduce, comm::ReduceOp, launch::launch, mesh::{Axis, Mesh}};

@@ -1,8 +1,8 @@
 //! The NCCL transport: collectives on CubeCL's device buffers, in order with the rank's compute stream.
 //!
 //! Every group has its own communicator and its own stream. An operation waits (on the device, by events) for what the
-//! compute stream has queued and lets the compute stream wait for it; the host never waits. The flight recorder compares
-//! what the members issue.
+//! compute stream has queued and lets the compute stream wait for it; the host never waits. The flight recorder
+//! compares what the members issue.
 
 mod communicator;
 pub(crate) mod copies;
@@ -37,8 +37,8 @@ use std::sync::Arc;
 
 pub(crate) type Outcome = Result<nccl::NcclStatus, nccl::NcclError>;
 
-/// The communicator of `group`, on whose members `gpu` is the index of the GPU, if every one has a GPU of its own; `None`
-/// means the host has to carry the data. The first call is collective.
+/// The communicator of `group`, on whose members `gpu` is the index of the GPU, if every one has a GPU of its own;
+/// `None` means the host has to carry the data. The first call is collective.
 pub(crate) fn connect(group: &Group, gpu: Option<usize>) -> Option<Arc<Communicator>> {
     group.device_link(|group| {
         let index = own_gpus(group, gpu)?;
@@ -55,9 +55,9 @@ pub(crate) fn gpu_of(device: &cubecl::Device) -> Option<usize> {
     }
 }
 
-/// `index` if every member of `group` has a GPU and no two have the same, in whichever processes they are; collective. None where
-/// ranks outside of the group share them: the thread that feeds a GPU waits in the first operation of a group for its peers'
-/// threads, and for several ranks they would wait for each other in turn.
+/// `index` if every member of `group` has a GPU and no two have the same, in whichever processes they are; collective.
+/// None where ranks outside of the group share them: the thread that feeds a GPU waits in the first operation of a
+/// group for its peers' threads, and for several ranks they would wait for each other in turn.
 fn own_gpus(group: &Group, index: Option<usize>) -> Option<usize> {
     let index = index.filter(|_| !group.shares_gpus());
     let uuid = index.map(|index| {

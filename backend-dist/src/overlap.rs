@@ -1,7 +1,7 @@
 //! Collectives that run beside the rank's computation: into flat device buffers, on the group's own stream.
 //!
-//! An operation begins when the compute stream has done what was queued before it, and the compute stream goes on; it waits
-//! only at [`Pending::wait`]. The host never waits.
+//! An operation begins when the compute stream has done what was queued before it, and the compute stream goes on; it
+//! waits only at [`Pending::wait`]. The host never waits.
 
 pub(crate) mod copies;
 pub(crate) mod pieces;
@@ -91,12 +91,12 @@ pub fn all_reduce_in_place(buffer: &Tensor<1>, group: &Group) -> Pending {
     begin(kind, [buffer.clone(), buffer], [count, count], group, operation)
 }
 
-/// Writes part `rank` of the sum of all members' `source`s into `target`; the parts are equal. The target may be that part
-/// of the source.
+/// Writes part `rank` of the sum of all members' `source`s into `target`; the parts are equal. The target may be that
+/// part of the source.
 ///
 /// # Panics
-/// Unless both are runs of elements of one type on a GPU, the source is as many times as long as the target as the group
-/// has members, and [`has_device_link`]. The run fails if they overlap in any other way.
+/// Unless both are runs of elements of one type on a GPU, the source is as many times as long as the target as the
+/// group has members, and [`has_device_link`]. The run fails if they overlap in any other way.
 pub fn reduce_scatter_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group) -> Pending {
     let buffers = [source, target].map(|buffer| flat(buffer, "reduce-scatter", group));
     let (count, data_type, op) = (elements(&buffers[1]), data_type(buffers[1].dtype), reduction(ReduceOp::Sum));
@@ -109,7 +109,8 @@ pub fn reduce_scatter_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group
         buffers[1].dtype
     );
     let operation = move |[from, to]: [*mut c_void; 2], comm, stream| {
-        // SAFETY: `from` holds `count` elements for each member, `to` holds `count`; `begin` has checked where they lie.
+        // SAFETY: `from` holds `count` elements for each member, `to` holds `count`; `begin` has checked where they
+        // lie.
         unsafe { nccl::reduce_scatter(from, to, count, data_type, op, comm, stream) }
     };
     begin(DeviceOpKind::ReduceScatter(0), buffers, [group.size() * count, count], group, operation)
@@ -118,8 +119,8 @@ pub fn reduce_scatter_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group
 /// Writes all members' `source`s into `target`, in group order. The source may be part `rank` of the target.
 ///
 /// # Panics
-/// Unless both are runs of elements of one type on a GPU, the target is as many times as long as the source as the group
-/// has members, and [`has_device_link`]. The run fails if they overlap in any other way.
+/// Unless both are runs of elements of one type on a GPU, the target is as many times as long as the source as the
+/// group has members, and [`has_device_link`]. The run fails if they overlap in any other way.
 pub fn all_gather_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group) -> Pending {
     let buffers = [source, target].map(|buffer| flat(buffer, "all-gather", group));
     let (count, data_type) = (elements(&buffers[0]), data_type(buffers[0].dtype));
@@ -132,7 +133,8 @@ pub fn all_gather_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group) ->
         buffers[1].dtype
     );
     let operation = move |[from, to]: [*mut c_void; 2], comm, stream| {
-        // SAFETY: `from` holds `count` elements, `to` holds `count` for each member; `begin` has checked where they lie.
+        // SAFETY: `from` holds `count` elements, `to` holds `count` for each member; `begin` has checked where they
+        // lie.
         unsafe { nccl::all_gather(from, to, count, data_type, comm, stream) }
     };
     begin(DeviceOpKind::AllGather(0), buffers, [count, group.size() * count], group, operation)

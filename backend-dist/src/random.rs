@@ -1,5 +1,5 @@
-//! Random initial values of a slice, drawn where they are needed: on the device if that is a GPU, else on the host's cores.
-//! The bits are the same.
+//! Random initial values of a slice, drawn where they are needed: on the device if that is a GPU, else on the host's
+//! cores. The bits are the same.
 
 use std::ops::Range;
 
@@ -27,8 +27,8 @@ pub fn on_host(section: &Section, init: Init, seed: u64, part: Range<usize>, dty
     }
 }
 
-/// The whole slice, drawn on the GPU `device`, which this does not wait for; `None` where there is nothing to draw or the
-/// device is no GPU.
+/// The whole slice, drawn on the GPU `device`, which this does not wait for; `None` where there is nothing to draw or
+/// the device is no GPU.
 ///
 /// # Panics
 /// If the GPU has failed.

@@ -6,8 +6,8 @@ const LARGE: usize = 32 << 20;
 /// Bytes of the buffer for a tensor of `bytes`: of eight sizes between two powers of two the next one.
 ///
 /// CubeCL cuts buffers from pages as large as the largest one so far. Where sizes change from step to step, as those of
-/// experts' rows do, it would go over to larger pages again and again while the old ones are still in use, and no hole in a page
-/// would fit what comes next.
+/// experts' rows do, it would go over to larger pages again and again while the old ones are still in use, and no hole
+/// in a page would fit what comes next.
 pub(crate) fn room(bytes: usize) -> usize {
     if bytes < LARGE { bytes } else { bytes.next_multiple_of(bytes.next_power_of_two() / 16) }
 }

@@ -1,4 +1,5 @@
-//! Which slice of which global tensor a rank holds. Pure descriptions and host arithmetic, no tensors and no threads of ranks.
+//! Which slice of which global tensor a rank holds. Pure descriptions and host arithmetic, no tensors and no threads of
+//! ranks.
 //!
 //! A *global tensor* has a name, a shape and values that do not depend on any layout. A rank's *parameter* is one local
 //! array made of [`Section`]s along its first dimension, each a slice of one global tensor: a fused query-key-value

@@ -1,7 +1,8 @@
 //! Where the time goes between the start of the program and the end of a rank's first step.
 //!
-//! A rank's thread is in one [`Phase`] at a time, so phases add up to the whole. Kernels are compiled and products planned on
-//! the threads of the devices, while ranks issue work or wait for it: these seconds are part of the phases, not beside them.
+//! A rank's thread is in one [`Phase`] at a time, so phases add up to the whole. Kernels are compiled and products
+//! planned on the threads of the devices, while ranks issue work or wait for it: these seconds are part of the phases,
+//! not beside them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -79,7 +80,8 @@ impl Startup {
     }
 }
 
-/// `started in 26.1 s: weights 14.2, first step 8.1, NCCL 2.1, …; in them kernels 6.3 (82 compiled), products 0.4 (46 planned)`
+/// `started in 26.1 s: weights 14.2, first step 8.1, NCCL 2.1, …; in them kernels 6.3 (82 compiled), products 0.4 (46
+/// planned)`
 impl fmt::Display for Startup {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let mut phases: Vec<_> = self.phases.iter().filter(|(_, seconds)| **seconds >= 0.05).collect();
@@ -117,8 +119,8 @@ thread_local! {
     static CLOCK: RefCell<Option<Clock>> = const { RefCell::new(None) };
 }
 
-/// Starts the clock of the calling rank's thread; `launched` is when the ranks were launched, `program` how many seconds
-/// after the start of the program that was.
+/// Starts the clock of the calling rank's thread; `launched` is when the ranks were launched, `program` how many
+/// seconds after the start of the program that was.
 pub(crate) fn begin(launched: Instant, program: f64) {
     let seconds = BTreeMap::from([(Phase::Program, program)]);
     CLOCK.set(Some(Clock { now: Phase::Other, since: launched, seconds }));
@@ -146,8 +148,8 @@ pub fn end() -> Option<Startup> {
 
 /// Seconds since this program was started; zero where the system does not say.
 pub(crate) fn program_seconds() -> f64 {
-    // `starttime` is field 22 of proc(5)'s stat, in ticks of 1/100 s since boot (`sysconf(_SC_CLK_TCK)` is 100 on Linux);
-    // the name, field 2, may contain spaces.
+    // `starttime` is field 22 of proc(5)'s stat, in ticks of 1/100 s since boot (`sysconf(_SC_CLK_TCK)` is 100 on
+    // Linux); the name, field 2, may contain spaces.
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let started = || -> Option<f64> {
         let stat = read("/proc/self/stat")?;

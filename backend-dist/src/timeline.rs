@@ -1,8 +1,8 @@
-//! When a GPU did what: stamps on the compute stream, the times of the exchanges that run beside it, and those during which it
-//! stood still for one.
+//! When a GPU did what: stamps on the compute stream, the times of the exchanges that run beside it, and those during
+//! which it stood still for one.
 //!
-//! The host only queues events and reads them later. Exchanges and waits are noted on CubeCL's thread, under the compute
-//! stream for which a timeline is on.
+//! The host only queues events and reads them later. Exchanges and waits are noted on CubeCL's thread, under the
+//! compute stream for which a timeline is on.
 
 use crate::comm::DeviceOpKind;
 use crate::cuda;

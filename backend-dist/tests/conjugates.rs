@@ -6,7 +6,8 @@ use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::conjugate::*;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-/// Runs `op` on `x_r = [rows, 2]` with upstream gradient `d_r`, both different on every rank; output and gradient of `x`.
+/// Runs `op` on `x_r = [rows, 2]` with upstream gradient `d_r`, both different on every rank; output and gradient of
+/// `x`.
 fn both(rows: usize, op: impl Fn(Tensor<2>, &Group) -> Tensor<2> + Sync) -> Vec<(Vec<f64>, Vec<f64>)> {
     let mesh = Mesh::new(ParallelLayout { tp: 2, ..Default::default() }).unwrap();
     launch(&mesh, &[Device::flex()], |r| {

@@ -134,7 +134,8 @@ mod tests {
         assert!("int8".parse::<Element>().unwrap_err().contains("legal: f64, f32, bf16, f16"));
     }
 
-    /// Rounded to fp32 first, the values beside the middle between two numbers would fall on it, and then to the even one.
+    /// Rounded to fp32 first, the values beside the middle between two numbers would fall on it, and then to the even
+    /// one.
     #[test]
     fn values_are_rounded_once() {
         let (middle, little) = (1.0 + 2f64.powi(-8), 2f64.powi(-40));

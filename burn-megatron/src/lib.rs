@@ -1,7 +1,8 @@
 //! Megatron-LM in Rust on Burn: any parallel layout, equal to one device.
 //!
-//! This is the crate to depend on. [`learner`] trains, models of [`models`] in any layout and any Burn module over data-parallel
-//! ranks; [`cli`] is the `burn-megatron` program; [`plan`] says what a layout needs before anything starts.
+//! This is the crate to depend on. [`learner`] trains, models of [`models`] in any layout and any Burn module over
+//! data-parallel ranks; [`cli`] is the `burn-megatron` program; [`plan`] says what a layout needs before anything
+//! starts.
 //!
 //! ```no_run
 //! use std::sync::Arc;

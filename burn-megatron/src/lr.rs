@@ -1,4 +1,5 @@
-//! Schedules of the learning rate and the weight decay with Megatron's formulas (megatron/core/optimizer_param_scheduler.py).
+//! Schedules of the learning rate and the weight decay with Megatron's formulas
+//! (megatron/core/optimizer_param_scheduler.py).
 //!
 //! The unit inside is *samples*: a schedule moves with the rows that successful steps consumed, so it does not change
 //! when the batch size does. Lengths may be given in steps; they are turned into samples once, with the global batch.

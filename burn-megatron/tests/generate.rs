@@ -1,5 +1,5 @@
-//! `generate` from the command line: what it writes is what the whole forward pass says, from a folder of Hugging Face's
-//! and from a checkpoint, in every layout; and what it refuses.
+//! `generate` from the command line: what it writes is what the whole forward pass says, from a folder of Hugging
+//! Face's and from a checkpoint, in every layout; and what it refuses.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

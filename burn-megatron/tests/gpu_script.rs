@@ -1,4 +1,5 @@
-//! `.ci/gpu` and its runs without a GPU: how they judge what programs that stand in for the real ones say and leave behind.
+//! `.ci/gpu` and its runs without a GPU: how they judge what programs that stand in for the real ones say and leave
+//! behind.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

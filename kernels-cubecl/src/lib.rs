@@ -1,6 +1,6 @@
-//! CubeCL kernels for transformer training: flash attention, what memory bounds, grouped products, FP8 casts. They know arrays and
-//! sizes, no tensors and no ranks. Without the feature `cuda` the crate holds what they share with the host: arithmetic that needs
-//! no GPU, such as random numbers that are the same on both.
+//! CubeCL kernels for transformer training: flash attention, what memory bounds, grouped products, FP8 casts. They know
+//! arrays and sizes, no tensors and no ranks. Without the feature `cuda` the crate holds what they share with the host:
+//! arithmetic that needs no GPU, such as random numbers that are the same on both.
 //!
 //! ```
 //! use kernels_cubecl::random::{standard_normal, words};
@@ -11,8 +11,8 @@
 //! assert!(mean.abs() < 0.05);
 //! ```
 #![warn(missing_docs)]
-// Kernels are written in CubeCL's subset of Rust: no `div_ceil` or `is_multiple_of`, a comptime condition stands apart from one at
-// run time, and its macros expand to items without documentation.
+// Kernels are written in CubeCL's subset of Rust: no `div_ceil` or `is_multiple_of`, a comptime condition stands apart
+// from one at run time, and its macros expand to items without documentation.
 #![allow(clippy::manual_div_ceil, clippy::manual_is_multiple_of)]
 #![cfg_attr(feature = "cuda", allow(missing_docs, clippy::assign_op_pattern, clippy::collapsible_if))]
 

@@ -8,8 +8,8 @@ pub const QUERY_ROWS: usize = 128;
 /// Keys a cube of the key gradient kernel owns.
 pub const KEY_ROWS: usize = 128;
 
-/// The queries and keys of one sequence. Query `i` stands at key `p = i + offset`: if causal it sees the keys up to `p`, with a
-/// window only keys `j` with `|p - j| < window`.
+/// The queries and keys of one sequence. Query `i` stands at key `p = i + offset`: if causal it sees the keys up to
+/// `p`, with a window only keys `j` with `|p - j| < window`.
 #[cfg_attr(feature = "cuda", derive(CubeType))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sight {
@@ -23,8 +23,8 @@ pub struct Sight {
     pub window: i32,
 }
 
-/// The key blocks that a block of [`QUERY_ROWS`] query rows attends to: `first..end`, at least one. What the rows do not see
-/// of them lies in the outer ones only.
+/// The key blocks that a block of [`QUERY_ROWS`] query rows attends to: `first..end`, at least one. What the rows do
+/// not see of them lies in the outer ones only.
 #[cfg_attr(feature = "cuda", derive(CubeType))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyBlocks {
@@ -74,8 +74,8 @@ impl KeyBlocks {
     }
 }
 
-/// The query blocks that attend to a block of [`KEY_ROWS`] keys: `first..end`, at least one. Queries which do not see all
-/// of the keys lie in the outer ones only.
+/// The query blocks that attend to a block of [`KEY_ROWS`] keys: `first..end`, at least one. Queries which do not see
+/// all of the keys lie in the outer ones only.
 #[cfg_attr(feature = "cuda", derive(CubeType))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueryBlocks {
@@ -85,14 +85,15 @@ pub struct QueryBlocks {
     pub end: u32,
     /// How many blocks, from `first` on, hold a query before those that see all of the keys.
     pub edge: u32,
-    /// How many of the last of them hold a query past those that see all of the keys, or past the last query. Counted only
-    /// with a window or if `bounded`; otherwise queries past the last must be zeros.
+    /// How many of the last of them hold a query past those that see all of the keys, or past the last query. Counted
+    /// only with a window or if `bounded`; otherwise queries past the last must be zeros.
     pub high_edge: u32,
 }
 
 #[cfg_attr(feature = "cuda", cube)]
 impl QueryBlocks {
-    /// The blocks of `block` queries for the keys from `first_key`. `bounded` if what follows the last query is not zeros.
+    /// The blocks of `block` queries for the keys from `first_key`. `bounded` if what follows the last query is not
+    /// zeros.
     pub fn new(first_key: u32, sight: &Sight, block: u32, causal: bool, window: bool, bounded: bool) -> QueryBlocks {
         let place = first_key as i32 - sight.offset;
         let last = place + KEY_ROWS as i32 - 1;
@@ -136,8 +137,8 @@ mod tests {
         query < sight.queries && key < sight.keys && (!causal || ahead <= 0) && (!window || ahead.abs() < sight.window)
     }
 
-    /// Every shape up to a few blocks, lengths that divide and lengths that do not, all masks; queries before, among and
-    /// after the keys.
+    /// Every shape up to a few blocks, lengths that divide and lengths that do not, all masks; queries before, among
+    /// and after the keys.
     fn shapes() -> impl Iterator<Item = (Sight, u32, bool, bool)> {
         let lengths = [1u32, 64, 65, 128, 200, 300];
         let windows = [1, 2, 64, 100, 128, 250, 1000];

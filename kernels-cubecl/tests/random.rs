@@ -1,4 +1,5 @@
-//! Random numbers of CubeCL's cpu runtime against the host's, bit for bit. `burn-megatron doctor --kernels` does the same on a GPU.
+//! Random numbers of CubeCL's cpu runtime against the host's, bit for bit. `burn-megatron doctor --kernels` does the
+//! same on a GPU.
 
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;

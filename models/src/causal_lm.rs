@@ -84,15 +84,15 @@ pub trait CausalLm: Module {
     /// If the part does not have the layer.
     fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3>;
 
-    /// From the activations after the last layer to the loss of every token, `-log p(labels[b, s])`, as `[b, s]` and the
-    /// same on all ranks.
+    /// From the activations after the last layer to the loss of every token, `-log p(labels[b, s])`, as `[b, s]` and
+    /// the same on all ranks.
     ///
     /// # Panics
     /// If the part does not end with the head.
     fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2>;
 
-    /// From the activations after the last layer to the logits of every position, `[b, s, vocab]`, gathered on all ranks
-    /// and without padding.
+    /// From the activations after the last layer to the logits of every position, `[b, s, vocab]`, gathered on all
+    /// ranks and without padding.
     ///
     /// # Panics
     /// If the part does not end with the head.

@@ -1,13 +1,14 @@
 //! Which linear layers multiply in FP8, and how: Megatron-LM's `--fp8-format`, `--fp8-recipe`, `--fp8-margin`,
-//! `--fp8-amax-history-len`, `--fp8-amax-compute-algo`, `--first-last-layers-bf16` and the numbers of layers that go with it.
+//! `--fp8-amax-history-len`, `--fp8-amax-compute-algo`, `--first-last-layers-bf16` and the numbers of layers that go
+//! with it.
 
 use std::ops::Range;
 
 use backend_dist::ops::fp8::{AmaxAlgorithm, Fp8Format, Fp8Recipe, Fp8Scaling};
 use serde::{Deserialize, Serialize};
 
-/// FP8 in a model's blocks: the query, key and value projection, the attention's output projection and both layers of the
-/// MLP or of every expert. Embedding and output layer stay as they are. The default is none.
+/// FP8 in a model's blocks: the query, key and value projection, the attention's output projection and both layers of
+/// the MLP or of every expert. Embedding and output layer stay as they are. The default is none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Fp8Config {

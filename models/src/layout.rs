@@ -180,8 +180,8 @@ impl ModelDims {
         check_sequence(layout, seq)
     }
 
-    /// Whether each expert can be cut into `etp` parts, and the experts of a layer divided over `ep` ranks of `ranks`, those
-    /// of a pipeline stage.
+    /// Whether each expert can be cut into `etp` parts, and the experts of a layer divided over `ep` ranks of `ranks`,
+    /// those of a pipeline stage.
     ///
     /// # Errors
     /// Names the size that does not fit and the nearest legal sizes.

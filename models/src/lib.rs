@@ -1,7 +1,7 @@
 //! Tensor- and sequence-parallel layers for Burn, and the model families built from them.
 //!
-//! A model is written as for one device; its layers cut the weights and exchange what has to be exchanged. Weights are a function of
-//! the seed, so every layout has the same loss:
+//! A model is written as for one device; its layers cut the weights and exchange what has to be exchanged. Weights are
+//! a function of the seed, so every layout has the same loss:
 //!
 //! ```
 //! use backend_dist::{launch::launch, mesh::Mesh};

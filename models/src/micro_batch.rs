@@ -24,8 +24,9 @@ pub struct MicroBatch {
     pub restarts: Option<Documents>,
     /// What the gradients of auxiliary losses, means over the tokens of the micro-batch, are multiplied with.
     pub auxiliary: f64,
-    /// The place in every sequence from which on tokens only fill it up: no expert gets any of them, and no router counts them
-    /// (Megatron-LM's `padding_mask`). At 0 nothing means anything: it is computed because other ranks wait for this one.
+    /// The place in every sequence from which on tokens only fill it up: no expert gets any of them, and no router
+    /// counts them (Megatron-LM's `padding_mask`). At 0 nothing means anything: it is computed because other ranks wait
+    /// for this one.
     pub filled_from: Option<usize>,
 }
 
@@ -68,8 +69,8 @@ pub(crate) fn part_of(places: &[Range<usize>], rows: Range<usize>) -> Vec<Range<
     places.iter().map(cut).filter(|part| !part.is_empty()).collect()
 }
 
-/// The positions of the tokens at `places` of every sample, counted from the start of their document: of all samples at the
-/// first place, then of all at the next.
+/// The positions of the tokens at `places` of every sample, counted from the start of their document: of all samples at
+/// the first place, then of all at the next.
 pub(crate) fn positions_in_documents(places: &[Range<usize>], documents: &Documents) -> Vec<usize> {
     let samples = 0..documents.samples();
     let position = |sample: usize, place: usize| {

@@ -1,7 +1,7 @@
 //! Creates a rank's parameters and records what each of them is a slice of.
 //!
-//! Here is what a [`ParamBuilder`] knows; `kinds` has the parameters that it makes, `values` their initial values, `source`
-//! where these come from when they are not random, `place` the rank's place among those that share layers.
+//! Here is what a [`ParamBuilder`] knows; `kinds` has the parameters that it makes, `values` their initial values,
+//! `source` where these come from when they are not random, `place` the rank's place among those that share layers.
 
 mod error;
 mod kinds;
@@ -88,8 +88,8 @@ impl<'a> ParamBuilder<'a> {
         }
     }
 
-    /// The ranks of `replicas` build the same parameters at the same time and share the work of drawing random values, as
-    /// those that hold the same experts do.
+    /// The ranks of `replicas` build the same parameters at the same time and share the work of drawing random values,
+    /// as those that hold the same experts do.
     pub fn with_replicas(mut self, replicas: Group) -> Self {
         // Between processes, drawing is quicker than sending.
         self.replicas = [replicas, self.expert_replicas.clone()]
@@ -159,9 +159,10 @@ impl<'a> ParamBuilder<'a> {
         self
     }
 
-    /// Whether all-to-alls of routed tokens run beside the experts' products where they can, which they do not without this
-    /// (Megatron's `--overlap-moe-expert-parallel-comm`). A rank's experts are cut into
-    /// `pieces`, at most one for each expert; without a number into two where that seems quicker than one after the other.
+    /// Whether all-to-alls of routed tokens run beside the experts' products where they can, which they do not without
+    /// this (Megatron's `--overlap-moe-expert-parallel-comm`). A rank's experts are cut into
+    /// `pieces`, at most one for each expert; without a number into two where that seems quicker than one after the
+    /// other.
     ///
     /// # Panics
     /// For no pieces.
@@ -201,7 +202,8 @@ impl<'a> ParamBuilder<'a> {
         Some(Fp8Linear::new(name, self.fp8_recipe()?, self.parallel.group.clone()))
     }
 
-    /// The FP8 side of the layer `name` of `experts` experts of what [`ParamBuilder::begin`] began, if experts have one.
+    /// The FP8 side of the layer `name` of `experts` experts of what [`ParamBuilder::begin`] began, if experts have
+    /// one.
     ///
     /// # Errors
     /// If ranks that share sequences hold some of the experts together with ranks that do not.

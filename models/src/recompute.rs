@@ -51,8 +51,8 @@ pub struct Recompute {
     pub method: Method,
     /// Layers per unit under [`Method::Uniform`], layers of each stage under [`Method::Block`].
     pub num_layers: usize,
-    /// [`Granularity::Full`] keeps what attention gives, and its softmax statistics: as much memory again as the layer's input, for
-    /// what costs most of all in long sequences.
+    /// [`Granularity::Full`] keeps what attention gives, and its softmax statistics: as much memory again as the
+    /// layer's input, for what costs most of all in long sequences.
     pub keep_attention: bool,
     /// Which modules, of [`Granularity::Selective`].
     pub modules: Vec<Module>,

@@ -60,8 +60,8 @@ const SMALL: Sizes = Sizes { seq: 64, hidden: 32, ffn: 88, heads: 4, kv_heads: 2
 const LARGE: Sizes = Sizes { seq: 128, hidden: 64, ffn: 176, heads: 8, kv_heads: 4, head_dim: 8 };
 /// Nodes of the graph, shapes and the like, per block.
 const BOOKKEEPING: isize = 20_480;
-/// By how much these differ from pass to pass: ranks do not allocate at the same time. The smallest tensor, a number for
-/// each token, has 512 bytes more in the large block.
+/// By how much these differ from pass to pass: ranks do not allocate at the same time. The smallest tensor, a number
+/// for each token, has 512 bytes more in the large block.
 const JITTER: isize = 128;
 
 fn block(sizes: Sizes, activation: Activation, norm: NormKind) -> BlockConfig {
@@ -91,7 +91,8 @@ fn block(sizes: Sizes, activation: Activation, norm: NormKind) -> BlockConfig {
     }
 }
 
-/// Bytes that live because of a forward pass that is to be followed by a backward pass, beyond its input: the median of five.
+/// Bytes that live because of a forward pass that is to be followed by a backward pass, beyond its input: the median of
+/// five.
 fn kept(rank: &Rank, sizes: Sizes, config: &BlockConfig, modules: &[Module], documents: Option<&[usize]>) -> isize {
     let recompute = Recompute::selective(modules);
     let mut params = ParamBuilder::new(rank, FloatDType::F32, 1).with_recompute(&recompute);
@@ -188,8 +189,8 @@ fn a_gpt_block_keeps_what_it_should() {
     check("TP2 SP", Activation::Gelu(GeluKind::Tanh), NormKind::Layer, None);
 }
 
-/// Attention over ranks that share a sequence, or inside documents, keeps no more than elsewhere; the modules that are made
-/// again are dropped as elsewhere.
+/// Attention over ranks that share a sequence, or inside documents, keeps no more than elsewhere; the modules that are
+/// made again are dropped as elsewhere.
 #[test]
 fn a_block_in_a_context_keeps_what_it_should() {
     check("CP2", Activation::SwiGlu, NormKind::Rms, None);

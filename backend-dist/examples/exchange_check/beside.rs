@@ -160,8 +160,8 @@ fn compare(rank: &Rank, kind: Kind, sizes: [usize; 4], dtype: DType) -> Option<S
     None
 }
 
-/// Prints what the layers of Llama-3-8B cost over all of these GPUs, two sequences at a time: exchanges one after the other with
-/// the products, beside them by NCCL's kernels and by copy engines, and none; 1 if a rank fails.
+/// Prints what the layers of Llama-3-8B cost over all of these GPUs, two sequences at a time: exchanges one after the
+/// other with the products, beside them by NCCL's kernels and by copy engines, and none; 1 if a rank fails.
 pub fn report(gpus: usize) -> usize {
     let mut columns = Vec::new();
     for (overlap, copies) in [(false, false), (true, false), (true, true)] {

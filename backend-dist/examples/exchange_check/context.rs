@@ -139,8 +139,8 @@ fn errors(rank: &Rank, case: &Case) -> Vec<Found> {
     found
 }
 
-/// Prints what a layer's attention costs: the slowest rank's times, alone and as a group, and the group's errors against one
-/// rank in bf16. 1 if a rank fails.
+/// Prints what a layer's attention costs: the slowest rank's times, alone and as a group, and the group's errors
+/// against one rank in bf16. 1 if a rank fails.
 pub fn report(gpus: usize) -> usize {
     let heads = PackedHeads { heads: 32, kv_heads: 8 };
     let options = AttentionOptions::causal(HEAD_DIM);

@@ -1,5 +1,5 @@
-//! FP8 linear layers over GPUs that share a sequence: scales are those of all tokens, so each computes the rows that one GPU with
-//! the whole sequence would.
+//! FP8 linear layers over GPUs that share a sequence: scales are those of all tokens, so each computes the rows that
+//! one GPU with the whole sequence would.
 
 use crate::context::on_ranks;
 use crate::verdict;
@@ -14,8 +14,8 @@ use burn::tensor::{DType, Distribution, Tensor};
 /// Rows of a GPU, features in and out.
 const SIZES: [usize; 3] = [512, 1024, 768];
 
-/// By how many powers of two the tokens of the last GPU are smaller than those of the first, and their gradients: so many that
-/// the scales of the first leave little of them.
+/// By how many powers of two the tokens of the last GPU are smaller than those of the first, and their gradients: so
+/// many that the scales of the first leave little of them.
 const SMALLER: [i32; 2] = [16, 30];
 
 /// Norms of differences for those of what is expected.

@@ -1,11 +1,12 @@
 //! Checks everything ranks exchange over NCCL against ranks in shared memory, with a GPU per rank; then what a run says
 //! when a rank misbehaves; then what an exchange costs.
 //!
-//! `cargo run --release --example exchange_check --features cuda -- [GPUS] [PART..]`; two GPUs or more, an even number; without
-//! a part all of them in this order: `exchanges`, `overlapped`, `beside`, `failures`, `again` (the exchanges once more: what a failed
-//! run has left behind must not disturb the next one), `context` (attention over a context parallel group), `fp8` (scales of layers
-//! there), and what exchanges cost: `speed`, `rows-speed` (rows that change owner), `beside-speed`, `context-speed`. The values exchanged are small integers, so every sum is exact in every type and results
-//! must be equal; those of linear layers are random, and results equal up to rounding.
+//! `cargo run --release --example exchange_check --features cuda -- [GPUS] [PART..]`; two GPUs or more, an even number;
+//! without a part all of them in this order: `exchanges`, `overlapped`, `beside`, `failures`, `again` (the exchanges
+//! once more: what a failed run has left behind must not disturb the next one), `context` (attention over a context
+//! parallel group), `fp8` (scales of layers there), and what exchanges cost: `speed`, `rows-speed` (rows that change
+//! owner), `beside-speed`, `context-speed`. The values exchanged are small integers, so every sum is exact in every
+//! type and results must be equal; those of linear layers are random, and results equal up to rounding.
 
 mod beside;
 mod context;

@@ -46,8 +46,8 @@ fn times(rank: &Rank) -> [f64; 5] {
     [issue / 200.0, all / 200.0, alone, products, both]
 }
 
-/// Prints how quickly rows change owner as tokens on their way to experts do, 64 MiB from each rank to each other: alone, and
-/// with as many for oneself, which NCCL's kernel copies besides; 1 if a rank fails.
+/// Prints how quickly rows change owner as tokens on their way to experts do, 64 MiB from each rank to each other:
+/// alone, and with as many for oneself, which NCCL's kernel copies besides; 1 if a rank fails.
 pub fn rows(gpus: usize) -> usize {
     const ROWS: usize = 8192;
     const TIMES: usize = 20;

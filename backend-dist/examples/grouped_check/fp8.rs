@@ -88,8 +88,8 @@ fn error(found: &[f64], expected: &[f64]) -> f64 {
     if found.len() == expected.len() { f64::sqrt(off / size) } else { f64::INFINITY }
 }
 
-/// Four experts of a Mixtral 8x7B, of one micro-batch and of two that meet, forward and with both gradients; casts included,
-/// but for those of the matrices, which are kept.
+/// Four experts of a Mixtral 8x7B, of one micro-batch and of two that meet, forward and with both gradients; casts
+/// included, but for those of the matrices, which are kept.
 pub fn time(device: &Device) {
     fp8::weights_changed();
     for (name, features, inner) in [("in", 28_672, 4096), ("out", 4096, 14_336)] {

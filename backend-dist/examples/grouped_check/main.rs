@@ -1,9 +1,9 @@
-//! Checks the products of groups of rows against fp64 on small sizes, and times them next to a cuBLASLt product for each group at
-//! the sizes of mixtures of experts.
+//! Checks the products of groups of rows against fp64 on small sizes, and times them next to a cuBLASLt product for
+//! each group at the sizes of mixtures of experts.
 //!
-//! `cargo run --release --example grouped_check --features cuda` on a machine with a Hopper GPU; `-- check`, `-- time` or `-- fp8`
-//! (both of experts in FP8) does only that, other words choose models by name. Exits 1 if a result is wrong. An error is the greatest difference, over the
-//! number itself and the root mean square of all of them.
+//! `cargo run --release --example grouped_check --features cuda` on a machine with a Hopper GPU; `-- check`, `-- time`
+//! or `-- fp8` (both of experts in FP8) does only that, other words choose models by name. Exits 1 if a result is
+//! wrong. An error is the greatest difference, over the number itself and the root mean square of all of them.
 
 mod check;
 mod fp8;

@@ -1,8 +1,8 @@
 //! Flat arrays in GPU memory that are allocated once, written in place, and read as ordinary tensors.
 //!
 //! Writes are queued on the compute stream of the rank's thread, like every tensor operation. A tensor that
-//! [`Buffer::tensor`] gives shares the memory: it shows what is written later. On other devices there are no buffers, and
-//! [`Buffer::zeros`] says so.
+//! [`Buffer::tensor`] gives shares the memory: it shows what is written later. On other devices there are no buffers,
+//! and [`Buffer::zeros`] says so.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -16,8 +16,8 @@ pub use none::{Buffer, ChunkTable, PieceTable, TensorTable, Wait, adamw, momentu
 
 use std::ops::Range;
 
-/// Where tensors in a [`Buffer`] begin: multiples of so many elements, which are at least 512 bytes of any type. Views of
-/// CubeCL's own operations need that.
+/// Where tensors in a [`Buffer`] begin: multiples of so many elements, which are at least 512 bytes of any type. Views
+/// of CubeCL's own operations need that.
 pub const ALIGNMENT: usize = 256;
 
 /// What AdamW with decoupled weight decay needs in one step; coefficients as in `torch.optim.AdamW`.
@@ -108,7 +108,8 @@ pub struct MomentumBuffers<'a> {
     pub tensors: &'a TensorTable,
 }
 
-/// Cuts ranges into chunks of at most `most` elements: their starts and lengths, and the number of chunks of each range.
+/// Cuts ranges into chunks of at most `most` elements: their starts and lengths, and the number of chunks of each
+/// range.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs work in chunks"))]
 fn chunks(ranges: &[Range<usize>], most: usize) -> (Vec<u32>, Vec<u32>, Vec<usize>) {
     let (mut starts, mut lens, mut counts) = (Vec::new(), Vec::new(), Vec::new());

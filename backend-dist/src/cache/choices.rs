@@ -26,8 +26,8 @@ impl Choices {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).get(name).copied()
     }
 
-    /// Chooses `value` for `name`, unless somebody else was quicker with one that `is_legal`; returns what holds for all. The
-    /// `note` is for people who read the file.
+    /// Chooses `value` for `name`, unless somebody else was quicker with one that `is_legal`; returns what holds for
+    /// all. The `note` is for people who read the file.
     pub fn settle(&self, name: &str, value: u64, note: &str, is_legal: impl Fn(u64) -> bool) -> u64 {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = known.get(name).copied().filter(|before| is_legal(*before)) {

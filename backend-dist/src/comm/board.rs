@@ -1,7 +1,9 @@
-//! Where the members of a group that one process hosts tell each other, operation by operation, what the others need to know.
+//! Where the members of a group that one process hosts tell each other, operation by operation, what the others need to
+//! know.
 //!
-//! A member posts its note of operation `n` and then reads everybody's. So whoever posts for operation `n + 1` knows that all
-//! have posted for `n`, and whoever posts for `n + 2` that all have read `n`: two notes of each member are enough.
+//! A member posts its note of operation `n` and then reads everybody's. So whoever posts for operation `n + 1` knows
+//! that all have posted for `n`, and whoever posts for `n + 2` that all have read `n`: two notes of each member are
+//! enough.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,8 +27,8 @@ impl<T: Clone> Board<T> {
         Self { notes: Mutex::new((0..members).map(|_| [None, None]).collect()), changed: Condvar::new() }
     }
 
-    /// Posts `member`'s `note` of operation `number` and waits for everybody's, which come back in group order; `None` if they
-    /// are not complete when `is_over` says that nobody will come any more.
+    /// Posts `member`'s `note` of operation `number` and waits for everybody's, which come back in group order; `None`
+    /// if they are not complete when `is_over` says that nobody will come any more.
     pub(crate) fn exchange(&self, member: usize, number: u64, note: T, is_over: impl Fn() -> bool) -> Option<Vec<T>> {
         let place = usize::from(number % 2 == 1);
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);

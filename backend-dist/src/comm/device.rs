@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 /// How long an error of NCCL waits for whoever knows its cause.
 const BETTER_REASON: Duration = Duration::from_secs(2);
 
-/// A member of a group as device threads and the watchdog know it. It does not keep the world alive: work that is queued
-/// may outlive the run.
+/// A member of a group as device threads and the watchdog know it. It does not keep the world alive: work that is
+/// queued may outlive the run.
 #[derive(Clone)]
 pub(crate) struct Member {
     world: Weak<World>,
@@ -23,8 +23,8 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Ends the run because of `message`, as a failure of this member's rank. Waits a little for a better reason: where a
-    /// peer has died, NCCL says no more than that a connection is gone, and may say it first.
+    /// Ends the run because of `message`, as a failure of this member's rank. Waits a little for a better reason: where
+    /// a peer has died, NCCL says no more than that a connection is gone, and may say it first.
     pub(crate) fn fail(&self, message: &str) {
         let Some(world) = self.world.upgrade() else { return };
         let start = Instant::now();

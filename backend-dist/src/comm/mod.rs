@@ -1,8 +1,9 @@
 //! Groups of ranks and what they exchange.
 //!
 //! A [`Group`] is one rank's handle on one communicator. Every member must issue the same operations in the same order;
-//! whoever does not is named at once (see [`RunError`]). Operations that can fail do not return errors, because they also
-//! run inside a backward pass: they stop the rank, and [`launch`](crate::launch::launch) returns the first failure.
+//! whoever does not is named at once (see [`RunError`]). Operations that can fail do not return errors, because they
+//! also run inside a backward pass: they stop the rank, and [`launch`](crate::launch::launch) returns the first
+//! failure.
 
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod board;
@@ -128,7 +129,8 @@ impl Group {
         self.meet("barrier".into(), String::new(), (), codec::host(), |_| ());
     }
 
-    /// Every member's value, in group order. Within a process it is moved; to other processes it goes with all its bits.
+    /// Every member's value, in group order. Within a process it is moved; to other processes it goes with all its
+    /// bits.
     pub fn all_gather_host<T>(&self, value: T) -> Vec<T>
     where
         T: Clone + Send + Sync + Serialize + DeserializeOwned + 'static,

@@ -1,6 +1,7 @@
 //! The flight recorder of the GPUs: what every rank has asked of its GPU, and whether the members of a group agree.
 //!
-//! Nothing here waits. A rank learns that a peer has issued something else when it issues its own; text is made only then.
+//! Nothing here waits. A rank learns that a peer has issued something else when it issues its own; text is made only
+//! then.
 
 use super::{OpRecord, ReduceOp, describe};
 use burn::tensor::DType;

@@ -11,8 +11,8 @@ const CHUNK: usize = 2048;
 /// Elements from which a second thread pays.
 const PARALLEL: usize = 128 * 1024;
 
-/// Element-wise reduction of tensors of equal shape and type, in order. 16-bit floats are accumulated in f32 and rounded
-/// once.
+/// Element-wise reduction of tensors of equal shape and type, in order. 16-bit floats are accumulated in f32 and
+/// rounded once.
 pub(crate) fn reduce(inputs: Vec<FlexTensor>, op: ReduceOp) -> FlexTensor {
     match inputs[0].dtype() {
         DType::F64 => fold::<f64, f64>(inputs, op),

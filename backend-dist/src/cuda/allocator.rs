@@ -1,5 +1,5 @@
-//! CubeCL's memory from CUDA's stream-ordered allocator: a pool that grows does not wait for what other streams do, such as
-//! collectives.
+//! CubeCL's memory from CUDA's stream-ordered allocator: a pool that grows does not wait for what other streams do,
+//! such as collectives.
 
 use crate::gpu::PoolUse;
 use cubecl_environment::config::RuntimeConfig;
@@ -9,8 +9,8 @@ use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 use std::sync::Once;
 
-/// Chooses the stream-ordered allocator for this process, unless CubeCL has been used or configured before. Other settings
-/// come from CubeCL's files and variables, as ever.
+/// Chooses the stream-ordered allocator for this process, unless CubeCL has been used or configured before. Other
+/// settings come from CubeCL's files and variables, as ever.
 pub(crate) fn choose() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -34,7 +34,8 @@ struct Access {
 const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
 
 /// Lets the GPUs of this process reach each other's pools. NCCL reads and writes the buffers of ranks in its process
-/// directly, and memory of these pools is, unlike other memory, closed to peers (`NCCL_P2P_DIRECT_DISABLE` in NCCL's manual).
+/// directly, and memory of these pools is, unlike other memory, closed to peers (`NCCL_P2P_DIRECT_DISABLE` in NCCL's
+/// manual).
 fn share_pools() -> Result<(), driver::DriverError> {
     driver::init()?;
     let count = driver::device::get_count()?;
@@ -87,8 +88,8 @@ pub(crate) fn pool_use(gpu: usize) -> Option<PoolUse> {
 /// Gives what CubeCL has freed back to the driver, for whom the pool would keep it, and forgets the most that it held.
 pub(crate) fn trim(gpu: usize) {
     let mut pool = std::ptr::null_mut();
-    // SAFETY: the pool is written before it is read; only memory that nothing is in is given back; the attributes are 64-bit
-    // numbers. An error leaves the pool as it is.
+    // SAFETY: the pool is written before it is read; only memory that nothing is in is given back; the attributes are
+    // 64-bit numbers. An error leaves the pool as it is.
     unsafe {
         if sys::cuDeviceGetDefaultMemPool(&mut pool, gpu as i32).result().is_ok() {
             let _ = sys::cuMemPoolTrimTo(pool, 0).result();

@@ -93,8 +93,8 @@ pub(crate) fn product(a: Operand, b: Operand, shape: Shape, dtype: DType) -> Cub
     out
 }
 
-/// [`product`] with `bias` added to every row before the result is rounded. `bias` has no gaps, starts at a multiple of 16
-/// bytes, and has an element of type `dtype`, other than f64, for each column.
+/// [`product`] with `bias` added to every row before the result is rounded. `bias` has no gaps, starts at a multiple of
+/// 16 bytes, and has an element of type `dtype`, other than f64, for each column.
 pub(crate) fn product_and_bias(a: Operand, b: Operand, bias: CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     let out = empty_like(&a, shape, dtype);
     multiply_and_add_bias(a, b, bias, &out);
@@ -110,8 +110,8 @@ fn empty_like(a: &Operand, shape: Shape, dtype: DType) -> CubeTensor {
     empty(&a.tensor, shape, dtype)
 }
 
-/// Writes `a · b` to the elements of `out`, or adds it to them. Sums are taken in f32, for f64 in f64. An `out` that is a
-/// batch of matrices may have gaps between its rows and matrices; any other has none.
+/// Writes `a · b` to the elements of `out`, or adds it to them. Sums are taken in f32, for f64 in f64. An `out` that is
+/// a batch of matrices may have gaps between its rows and matrices; any other has none.
 ///
 /// The inputs have one type, bf16, f16, f32 or f64; `out` has the same, or f32 where they have 16 bits.
 ///

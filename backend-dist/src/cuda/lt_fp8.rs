@@ -1,7 +1,7 @@
 //! FP8 products by cuBLASLt.
 //!
-//! On Hopper the library takes FP8 operands only with the summed dimension contiguous in both (its `TN`), 16 bytes aligned
-//! and in multiples of 16 (<https://docs.nvidia.com/cuda/cublas/#cublasltmatmul>).
+//! On Hopper the library takes FP8 operands only with the summed dimension contiguous in both (its `TN`), 16 bytes
+//! aligned and in multiples of 16 (<https://docs.nvidia.com/cuda/cublas/#cublasltmatmul>).
 
 use std::fmt;
 
@@ -35,8 +35,8 @@ pub(crate) struct Operand<'a> {
     pub inner: usize,
 }
 
-/// Writes `(a · inverse_a) (b · inverse_b)ᵀ + bias`, `[a.rows, b.rows]`, to `out` (bf16, f16 or f32 without gaps), or adds it.
-/// `bias`, without gaps, has the type of `out` and an element for each column.
+/// Writes `(a · inverse_a) (b · inverse_b)ᵀ + bias`, `[a.rows, b.rows]`, to `out` (bf16, f16 or f32 without gaps), or
+/// adds it. `bias`, without gaps, has the type of `out` and an element for each column.
 ///
 /// # Panics
 ///
@@ -48,8 +48,8 @@ pub(crate) fn multiply(a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &
     queue(what, a, b, bias, out, sums, false);
 }
 
-/// [`multiply`] for one of several products whose sizes change from call to call: no time is spent on finding the quickest
-/// algorithm, and the caller notes the product for profiles.
+/// [`multiply`] for one of several products whose sizes change from call to call: no time is spent on finding the
+/// quickest algorithm, and the caller notes the product for profiles.
 ///
 /// # Panics
 /// As [`multiply`].
@@ -98,8 +98,8 @@ fn queue(what: Named, a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &C
     let device = out.client.service_id().device;
     let run = move |pointers, scales, bias: Option<_>, stream| {
         let key = Key::new(problem, kinds, onto, bias.is_some(), Some(sums), pointers);
-        // SAFETY: operands, scales, bias and result were checked against their buffers, which are held until the work is
-        // queued; CubeCL reuses memory in the order of this stream.
+        // SAFETY: operands, scales, bias and result were checked against their buffers, which are held until the work
+        // is queued; CubeCL reuses memory in the order of this stream.
         let done =
             unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales), untuned }) };
         done.map_err(|error| format!("{what}: {error}"))

@@ -1,5 +1,6 @@
 //! cuBLASLt's handles, workspaces and plans, one set for each device and stream. A plan is what is known of one kind of
-//! product: its descriptors (`plan`), the algorithms that the library suggests (`heuristic`), the quickest of them (`tune`).
+//! product: its descriptors (`plan`), the algorithms that the library suggests (`heuristic`), the quickest of them
+//! (`tune`).
 //!
 //! Everything here runs on CubeCL's thread of the device.
 
@@ -86,8 +87,8 @@ thread_local! {
 ///
 /// # Safety
 ///
-/// The pointers must hold the operands of the key's problem, the extras, given if the key says so, what [`Extras`] says,
-/// and `stream` must be one of the device whose context is current.
+/// The pointers must hold the operands of the key's problem, the extras, given if the key says so, what [`Extras`]
+/// says, and `stream` must be one of the device whose context is current.
 pub(super) unsafe fn run(
     device: DeviceId,
     stream: CUstream,

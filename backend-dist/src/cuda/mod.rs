@@ -27,8 +27,9 @@ use std::ffi::c_void;
 
 type CudaServer = <cubecl::cuda::CudaRuntime as cubecl_server::runtime::Runtime>::Server;
 
-/// Runs `work(pointers, compute stream)` on CubeCL's thread, after all that this thread has issued before; does not wait.
-/// The buffers are held until `work` returns. An error goes to `failed`, and CubeCL refuses to read the buffers from then on.
+/// Runs `work(pointers, compute stream)` on CubeCL's thread, after all that this thread has issued before; does not
+/// wait. The buffers are held until `work` returns. An error goes to `failed`, and CubeCL refuses to read the buffers
+/// from then on.
 ///
 /// # Panics
 /// If earlier work on the device failed, see [`failed`](crate::failed).
@@ -50,8 +51,8 @@ pub(crate) fn submit<const N: usize>(
                 resources.push(resource.map_err(|error| format!("{error:?}"))?);
             }
             let stream = server.write_streams().try_stream_mut(&stream_id).ok_or("the compute stream is gone")?;
-            // Pages that CubeCL has emptied, having gone over to larger ones, stay with it until it is told to flush: not
-            // counted any more, and not free.
+            // Pages that CubeCL has emptied, having gone over to larger ones, stay with it until it is told to flush:
+            // not counted any more, and not free.
             stream.memory_management_gpu.storage().flush();
             work(std::array::from_fn(|i| resources[i].resource().ptr as *mut c_void), stream.sys)
         };
@@ -63,8 +64,8 @@ pub(crate) fn submit<const N: usize>(
     });
 }
 
-/// Runs `work(compute stream)` on CubeCL's thread, after all that this thread has issued before and before what it issues
-/// next; does not wait. There is no stream if the thread has issued nothing yet.
+/// Runs `work(compute stream)` on CubeCL's thread, after all that this thread has issued before and before what it
+/// issues next; does not wait. There is no stream if the thread has issued nothing yet.
 pub(crate) fn mark(device: DeviceId, work: impl FnOnce(Option<CUstream>) + Send + 'static) {
     let stream_id = StreamId::current();
     DeviceHandle::<CudaServer>::new(device).submit(move |server: &mut CudaServer| {

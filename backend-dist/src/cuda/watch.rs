@@ -1,7 +1,7 @@
 //! How many kernels are compiled and products planned while the ranks start, and how long that takes.
 //!
-//! CubeCL counts kernels when their compilation begins and when it ends, while an override of its process mode is open, and
-//! takes no time; a thread looks every millisecond whether there is one that has begun and not ended.
+//! CubeCL counts kernels when their compilation begins and when it ends, while an override of its process mode is open,
+//! and takes no time; a thread looks every millisecond whether there is one that has begun and not ended.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};

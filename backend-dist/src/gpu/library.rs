@@ -87,7 +87,8 @@ impl fmt::Display for Library {
     }
 }
 
-/// The file of `folder` that begins with `stem.so`; the shortest name first, which is the one that the loader looks for.
+/// The file of `folder` that begins with `stem.so`; the shortest name first, which is the one that the loader looks
+/// for.
 #[cfg(any(feature = "cuda", test))]
 fn file_of(folder: &Path, stem: &str) -> Option<PathBuf> {
     let names = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());

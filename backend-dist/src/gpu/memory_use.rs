@@ -42,7 +42,8 @@ pub struct MemoryUse {
     pub streams: Vec<StreamUse>,
     /// CUDA's pool; what CubeCL holds is in it.
     pub pool: PoolUse,
-    /// NCCL communicators, and what they took when they were made; buffers of connections that are made later are not in it.
+    /// NCCL communicators, and what they took when they were made; buffers of connections that are made later are not
+    /// in it.
     pub communicators: (usize, u64),
     /// Workspaces of cuBLASLt, and their size.
     pub workspaces: (usize, u64),
@@ -94,8 +95,8 @@ impl fmt::Display for MemoryUse {
     }
 }
 
-/// Where the memory of the GPU that is `device` is now; `None` of anything else. Waits until CubeCL has taken in all that was
-/// issued.
+/// Where the memory of the GPU that is `device` is now; `None` of anything else. Waits until CubeCL has taken in all
+/// that was issued.
 #[cfg(feature = "cuda")]
 pub fn memory_use(device: &Device) -> Option<MemoryUse> {
     let index = super::index(device)?;

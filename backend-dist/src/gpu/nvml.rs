@@ -1,4 +1,5 @@
-//! What NVML tells of a GPU, found by its place on the PCI bus: `CUDA_VISIBLE_DEVICES` renumbers CUDA's GPUs, not NVML's.
+//! What NVML tells of a GPU, found by its place on the PCI bus: `CUDA_VISIBLE_DEVICES` renumbers CUDA's GPUs, not
+//! NVML's.
 
 use super::{MemoryInfo, Readings};
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};

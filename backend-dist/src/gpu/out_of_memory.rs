@@ -1,8 +1,8 @@
 //! What a rank says when its GPU has no memory left.
 //!
-//! CubeCL allocates on a thread of its own. An allocation that fails there (after it has freed what it can and tried again)
-//! leaves its error on the buffer; whatever needs the buffer is skipped and fails too, and the first read by the host, or
-//! the first operation of ours on it, panics with all those errors and their stack traces in one text.
+//! CubeCL allocates on a thread of its own. An allocation that fails there (after it has freed what it can and tried
+//! again) leaves its error on the buffer; whatever needs the buffer is skipped and fails too, and the first read by the
+//! host, or the first operation of ours on it, panics with all those errors and their stack traces in one text.
 
 use super::{GpuInfo, MemoryInfo, gpus};
 use burn::tensor::Device;
@@ -35,8 +35,8 @@ pub fn index(_: &Device) -> Option<usize> {
     None
 }
 
-/// Gives memory of a GPU that was used once, such as what parameters were built in, back to the driver, and waits for the
-/// GPU. Nothing on a CPU.
+/// Gives memory of a GPU that was used once, such as what parameters were built in, back to the driver, and waits for
+/// the GPU. Nothing on a CPU.
 #[cfg(feature = "cuda")]
 pub fn release_memory(device: &Device) {
     if let Some(gpu) = index(device) {
@@ -47,8 +47,8 @@ pub fn release_memory(device: &Device) {
     }
 }
 
-/// Gives memory of a GPU that was used once, such as what parameters were built in, back to the driver, and waits for the
-/// GPU. Nothing on a CPU.
+/// Gives memory of a GPU that was used once, such as what parameters were built in, back to the driver, and waits for
+/// the GPU. Nothing on a CPU.
 #[cfg(not(feature = "cuda"))]
 pub fn release_memory(_: &Device) {}
 

@@ -16,8 +16,8 @@ pub struct RankAllocator;
 /// Where the note is: the machine word in front of the block.
 const NOTE: usize = size_of::<usize>();
 
-/// What the system is asked for: room for the note in front of the block, a multiple of the block's alignment so that the
-/// block keeps it. `None` if that is more than a block can have.
+/// What the system is asked for: room for the note in front of the block, a multiple of the block's alignment so that
+/// the block keeps it. `None` if that is more than a block can have.
 fn with_note(layout: Layout) -> Option<(Layout, usize)> {
     let front = layout.align().max(16);
     let size = layout.size().checked_add(front)?;
@@ -40,10 +40,10 @@ unsafe fn hand_out(base: *mut u8, front: usize, layout: Layout) -> *mut u8 {
     }
 }
 
-// SAFETY: every block is one of the system's allocator, whole or without its first `front` bytes. Which of the two follows
-// from the size in the layout alone, and callers must hand back the layout that they allocated with. The part that is
-// handed out has the size and the alignment asked for, and the note lies outside of it. Nothing here unwinds or allocates:
-// the thread's tag is a constant-initialized `Cell` and the counters are statics.
+// SAFETY: every block is one of the system's allocator, whole or without its first `front` bytes. Which of the two
+// follows from the size in the layout alone, and callers must hand back the layout that they allocated with. The part
+// that is handed out has the size and the alignment asked for, and the note lies outside of it. Nothing here unwinds or
+// allocates: the thread's tag is a constant-initialized `Cell` and the counters are statics.
 unsafe impl GlobalAlloc for RankAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() < SMALLEST {
@@ -98,8 +98,8 @@ unsafe impl GlobalAlloc for RankAllocator {
         }
         let Some((larger, front)) = with_note(layout) else { return ptr::null_mut() };
         let Some((new_larger, _)) = with_note(new_layout) else { return ptr::null_mut() };
-        // SAFETY: the block with its front is the system's, of `larger`, and so is what comes back, of the same alignment;
-        // the note is among the bytes that move along. Where it fails, the old block stays as it is.
+        // SAFETY: the block with its front is the system's, of `larger`, and so is what comes back, of the same
+        // alignment; the note is among the bytes that move along. Where it fails, the old block stays as it is.
         unsafe {
             let tag = Tag(block.sub(NOTE).cast::<usize>().read());
             let base = System.realloc(block.sub(front), larger, new_larger.size());

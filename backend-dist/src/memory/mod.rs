@@ -20,10 +20,10 @@
 //! # }
 //! ```
 //!
-//! A block belongs to the rank whose thread allocated it, whoever frees it. [`launch`](crate::launch::launch) tells each
-//! rank's thread which rank it is. Exchanges give every rank its own copy of a result while memory is counted, as ranks
-//! with memories of their own would have. What the shared compute threads allocate (packed panels of a matrix product,
-//! for example) belongs to no rank.
+//! A block belongs to the rank whose thread allocated it, whoever frees it. [`launch`](crate::launch::launch) tells
+//! each rank's thread which rank it is. Exchanges give every rank its own copy of a result while memory is counted, as
+//! ranks with memories of their own would have. What the shared compute threads allocate (packed panels of a matrix
+//! product, for example) belongs to no rank.
 //!
 //! Blocks under [`SMALLEST`] bytes are not counted. The counts are of the process: two launches at the same time that
 //! have the same rank numbers are counted together.
@@ -33,8 +33,8 @@ mod counters;
 #[cfg(test)]
 mod tests;
 
-/// Bytes into which matrix products of a CPU rank pack their operands, whatever their sizes: a panel as large as the second
-/// level cache of this machine (`L2_SLAB` in gemm-common), and a little besides, as measured.
+/// Bytes into which matrix products of a CPU rank pack their operands, whatever their sizes: a panel as large as the
+/// second level cache of this machine (`L2_SLAB` in gemm-common), and a little besides, as measured.
 pub fn product_workspace() -> u64 {
     const BESIDES: u64 = 1 << 17;
     gemm_common::cache::CACHE_INFO[1].cache_bytes as u64 + BESIDES

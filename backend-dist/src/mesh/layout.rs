@@ -138,8 +138,8 @@ impl Nearest {
         Self::where_legal(value, total, |x| total.is_multiple_of(x))
     }
 
-    /// The closest values in `1..=max` below and above `value` that satisfy `legal`, none where they are more than a million
-    /// away.
+    /// The closest values in `1..=max` below and above `value` that satisfy `legal`, none where they are more than a
+    /// million away.
     pub fn where_legal(value: usize, max: usize, legal: impl Fn(usize) -> bool) -> Self {
         const FAR: usize = 1 << 20;
         let below = (1..value.min(max.saturating_add(1))).rev().take(FAR).find(|&x| legal(x));

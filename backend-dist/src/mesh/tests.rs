@@ -31,8 +31,8 @@ fn expert_groups_are_megatrons() {
     assert_eq!(mesh.groups(Axis::Edp)[..2], [[0, 4], [1, 5]]);
 }
 
-/// 8 ranks, TP2 DP2 PP2 with ETP2 EP2: expert tensor parallel ranks are neighbours, then expert parallel ones, and the four
-/// ranks of a stage hold all experts of its layers once.
+/// 8 ranks, TP2 DP2 PP2 with ETP2 EP2: expert tensor parallel ranks are neighbours, then expert parallel ones, and the
+/// four ranks of a stage hold all experts of its layers once.
 #[test]
 fn expert_tensor_parallel_ranks_are_the_fastest() {
     let mesh = mesh("TP2 DP2 PP2 EP2 ETP2");

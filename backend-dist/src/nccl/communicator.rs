@@ -1,8 +1,8 @@
 //! One rank's end of a group's communicator, with a stream of its own.
 //!
 //! Invariants:
-//! - All calls for a communicator come from the device's thread in CubeCL, in the order in which the rank has issued them,
-//!   under `calls`. Only the watchdog, which holds nobody up, and the end of the run come from elsewhere.
+//! - All calls for a communicator come from the device's thread in CubeCL, in the order in which the rank has issued
+//!   them, under `calls`. Only the watchdog, which holds nobody up, and the end of the run come from elsewhere.
 //! - `cuStreamWaitEvent` waits for the record that the event holds *when it is called*. `inputs_ready` and `done` are
 //!   recorded and waited for within one call of the device's thread, so one of each is enough. An operation that is
 //!   waited for later has an event of its own from `events` from before its record until after its wait.
@@ -57,8 +57,8 @@ pub(crate) struct Communicator {
     taken: (usize, u64),
 }
 
-/// An operation and when it was seen: the one behind which `progress` was recorded last, while it has not been seen to end, or
-/// one that is being queued.
+/// An operation and when it was seen: the one behind which `progress` was recorded last, while it has not been seen to
+/// end, or one that is being queued.
 #[derive(Clone)]
 struct Mark {
     since: Instant,
@@ -135,14 +135,14 @@ impl Communicator {
         }))
     }
 
-    /// This member's end of exchanges by copy engines, if `group`, whose communicator this is, can have them. The first call is
-    /// collective.
+    /// This member's end of exchanges by copy engines, if `group`, whose communicator this is, can have them. The first
+    /// call is collective.
     pub(crate) fn copies(&self, group: &Group) -> Option<&Copies> {
         self.copies.get_or_init(|| Copies::join(group, self.taken.0)).as_ref()
     }
 
-    /// Runs `work(call, buffers)`, which queues operation `sequence`, `op`, on the communicator's stream, on the device's
-    /// thread; an error or a panic in it ends the run. `work` does not run if the communicator has ended.
+    /// Runs `work(call, buffers)`, which queues operation `sequence`, `op`, on the communicator's stream, on the
+    /// device's thread; an error or a panic in it ends the run. `work` does not run if the communicator has ended.
     pub(crate) fn queue<const N: usize>(
         self: &Arc<Self>,
         (sequence, op): (u64, DeviceOp),

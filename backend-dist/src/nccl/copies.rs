@@ -1,14 +1,16 @@
 //! Exchanges by copy engines, between GPUs of one process that reach each other's memory and have one rank each.
 //!
-//! A kernel of NCCL needs multiprocessors, which the products beside it then lack; a copy engine needs none. Every member
-//! tells the others where its source lies and which event says that it is complete, and copies from theirs what it wants, on
-//! the communicator's stream and in the order of its operations. The host of a device waits until all members have come to
-//! the operation; what the GPU waits for are events that were recorded before anybody was told of them.
+//! A kernel of NCCL needs multiprocessors, which the products beside it then lack; a copy engine needs none. Every
+//! member tells the others where its source lies and which event says that it is complete, and copies from theirs what
+//! it wants, on the communicator's stream and in the order of its operations. The host of a device waits until all
+//! members have come to the operation; what the GPU waits for are events that were recorded before anybody was told of
+//! them.
 //!
 //! Invariants:
-//! - A source stays as and where it is until all members have copied: the compute stream of its owner waits for that two
-//!   operations later, where by [`Board`] all have queued the copies and recorded their events.
-//! - By the same, two events of a kind are enough for each member: when one is recorded anew, all have queued their waits.
+//! - A source stays as and where it is until all members have copied: the compute stream of its owner waits for that
+//!   two operations later, where by [`Board`] all have queued the copies and recorded their events.
+//! - By the same, two events of a kind are enough for each member: when one is recorded anew, all have queued their
+//!   waits.
 
 use super::Held;
 use super::communicator::Call;
@@ -65,8 +67,8 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// This member's end, if copy engines are wanted, all members run in this process, and their GPUs, of which `gpu` is this
-    /// one's, reach each other's memory. Collective.
+    /// This member's end, if copy engines are wanted, all members run in this process, and their GPUs, of which `gpu`
+    /// is this one's, reach each other's memory. Collective.
     pub(super) fn join(group: &Group, gpu: usize) -> Option<Self> {
         if !group.is_in_one_process() {
             return None;
@@ -90,8 +92,8 @@ impl Copies {
         std::mem::forget(std::mem::take(&mut state.lent));
     }
 
-    /// Queues the copies of an operation, behind what the compute stream has queued. `addresses` are where the others find this
-    /// member's part of it, in `sources`.
+    /// Queues the copies of an operation, behind what the compute stream has queued. `addresses` are where the others
+    /// find this member's part of it, in `sources`.
     pub(crate) fn queue(
         &self,
         call: Call,
@@ -121,8 +123,8 @@ impl Copies {
                 if member != self.member {
                     call.wait_for(*ready)?;
                 }
-                // SAFETY: the caller's runs lie within the buffers; the member's is complete behind `ready` and stays until
-                // `done`, and the target's memory is free behind what the stream follows.
+                // SAFETY: the caller's runs lie within the buffers; the member's is complete behind `ready` and stays
+                // until `done`, and the target's memory is free behind what the stream follows.
                 unsafe { driver::memcpy_dtod_async(to as u64, addresses[from] as u64, bytes, stream) }
                     .map_err(|error| format!("{bytes} bytes from member {member}: {error}"))?;
             }
@@ -148,8 +150,8 @@ impl State {
         Ok(events[usize::from(operation % 2 == 1)])
     }
 
-    /// Lets go of the sources of operations in front of the last, as soon as the compute stream has come here and everybody
-    /// has copied them.
+    /// Lets go of the sources of operations in front of the last, as soon as the compute stream has come here and
+    /// everybody has copied them.
     fn release(&mut self, call: Call, operation: u64) -> Result<(), String> {
         while self.lent.front().is_some_and(|lent| lent.operation + 2 <= operation) {
             let Lent { done, sources, .. } = self.lent.pop_front().expect("it was there");

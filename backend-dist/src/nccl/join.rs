@@ -26,15 +26,15 @@ pub(crate) fn agree(group: &Group) -> Result<sys::ncclUniqueId, String> {
     Ok(sys::ncclUniqueId { internal: id.map(|byte| byte as _) })
 }
 
-/// Makes the communicator with the other members, which NCCL waits for without end: in a thread of its own, so that this
-/// one can stop when the run has failed.
+/// Makes the communicator with the other members, which NCCL waits for without end: in a thread of its own, so that
+/// this one can stop when the run has failed.
 pub(crate) fn meet(group: &Group, context: usize, id: sys::ncclUniqueId, blocks: Option<i32>) -> Result<usize, String> {
     let (size, rank) = (group.size() as i32, group.rank() as i32);
     let (sender, outcome) = mpsc::channel();
     let join = move || {
         let mut comm = std::ptr::null_mut();
-        // SAFETY: the context lives as long as the process; `comm` is written before it is read; NCCL reads as much of a
-        // configuration as its size says.
+        // SAFETY: the context lives as long as the process; `comm` is written before it is read; NCCL reads as much of
+        // a configuration as its size says.
         let result = unsafe {
             driver::ctx::set_current(context as _).map_err(|error| error.to_string()).and_then(|()| match blocks {
                 None => finished(nccl::comm_init_rank(&mut comm, size, id, rank)),
@@ -68,7 +68,8 @@ pub(crate) fn meet(group: &Group, context: usize, id: sys::ncclUniqueId, blocks:
     }
 }
 
-/// `ncclConfig_t` as in NCCL 2.18: what later versions have added keeps its default, since `version` and `size` are older.
+/// `ncclConfig_t` as in NCCL 2.18: what later versions have added keeps its default, since `version` and `size` are
+/// older.
 #[repr(C)]
 struct Config {
     size: usize,

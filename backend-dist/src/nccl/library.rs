@@ -23,8 +23,8 @@ pub(crate) fn finished(outcome: Result<nccl::NcclStatus, nccl::NcclError>) -> Re
     }
 }
 
-/// Makes the calls of `f` one operation. The group ends also where one of them fails: it would keep all later calls of this
-/// thread from being launched.
+/// Makes the calls of `f` one operation. The group ends also where one of them fails: it would keep all later calls of
+/// this thread from being launched.
 pub(crate) fn grouped(f: impl FnOnce() -> Result<(), nccl::NcclError>) -> Result<nccl::NcclStatus, nccl::NcclError> {
     nccl::group_start()?;
     let (done, ended) = (f(), nccl::group_end());

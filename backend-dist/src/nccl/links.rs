@@ -1,8 +1,8 @@
 //! All communicators of a world, and the thread that watches over them.
 //!
 //! A collective on a GPU cannot be taken back: its kernel spins until every peer has come. When the run has failed, the
-//! watchdog aborts every communicator, so that kernels end, reads of devices return, and ranks meet the failure at their
-//! next operation.
+//! watchdog aborts every communicator, so that kernels end, reads of devices return, and ranks meet the failure at
+//! their next operation.
 
 use super::communicator::Communicator;
 use super::copies::Loan;
@@ -68,8 +68,8 @@ impl Links {
         }
     }
 
-    /// Ends all communicators, after the last rank has stopped; `has_failed` says that peers may never come. Waits for a
-    /// while for NCCL to let go; what it does not let go of by then stays until the process ends.
+    /// Ends all communicators, after the last rank has stopped; `has_failed` says that peers may never come. Waits for
+    /// a while for NCCL to let go; what it does not let go of by then stays until the process ends.
     pub(crate) fn close(&self, has_failed: bool) {
         self.is_closed.store(true, Ordering::Release);
         let links = self.made();
@@ -80,7 +80,8 @@ impl Links {
                 false => link.destroy(),
             });
         }
-        // Those that the watchdog has begun to end are waited for too: a process that exits under NCCL's calls may crash.
+        // Those that the watchdog has begun to end are waited for too: a process that exits under NCCL's calls may
+        // crash.
         let start = Instant::now();
         while start.elapsed() < FAREWELL && !links.iter().all(|link| link.is_gone()) {
             std::thread::sleep(Duration::from_millis(2));

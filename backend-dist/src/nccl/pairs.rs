@@ -1,20 +1,21 @@
 //! Send and receive between two GPUs.
 //!
 //! Every ordered pair of neighbours has a communicator of its own with its own stream, so that what goes one way never
-//! waits for what goes the other way, in whichever order the two ranks issue them. The compute stream waits for a receive only
-//! where the tensor is used, so that one that is issued ahead runs beside the passes before. For a pipeline's send it never
-//! waits: the receiver may be waiting for something that comes later on this stream. What is sent is held until the host sees
-//! that it has gone.
+//! waits for what goes the other way, in whichever order the two ranks issue them. The compute stream waits for a
+//! receive only where the tensor is used, so that one that is issued ahead runs beside the passes before. For a
+//! pipeline's send it never waits: the receiver may be waiting for something that comes later on this stream. What is
+//! sent is held until the host sees that it has gone.
 //!
-//! In a ring that would hold far too much, since the host runs layers ahead of the GPU and all that it has posted until then
-//! would be held: 2 GiB a layer and backward pass for 32,768 tokens a rank of Llama 3 8B. There the compute stream waits for a
-//! send some messages later ([`send_round`]), and the memory is used again behind that.
+//! In a ring that would hold far too much, since the host runs layers ahead of the GPU and all that it has posted until
+//! then would be held: 2 GiB a layer and backward pass for 32,768 tokens a rank of Llama 3 8B. There the compute stream
+//! waits for a send some messages later ([`send_round`]), and the memory is used again behind that.
 //!
-//! Invariant: all members of a ring issue the same rounds in the same order, and in a round the receive of a message comes on the
-//! receiver no more than two messages behind the place where it was sent on the sender. So when a rank's compute stream waits for a
-//! message, it waits for a receive that stands earlier in the list of what every member issues than the wait itself. A circle of
-//! waiting ranks would have to lead back to a later place: there is none. (Collectives stand at the same place on all members, a
-//! ring's receive waits for a send at an earlier one, and lists of stages are ordered by their schedule.)
+//! Invariant: all members of a ring issue the same rounds in the same order, and in a round the receive of a message
+//! comes on the receiver no more than two messages behind the place where it was sent on the sender. So when a rank's
+//! compute stream waits for a message, it waits for a receive that stands earlier in the list of what every member
+//! issues than the wait itself. A circle of waiting ranks would have to lead back to a later place: there is none.
+//! (Collectives stand at the same place on all members, a ring's receive waits for a send at an earlier one, and lists
+//! of stages are ordered by their schedule.)
 //!
 //! Whichever end comes first spins on the GPU until the other has come, so the kernels are small.
 
@@ -34,12 +35,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Thread blocks of a message's kernel. Each keeps a multiprocessor from a pass while it waits for the other end; four move some
-/// 80 GB/s over NVLink, which is enough beside passes of many milliseconds.
+/// Thread blocks of a message's kernel. Each keeps a multiprocessor from a pass while it waits for the other end; four
+/// move some 80 GB/s over NVLink, which is enough beside passes of many milliseconds.
 const BLOCKS: i32 = 4;
 
-/// Messages of rings that are on their way before the compute stream waits for the oldest: keys and values, or their gradients,
-/// of two sends. At least two, see the invariant.
+/// Messages of rings that are on their way before the compute stream waits for the oldest: keys and values, or their
+/// gradients, of two sends. At least two, see the invariant.
 const ON_THE_WAY: usize = 4;
 
 /// A message of a pipeline, until its event has come.
@@ -174,7 +175,8 @@ fn start(x: CubeTensor, pair: &Group, link: &Arc<Communicator>, recorded: impl F
     link.queue((sequence, op), [x], move |call, [from]| {
         call.follow()?;
         let (comm, stream) = call.target();
-        // SAFETY: the buffer holds `count` elements and is held until the event has come, or something else waits for it.
+        // SAFETY: the buffer holds `count` elements and is held until the event has come, or something else waits for
+        // it.
         finished(unsafe { nccl::send(from, count, data_type, 1, comm, stream) })?;
         call.record(slot)?;
         recorded();
@@ -222,8 +224,8 @@ fn pass(link: &Arc<Communicator>, slot: usize, x: &CubeTensor, held: impl Send +
     });
 }
 
-/// Starts to receive what the first member of `pair` sends, on the second, behind what the compute stream has queued so far and
-/// what the pair has exchanged before; `like` lies on the device.
+/// Starts to receive what the first member of `pair` sends, on the second, behind what the compute stream has queued so
+/// far and what the pair has exchanged before; `like` lies on the device.
 pub(crate) fn receive(
     like: &CubeTensor,
     shape: Shape,
@@ -239,8 +241,8 @@ pub(crate) fn receive(
     let (sequence, slot) = (pair.issue(op.clone()), link.events.take());
     let buffer = Held::new(x.clone());
     link.queue((sequence, op), [&x], move |call, [to]| {
-        // What used the buffer's memory before is done when the compute stream comes here, and nothing uses it before the
-        // stream has waited for the message.
+        // What used the buffer's memory before is done when the compute stream comes here, and nothing uses it before
+        // the stream has waited for the message.
         call.follow()?;
         let (comm, stream) = call.target();
         // SAFETY: the buffer holds `count` elements and is held until the compute stream has queued its wait.

@@ -80,8 +80,8 @@ impl Span {
     }
 }
 
-/// Queues copies of rows of one matrix or several, from the source to the target of each, by copy engines; `sources` are held as
-/// long as others read them.
+/// Queues copies of rows of one matrix or several, from the source to the target of each, by copy engines; `sources`
+/// are held as long as others read them.
 pub(crate) fn copied(
     call: Call,
     matrices: &[(Span, [*mut c_void; 2])],
@@ -115,8 +115,8 @@ fn starts(start: usize, bytes: usize, rows: &[usize]) -> Vec<usize> {
     std::iter::once(start).chain(ends).take(rows.len()).collect()
 }
 
-/// Rows of dimension 0 of `x` go to other members, and theirs come. Nothing runs beside it on the compute stream but the copy
-/// of the rank's own rows.
+/// Rows of dimension 0 of `x` go to other members, and theirs come. Nothing runs beside it on the compute stream but
+/// the copy of the rank's own rows.
 pub(super) fn exchange(x: CubeTensor, splits: &Splits, group: &Group, link: &Arc<Communicator>) -> CubeTensor {
     let (rows, splits) = (x.meta.shape()[0], splits.clone());
     assert!(
@@ -140,8 +140,8 @@ pub(super) fn exchange(x: CubeTensor, splits: &Splits, group: &Group, link: &Arc
             return call.lead();
         }
         call.follow()?;
-        // SAFETY: the splits add up to the rows of either buffer. CubeCL reuses memory in the order of the compute stream,
-        // which has queued its wait when the buffers are let go.
+        // SAFETY: the splits add up to the rows of either buffer. CubeCL reuses memory in the order of the compute
+        // stream, which has queued its wait when the buffers are let go.
         unsafe {
             finished(grouped(|| span.exchange(buffers, &splits, own, call.target())))?;
             span.keep(buffers, &splits, own, call.compute())?;

@@ -102,15 +102,16 @@ pub fn gelu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_gelu(x.into_dispatch(), kind))
 }
 
-/// Softmax attention of `q [s, b, hq, d]` over `k [t, b, hkv, d]` and `v [t, b, hkv, dv]`; output `[s, b, hq, dv]`. Query
-/// head `h` uses key/value head `h / (hq/hkv)`. The score matrix is never held for all heads at once.
+/// Softmax attention of `q [s, b, hq, d]` over `k [t, b, hkv, d]` and `v [t, b, hkv, dv]`; output `[s, b, hq, dv]`.
+/// Query head `h` uses key/value head `h / (hq/hkv)`. The score matrix is never held for all heads at once.
 ///
-/// `t` may be larger than `s`: the queries then have the last `s` of the keys' `t` positions, as in a decoder that keeps
-/// the keys and values of what it has read.
+/// `t` may be larger than `s`: the queries then have the last `s` of the keys' `t` positions, as in a decoder that
+/// keeps the keys and values of what it has read.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit, `hq` is not a multiple of `hkv`, the window is empty, or the dropout is not one of these heads.
+/// If the shapes do not fit, `hq` is not a multiple of `hkv`, the window is empty, or the dropout is not one of these
+/// heads.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<4> {
     let ([s, b, hq, d], keys, values) = (q.dims(), k.dims(), v.dims());
     assert_eq!(keys[..3], values[..3], "attention: k is {keys:?}, v is {values:?}; only the last may differ");
@@ -125,8 +126,8 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
 ///
 /// # Panics
 ///
-/// If `heads` does not fit `qkv`, `hq` is not a multiple of `hkv`, the window is empty, or the dropout is not one of these
-/// heads.
+/// If `heads` does not fit `qkv`, `hq` is not a multiple of `hkv`, the window is empty, or the dropout is not one of
+/// these heads.
 pub fn attention_packed(qkv: Tensor<4>, heads: PackedHeads, options: AttentionOptions) -> Tensor<4> {
     assert_eq!(qkv.dims()[2], heads.total(), "attention_packed: {heads:?} do not make up the input's heads");
     check_heads(heads.heads, heads.kv_heads, options);

@@ -47,8 +47,8 @@ pub fn keep_attended<R>(pass: impl FnOnce() -> R) -> (R, Attended) {
     }
 }
 
-/// Runs the same pass again: its attentions, and the exchanges in them, are not computed but `attended`. Gradients are those of the
-/// pass before, bit for bit.
+/// Runs the same pass again: its attentions, and the exchanges in them, are not computed but `attended`. Gradients are
+/// those of the pass before, bit for bit.
 ///
 /// # Panics
 /// If the pass has other attentions than the one before.

@@ -33,8 +33,8 @@ pub(super) struct Part {
 /// `[s, b]` is the same on all ranks, in f64 for f64 logits, else f32. A label outside the vocabulary gives the
 /// log-sum-exp: mask such positions.
 ///
-/// Over several ranks the maxima are all-reduced first, then the sums of exponentials together with the labels' logits; the
-/// backward pass needs no exchange.
+/// Over several ranks the maxima are all-reduced first, then the sums of exponentials together with the labels' logits;
+/// the backward pass needs no exchange.
 ///
 /// # Panics
 ///

@@ -29,8 +29,8 @@ impl DropKey {
         Self { seed, part: Some(Part { offset: offset.to_vec(), global: global.to_vec(), pieces: Vec::new() }) }
     }
 
-    /// For `pieces` of the first dimension of a tensor of shape `global`, one after the other; along the others the part
-    /// begins at `offset`, whose first number plays no role.
+    /// For `pieces` of the first dimension of a tensor of shape `global`, one after the other; along the others the
+    /// part begins at `offset`, whose first number plays no role.
     pub fn of_pieces(seed: u64, pieces: Vec<Range<usize>>, offset: &[usize], global: &[usize]) -> Self {
         Self { seed, part: Some(Part { offset: offset.to_vec(), global: global.to_vec(), pieces }) }
     }

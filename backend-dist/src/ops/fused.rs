@@ -34,9 +34,9 @@ pub struct LinearOptions {
 }
 
 /// `prologue(x) · wᵀ + bias` for `w [out, in]` and `bias [out]`: the same as the prologue's operation, the exchange of
-/// its entry, [`linear`](super::linear), the exchange of its exit and [`add_bias`](super::add_bias) one after the other, bit
-/// for bit, and so are its gradients. Only on CUDA a product that is not exchanged adds the bias itself, before it is
-/// rounded.
+/// its entry, [`linear`](super::linear), the exchange of its exit and [`add_bias`](super::add_bias) one after the
+/// other, bit for bit, and so are its gradients. Only on CUDA a product that is not exchanged adds the bias itself,
+/// before it is rounded.
 ///
 /// The weight's gradient can be [deferred](super::weight_grads::deferred).
 ///

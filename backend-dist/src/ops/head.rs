@@ -1,7 +1,7 @@
 //! The head of a language model in pieces: hidden states to losses, with the logits of some positions at a time.
 //!
-//! Logits are the largest tensor of a step and grow with the sequence. The backward pass computes a piece's logits again,
-//! makes its gradients from them, and forgets both, so that no more than one piece exists at any time.
+//! Logits are the largest tensor of a step and grow with the sequence. The backward pass computes a piece's logits
+//! again, makes its gradients from them, and forgets both, so that no more than one piece exists at any time.
 
 use std::ops::Range;
 
@@ -65,13 +65,14 @@ impl Head {
     }
 }
 
-/// The same as [`linear_with`](super::linear_with) of hidden states `x [s, b, hidden]`, or the rank's part of the sequence,
-/// with the rank's rows `w [rows, hidden]` of the output layer, and
-/// [`vocab_parallel_cross_entropy`](super::vocab_parallel_cross_entropy) of the logits with `labels [s, b]`; output `[s, b]`.
-/// Of the logits only those of `head.positions` positions exist at a time, in the forward and in the backward pass.
+/// The same as [`linear_with`](super::linear_with) of hidden states `x [s, b, hidden]`, or the rank's part of the
+/// sequence, with the rank's rows `w [rows, hidden]` of the output layer, and
+/// [`vocab_parallel_cross_entropy`](super::vocab_parallel_cross_entropy) of the logits with `labels [s, b]`; output
+/// `[s, b]`. Of the logits only those of `head.positions` positions exist at a time, in the forward and in the backward
+/// pass.
 ///
-/// The weight's gradient is computed with the hidden states', also within [`deferred`](super::weight_grads::deferred): to put
-/// it off would need all logits, or their product a third time.
+/// The weight's gradient is computed with the hidden states', also within [`deferred`](super::weight_grads::deferred):
+/// to put it off would need all logits, or their product a third time.
 ///
 /// # Panics
 ///

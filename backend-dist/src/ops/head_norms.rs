@@ -1,5 +1,5 @@
-//! RMSNorm of the query heads and of the key heads of a packed projection, each kind with a weight of its own, as one node of
-//! the graph: in separate operations a projection is cut, copied, and its gradient put together from pieces.
+//! RMSNorm of the query heads and of the key heads of a packed projection, each kind with a weight of its own, as one
+//! node of the graph: in separate operations a projection is cut, copied, and its gradient put together from pieces.
 
 use burn::backend::{
     Autodiff, Backend, Dispatch, Flex,
@@ -19,8 +19,8 @@ use super::{
     options::PackedHeads,
 };
 
-/// `w x / √(mean(x²) + eps)` over the features of every query and key head of `qkv [s, b, heads + 2 kv_heads, d]`, with the
-/// first of `weights [d]` for queries and the second for keys; values stay as they are.
+/// `w x / √(mean(x²) + eps)` over the features of every query and key head of `qkv [s, b, heads + 2 kv_heads, d]`, with
+/// the first of `weights [d]` for queries and the second for keys; values stay as they are.
 ///
 /// # Panics
 ///

@@ -256,8 +256,8 @@ pub trait LocalKernels: Backend {
         plain::cross_entropy::sums::<Self>(logits, max, labels, first_row, valid)
     }
 
-    /// [`vocab_maximum`](Self::vocab_maximum) and [`vocab_sums`](Self::vocab_sums) with it, where no other rank has a part
-    /// of the vocabulary.
+    /// [`vocab_maximum`](Self::vocab_maximum) and [`vocab_sums`](Self::vocab_sums) with it, where no other rank has a
+    /// part of the vocabulary.
     fn vocab_statistics(
         logits: FloatTensor<Self>,
         labels: IntTensor<Self>,
@@ -268,8 +268,8 @@ pub trait LocalKernels: Backend {
         [max.clone(), Self::vocab_sums(logits, max, labels, first_row, valid)]
     }
 
-    /// Gradient of the cross-entropy in `logits`, from the log-sum-exp over the whole vocabulary and the gradient of the
-    /// loss, both `[s, b]`.
+    /// Gradient of the cross-entropy in `logits`, from the log-sum-exp over the whole vocabulary and the gradient of
+    /// the loss, both `[s, b]`.
     fn vocab_logits_grad(
         logits: FloatTensor<Self>,
         lse: FloatTensor<Self>,

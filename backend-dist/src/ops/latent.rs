@@ -1,5 +1,5 @@
-//! Keys and values of latent attention, as one node of the graph: in separate operations the shared key is copied for every
-//! head, and its gradient and those of keys and values are put together from pieces.
+//! Keys and values of latent attention, as one node of the graph: in separate operations the shared key is copied for
+//! every head, and its gradient and those of keys and values are put together from pieces.
 
 use burn::backend::{
     Autodiff, Backend, Dispatch, Flex, Shape, Slice, TensorMetadata,
@@ -21,8 +21,8 @@ use super::{
 
 /// Keys `[s, b, heads, rotated + own]` and values `[s, b, heads, value]`. A head of `kv [s, b, heads, own + value]` is
 /// `[own | value]`, and a key `[rotated | own]` with the rotated part of all heads made of `shared [s, b, rotated]`, as
-/// [`rope`](super::rope) does, by the angles `cos, sin [s, rotated / 2]`, or `[s b, rotated / 2]` if samples have their own. No
-/// gradient flows into these. Both results must be used.
+/// [`rope`](super::rope) does, by the angles `cos, sin [s, rotated / 2]`, or `[s b, rotated / 2]` if samples have their
+/// own. No gradient flows into these. Both results must be used.
 ///
 /// # Panics
 ///

@@ -1,8 +1,8 @@
 //! Gradients of parameters that are summed up in place, in f32, instead of being returned by the backward pass.
 //!
 //! As Megatron-LM's `main_grad` (`LinearWithGradAccumulationAndAsyncCommunication` in
-//! `megatron/core/tensor_parallel/layers.py`): the weight's gradient never exists by itself, its product adds to the sum
-//! over micro-batches. Only on CUDA; elsewhere gradients come in [`Gradients`](burn::tensor::Gradients).
+//! `megatron/core/tensor_parallel/layers.py`): the weight's gradient never exists by itself, its product adds to the
+//! sum over micro-batches. Only on CUDA; elsewhere gradients come in [`Gradients`](burn::tensor::Gradients).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -82,8 +82,8 @@ fn can_write(_: &Tensor<1>) -> bool {
 }
 
 /// From now on, on this thread, gradients of the leaf `w` that the operations of this crate compute go to `place`; what
-/// other operations compute for it is registered in [`Gradients`](burn::tensor::Gradients) as ever. A second call for the
-/// same leaf replaces its place.
+/// other operations compute for it is registered in [`Gradients`](burn::tensor::Gradients) as ever. A second call for
+/// the same leaf replaces its place.
 ///
 /// # Panics
 ///

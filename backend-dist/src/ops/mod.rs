@@ -2,10 +2,10 @@
 //!
 //! Every operation exists in three layers:
 //!
-//! 1. [`LocalKernels`]: forward and gradients on one backend. The default bodies (module `plain`) are the formulas written
-//!    with Burn's primitives and serve every backend; module `flex` replaces them with tight loops on the CPU.
-//! 2. `LocalOps`: the operations as Burn backend extensions. Concrete backends call their kernels, `Autodiff` records one
-//!    node per operation and calls the gradient kernels, computing only the gradients some parent asks for.
+//! 1. [`LocalKernels`]: forward and gradients on one backend. The default bodies (module `plain`) are the formulas
+//!    written with Burn's primitives and serve every backend; module `flex` replaces them with tight loops on the CPU.
+//! 2. `LocalOps`: the operations as Burn backend extensions. Concrete backends call their kernels, `Autodiff` records
+//!    one node per operation and calls the gradient kernels, computing only the gradients some parent asks for.
 //! 3. The public functions of this module, on [`Tensor`](burn::tensor::Tensor).
 //!
 //! Activations are `[sequence, batch, hidden]`, linear weights `[out, in]`, attention inputs

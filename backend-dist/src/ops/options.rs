@@ -30,8 +30,8 @@ impl AttentionOptions {
         Self { scale: 1.0 / (head_dim as f64).sqrt(), causal: true, window: None, dropout: None }
     }
 
-    /// The half-open range of `keys` keys which the query at position `i` may see, empty if it sees none. Both ends grow
-    /// with `i`.
+    /// The half-open range of `keys` keys which the query at position `i` may see, empty if it sees none. Both ends
+    /// grow with `i`.
     pub(crate) fn visible(&self, i: i64, keys: usize) -> (usize, usize) {
         let reach = self.window.map_or(i64::MAX, |window| i64::try_from(window).unwrap_or(i64::MAX));
         let high = if self.causal { i + 1 } else { i.saturating_add(reach) };
@@ -59,9 +59,9 @@ impl Place {
 }
 
 /// Dropout of attention weights: after the softmax a weight becomes zero with probability `p`, else it is divided by
-/// `1 - p`. Which ones is a function of the seed and the weight's place `[sample, head, query, key]` in the global tensor,
-/// so ranks with other samples or heads draw the mask of one rank that has them all, and a forward pass that is repeated
-/// drops the same. The rule is that of [`DropKey`](super::DropKey).
+/// `1 - p`. Which ones is a function of the seed and the weight's place `[sample, head, query, key]` in the global
+/// tensor, so ranks with other samples or heads draw the mask of one rank that has them all, and a forward pass that is
+/// repeated drops the same. The rule is that of [`DropKey`](super::DropKey).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionDropout {
     /// Probability in `0..1`, rounded to f32.
@@ -94,7 +94,8 @@ impl AttentionDropout {
     }
 }
 
-/// How many query and key/value heads lie side by side in a packed `[s, b, heads + 2 kv_heads, d]` tensor `[q | k | v]`.
+/// How many query and key/value heads lie side by side in a packed `[s, b, heads + 2 kv_heads, d]` tensor `[q | k |
+/// v]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedHeads {
     /// Query heads.

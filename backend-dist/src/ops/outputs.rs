@@ -1,6 +1,6 @@
-//! Operations with several outputs. A node of Burn's graph has one: the others are nodes behind it, which find their values
-//! beside it and leave their gradients there. Nodes run from the last to the first, so that the operation's own node finds
-//! all of them.
+//! Operations with several outputs. A node of Burn's graph has one: the others are nodes behind it, which find their
+//! values beside it and leave their gradients there. Nodes run from the last to the first, so that the operation's own
+//! node finds all of them.
 
 use std::any::Any;
 use std::fmt;

@@ -1,9 +1,9 @@
 //! How a product is cut into two, so that an exchange runs beside one of them. Pure arithmetic.
 //!
-//! On Hopper the library's products take all multiprocessors until they end, and an exchange needs some for itself: beside a
-//! product that was not told to leave it any it only makes the product end later
-//! (<https://github.com/pytorch/pytorch/issues/143988>). One that leaves some is slower all the time. So what runs beside an
-//! exchange should take about as long as the exchange, and the rest follows with all multiprocessors.
+//! On Hopper the library's products take all multiprocessors until they end, and an exchange needs some for itself:
+//! beside a product that was not told to leave it any it only makes the product end later
+//! (<https://github.com/pytorch/pytorch/issues/143988>). One that leaves some is slower all the time. So what runs
+//! beside an exchange should take about as long as the exchange, and the rest follows with all multiprocessors.
 
 /// Bytes per second between the GPUs of a host, roughly: what NCCL reaches over NVLink 4 while nothing else runs.
 const ALONE: f64 = 280e9;
@@ -43,8 +43,8 @@ impl Product {
         (tiles as f64 / (PROCESSORS - left) as f64).max(0.5) * tile
     }
 
-    /// How many of the rows come first and leave multiprocessors to an exchange of `bytes` that runs beside them; the rest
-    /// follows. All of them if the exchange takes longer, none if it is not worthwhile.
+    /// How many of the rows come first and leave multiprocessors to an exchange of `bytes` that runs beside them; the
+    /// rest follows. All of them if the exchange takes longer, none if it is not worthwhile.
     pub(crate) fn beside(&self, bytes: usize) -> usize {
         let exchange = exchange_seconds(bytes, BESIDE);
         let seconds = |first: usize| {
@@ -61,9 +61,9 @@ impl Product {
     }
 }
 
-/// Whether experts with this many features outside and inside are cut into two pieces because of an exchange of `bytes` for
-/// each rank. Of the four exchanges in a layer's passes the time of one and a half is hidden then, but what runs beside has
-/// fewer multiprocessors, and each of six products more ends while some multiprocessors compute a last tile.
+/// Whether experts with this many features outside and inside are cut into two pieces because of an exchange of `bytes`
+/// for each rank. Of the four exchanges in a layer's passes the time of one and a half is hidden then, but what runs
+/// beside has fewer multiprocessors, and each of six products more ends while some multiprocessors compute a last tile.
 pub fn is_worth_a_piece(bytes: usize, [hidden, intermediate]: [usize; 2]) -> bool {
     let taken = exchange_seconds(bytes, BESIDE) * LEFT as f64 / PROCESSORS as f64;
     // Forward, and gradients of rows, whose inner dimension is twice as long where gate and up are one.

@@ -38,7 +38,8 @@ pub enum Exit {
     Own,
     /// It is a summand: all ranks get the sum of theirs, whose gradient is the gradient of each.
     Reduced(Group),
-    /// It is a summand: each rank gets its part of the sequence, dimension 0, of the sum; the gradients are joined again.
+    /// It is a summand: each rank gets its part of the sequence, dimension 0, of the sum; the gradients are joined
+    /// again.
     Scattered(Group),
 }
 

@@ -39,9 +39,9 @@ pub enum Prologue {
     Gelu(GeluKind),
     /// [`attention_packed`](super::attention_packed) of `[s, b, heads + 2 kv_heads, d]`, its heads side by side.
     Attention(PackedHeads, AttentionOptions),
-    /// [`attention_in_context`](super::context::attention_in_context) of `[s, b, heads + 2 kv_heads, d]`, its heads side by
-    /// side. Where ranks share sequences or documents are told apart it is always made again in the backward pass, on all
-    /// ranks of the context with its exchanges; else it is [`Prologue::Attention`].
+    /// [`attention_in_context`](super::context::attention_in_context) of `[s, b, heads + 2 kv_heads, d]`, its heads
+    /// side by side. Where ranks share sequences or documents are told apart it is always made again in the backward
+    /// pass, on all ranks of the context with its exchanges; else it is [`Prologue::Attention`].
     AttentionInContext(PackedHeads, AttentionOptions, Option<ContextParallel>, Option<Documents>),
 }
 
@@ -156,8 +156,8 @@ impl Step {
         }
     }
 
-    /// Gradients of the input and of the parameters, those that are needed; `grad` has the shape of the output. `other` is
-    /// added to that of a norm's input.
+    /// Gradients of the input and of the parameters, those that are needed; `grad` has the shape of the output. `other`
+    /// is added to that of a norm's input.
     pub fn grads<B: ResidualKernels, const N: usize>(
         self,
         x: FloatTensor<B>,

@@ -1,5 +1,5 @@
-//! Features of a projection apart from each other, as one node of the graph: the gradients of separate slices are as wide as
-//! the projection and mostly zeros.
+//! Features of a projection apart from each other, as one node of the graph: the gradients of separate slices are as
+//! wide as the projection and mostly zeros.
 
 use burn::backend::{
     Autodiff, Backend, Dispatch, Flex, Slice,

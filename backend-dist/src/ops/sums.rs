@@ -1,6 +1,6 @@
-//! Sums in an order that never changes, and what is made of them. Burn's own reductions and products on GPUs are not like
-//! this: which kernel takes a sum is decided by time when it is met first, another thread that meets it meanwhile takes yet
-//! another, and some kernels add up as they come.
+//! Sums in an order that never changes, and what is made of them. Burn's own reductions and products on GPUs are not
+//! like this: which kernel takes a sum is decided by time when it is met first, another thread that meets it meanwhile
+//! takes yet another, and some kernels add up as they come.
 
 use burn::backend::{
     Autodiff, Backend, Dispatch, Flex, Shape, TensorMetadata,

@@ -87,8 +87,8 @@ fn activation_kernels() {
     }
 }
 
-/// Compares forward and backward pass of attention with the plain ones, and gives what these do: output and log-sum-exp, and
-/// the gradients.
+/// Compares forward and backward pass of attention with the plain ones, and gives what these do: output and
+/// log-sum-exp, and the gradients.
 fn same_attention(
     parts: [FlexTensor; 3],
     grad: FlexTensor,

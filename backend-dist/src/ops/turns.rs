@@ -1,7 +1,8 @@
 //! In how many products a matrix is computed whose parts, one for each rank, copy engines exchange. Pure arithmetic.
 //!
-//! Copies need no multiprocessors, so unlike beside NCCL's kernels (`pieces`) products run at their full rate, and parts may
-//! come one by one. What more products cost is the last round of tiles of each, which leaves multiprocessors without work.
+//! Copies need no multiprocessors, so unlike beside NCCL's kernels (`pieces`) products run at their full rate, and
+//! parts may come one by one. What more products cost is the last round of tiles of each, which leaves multiprocessors
+//! without work.
 
 use super::pieces::{PIECE, Product};
 use std::ops::Range;
@@ -19,8 +20,9 @@ pub(crate) const LEAST: usize = 1 << 20;
 /// Up to as many parts all ways to join neighbours in a product are tried.
 const MANY: usize = 8;
 
-/// How many parts each product has, in the order in which they come: the rank's own part first, by itself, then those of the
-/// ranks behind it. One product of all if that is quicker. A part has `bytes` in front of the product, which is that of all parts.
+/// How many parts each product has, in the order in which they come: the rank's own part first, by itself, then those
+/// of the ranks behind it. One product of all if that is quicker. A part has `bytes` in front of the product, which is
+/// that of all parts.
 pub(crate) fn gathered(parts: usize, product: &Product, bytes: usize) -> Vec<usize> {
     let seconds = |sizes: &[usize]| {
         let (mut now, mut there) = (0.0f64, 0);
@@ -37,8 +39,8 @@ pub(crate) fn gathered(parts: usize, product: &Product, bytes: usize) -> Vec<usi
     quickest(rest.chain([vec![parts]]), seconds)
 }
 
-/// The same for products whose results are summed up over the ranks: the parts of the ranks behind come first, the rank's own
-/// last. A part has `bytes` behind the product, and what does not need the sum takes `after` seconds.
+/// The same for products whose results are summed up over the ranks: the parts of the ranks behind come first, the
+/// rank's own last. A part has `bytes` behind the product, and what does not need the sum takes `after` seconds.
 pub(crate) fn scattered(parts: usize, product: &Product, bytes: usize, after: f64) -> Vec<usize> {
     let sum = (parts + 1) as f64 * bytes as f64 / SUMMED;
     let seconds = |sizes: &[usize]| {

@@ -1,5 +1,5 @@
-//! Weight gradients later than the gradients of inputs: the backward pass of a zero-bubble pipeline schedule in two parts
-//! (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+//! Weight gradients later than the gradients of inputs: the backward pass of a zero-bubble pipeline schedule in two
+//! parts (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
 
 use std::cell::RefCell;
 use std::fmt;
@@ -16,8 +16,8 @@ thread_local! {
     static QUEUE: RefCell<Option<Vec<Job>>> = const { RefCell::new(None) };
 }
 
-/// Runs `backward` without the weight gradients of [`linear`](super::linear) and [`linear_with`](super::linear_with), and
-/// returns them as work to be done. All other gradients are complete in the result of `backward`.
+/// Runs `backward` without the weight gradients of [`linear`](super::linear) and [`linear_with`](super::linear_with),
+/// and returns them as work to be done. All other gradients are complete in the result of `backward`.
 ///
 /// The deferred work holds each layer's input and output gradient. Weights that are not leaves of the graph are not
 /// deferred, since others wait for their gradients.

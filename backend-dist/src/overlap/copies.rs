@@ -1,5 +1,5 @@
-//! What copy engines carry, and parts of the activations of tensor parallelism, exchanged by them beside the products that make
-//! or need them.
+//! What copy engines carry, and parts of the activations of tensor parallelism, exchanged by them beside the products
+//! that make or need them.
 //!
 //! Matrices are `[rows, columns]` without gaps; a whole one is the parts of all members one after the other. Member
 //! `rank + offset` is met at `offset`, so that at any time every member is copied from by one other.
@@ -22,8 +22,8 @@ pub(crate) fn carry_from(x: &CubeTensor, group: &Group) -> bool {
     connect(group, gpu_of(&x.device)).is_some_and(|link| carry(&link, group))
 }
 
-/// Writes every member's `part` to its place in `whole`: those of offset 1, 2 and so on, and last this member's own, each with
-/// what tells that it is there.
+/// Writes every member's `part` to its place in `whole`: those of offset 1, 2 and so on, and last this member's own,
+/// each with what tells that it is there.
 pub(crate) fn gather(part: &CubeTensor, whole: &CubeTensor, group: &Group) -> Vec<Pending> {
     let (size, rank, bytes) = (group.size(), group.rank(), bytes(part));
     assert_eq!(bytes * size, self::bytes(whole), "a gather over {group:?}");
@@ -31,8 +31,8 @@ pub(crate) fn gather(part: &CubeTensor, whole: &CubeTensor, group: &Group) -> Ve
     begin(DeviceOpKind::AllGather(0), [part, whole], bytes, pulls.collect(), true, group)
 }
 
-/// Copies this member's part of the `staged` matrices of the members at `-offset`, for these offsets, to places `offset - 1` of
-/// `arrived`.
+/// Copies this member's part of the `staged` matrices of the members at `-offset`, for these offsets, to places
+/// `offset - 1` of `arrived`.
 pub(crate) fn collect(
     staged: &CubeTensor,
     arrived: &CubeTensor,
@@ -46,9 +46,9 @@ pub(crate) fn collect(
     begin(DeviceOpKind::ReduceScatter(0), [staged, arrived], bytes, pulls.collect(), false, group).pop()
 }
 
-/// Queues copies of runs of so many `bytes`, of which `source` is made, to `target`, behind what the compute stream has queued so
-/// far: from which member, which of its runs, to which byte. With `each` there is one to wait for behind every copy, else one
-/// behind all.
+/// Queues copies of runs of so many `bytes`, of which `source` is made, to `target`, behind what the compute stream has
+/// queued so far: from which member, which of its runs, to which byte. With `each` there is one to wait for behind
+/// every copy, else one behind all.
 fn begin(
     kind: DeviceOpKind,
     [source, target]: [&CubeTensor; 2],

@@ -1,7 +1,7 @@
 //! Pieces of the activations of tensor parallelism, exchanged beside the products that make or need them.
 //!
-//! Matrices are `[rows, columns]` without gaps; a whole one is the parts of all members one after the other, and piece `i`
-//! of it is piece `i` of every part. See [`Cut`].
+//! Matrices are `[rows, columns]` without gaps; a whole one is the parts of all members one after the other, and piece
+//! `i` of it is piece `i` of every part. See [`Cut`].
 
 use super::{Pending, begin_piece};
 use crate::comm::{DeviceOpKind, Group, ReduceOp};
@@ -55,8 +55,8 @@ pub(crate) fn gather(part: &CubeTensor, whole: &CubeTensor, cut: Cut, piece: usi
     })
 }
 
-/// Writes piece `piece` of this member's part of the sum of all members' `staged` to its place in `part`. Pieces of `staged`
-/// lie one after the other ([`Cut::staged`]).
+/// Writes piece `piece` of this member's part of the sum of all members' `staged` to its place in `part`. Pieces of
+/// `staged` lie one after the other ([`Cut::staged`]).
 pub(crate) fn scatter(staged: &CubeTensor, part: &CubeTensor, cut: Cut, piece: usize, group: &Group) -> Pending {
     let columns = row(part, cut.part);
     assert_eq!([cut.parts, columns], [group.size(), row(staged, cut.part * cut.parts)], "a sum over {group:?}");
@@ -67,7 +67,8 @@ pub(crate) fn scatter(staged: &CubeTensor, part: &CubeTensor, cut: Cut, piece: u
     let lengths = buffers.each_ref().map(elements);
     let shape = [cut.parts * cut.rows(piece), columns];
     begin_piece(DeviceOpKind::ReduceScatter(0), &shape, buffers, lengths, group, move |[from, to], comm, stream| {
-        // SAFETY: a piece has `count` elements for each member and lies within the staged ones, `count` within the part.
+        // SAFETY: a piece has `count` elements for each member and lies within the staged ones, `count` within the
+        // part.
         unsafe {
             let [from, to] = [from.byte_add(from_start), to.byte_add(to_start)];
             nccl::reduce_scatter(from, to, count, data_type, op, comm, stream)

@@ -8,8 +8,8 @@ use crate::ops::moe::Splits;
 use crate::profile;
 use burn_cubecl::tensor::CubeTensor;
 
-/// Rows of the matrix `from`, from row `first` on, to rows of `to`, from row `at` on. Both are without gaps, of one type and
-/// width.
+/// Rows of the matrix `from`, from row `first` on, to rows of `to`, from row `at` on. Both are without gaps, of one
+/// type and width.
 pub(crate) struct Rows {
     pub from: CubeTensor,
     pub first: usize,

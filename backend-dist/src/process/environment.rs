@@ -119,8 +119,8 @@ impl ProcessWorld {
     }
 }
 
-/// Refuses processes that have been started together and cannot find each other: each would do all of the work, into the same
-/// folders.
+/// Refuses processes that have been started together and cannot find each other: each would do all of the work, into
+/// the same folders.
 fn alone(variables: &BTreeMap<String, String>) -> Result<(), EnvironmentError> {
     for variable in ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"] {
         let processes: usize = variables.get(variable).and_then(|number| number.trim().parse().ok()).unwrap_or(1);

@@ -159,8 +159,8 @@ impl Processes {
         Ok(done)
     }
 
-    /// What process 0 makes of something before the launch, in all processes. If it fails there, the run fails everywhere.
-    /// `name` is as for a [`channel`](Self::channel).
+    /// What process 0 makes of something before the launch, in all processes. If it fails there, the run fails
+    /// everywhere. `name` is as for a [`channel`](Self::channel).
     ///
     /// # Errors
     /// In process 0 its own; in the others, as `E` from a [`RunError`], the same.

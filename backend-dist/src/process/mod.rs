@@ -1,9 +1,9 @@
 //! Several processes, on one host or many, that make up one world of ranks.
 //!
-//! [`ProcessWorld`] is what the launcher says of this process: torchrun, srun, or whatever sets the same variables. With
-//! `P` processes and a mesh of `N` ranks, process `p` hosts ranks `p·N/P` up to `(p + 1)·N/P - 1`; so one process for
-//! all GPUs of a host, one per GPU and anything between are the same program. [`Processes`] is the world after all of
-//! them have met; [`Processes::launch`] runs the ranks that live here.
+//! [`ProcessWorld`] is what the launcher says of this process: torchrun, srun, or whatever sets the same variables.
+//! With `P` processes and a mesh of `N` ranks, process `p` hosts ranks `p·N/P` up to `(p + 1)·N/P - 1`; so one process
+//! for all GPUs of a host, one per GPU and anything between are the same program. [`Processes`] is the world after all
+//! of them have met; [`Processes::launch`] runs the ranks that live here.
 
 mod environment;
 mod joined;

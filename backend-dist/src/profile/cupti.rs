@@ -1,7 +1,7 @@
 //! CUPTI's activity API, opened while the program runs: what ran on the GPUs, and which call launched it.
 //!
-//! Prototypes are those of `cupti_activity.h`, the same in CUDA 12 and 13. Only tracing is used, which needs no rights that
-//! hardware counters would.
+//! Prototypes are those of `cupti_activity.h`, the same in CUDA 12 and 13. Only tracing is used, which needs no rights
+//! that hardware counters would.
 
 use super::record::{LONGEST, OURS, Record, decode, kind};
 use libloading::Library;

@@ -12,8 +12,8 @@ use std::sync::{Mutex, PoisonError};
 /// Operations and the events before and after them, as integers so that they can cross threads.
 static EVENTS: Mutex<Vec<(u64, usize)>> = Mutex::new(Vec::new());
 
-/// Records an event for an operation on the compute stream; on the device's thread. Without an event the operation has no
-/// time.
+/// Records an event for an operation on the compute stream; on the device's thread. Without an event the operation has
+/// no time.
 pub(super) fn record(id: u64, stream: Option<CUstream>) {
     let Some(stream) = stream else { return };
     let Ok(event) = driver::event::create(CUevent_flags::CU_EVENT_DEFAULT) else { return };

@@ -2,8 +2,8 @@
 
 /// The function of a C++ symbol without its parameters and template arguments; other names as they are.
 ///
-/// Follows the grammar of the Itanium C++ ABI (5.1, "External Names") as far as kernels' names go: `_Z`, then either a length
-/// and a name, or `N`, lengths and names, and an end.
+/// Follows the grammar of the Itanium C++ ABI (5.1, "External Names") as far as kernels' names go: `_Z`, then either a
+/// length and a name, or `N`, lengths and names, and an end.
 pub fn readable(symbol: &str) -> String {
     let Some(rest) = symbol.strip_prefix("_Z") else { return symbol.into() };
     let mut rest = rest.strip_prefix('N').unwrap_or(rest).trim_start_matches(['K', 'V', 'r', 'L']);

@@ -1,10 +1,11 @@
-//! What the GPUs of this process did during some steps: every kernel with its times, and the operation that launched it.
+//! What the GPUs of this process did during some steps: every kernel with its times, and the operation that launched
+//! it.
 //!
-//! While a [`Session`] runs, operations are noted where they are issued, with the work they have to do at least. A note is a
-//! mark on CubeCL's thread before and after everything the operation issues; since a rank's launches all happen there in the
-//! order of issue, what lies between belongs to the operation. With CUPTI (NVIDIA's profiling library) the marks are external
-//! correlation ids, which come back with every kernel. Without it they are events on the compute stream, which see the
-//! operations but no kernels, and of exchanges only what the compute stream waits for.
+//! While a [`Session`] runs, operations are noted where they are issued, with the work they have to do at least. A note
+//! is a mark on CubeCL's thread before and after everything the operation issues; since a rank's launches all happen
+//! there in the order of issue, what lies between belongs to the operation. With CUPTI (NVIDIA's profiling library) the
+//! marks are external correlation ids, which come back with every kernel. Without it they are events on the compute
+//! stream, which see the operations but no kernels, and of exchanges only what the compute stream waits for.
 
 #[cfg(feature = "cuda")]
 mod cupti;

@@ -56,8 +56,8 @@ pub(crate) struct Open {
     thread: PhantomData<*const ()>,
 }
 
-/// Notes that this thread begins an operation on the GPU of `near`; `None` while nobody profiles. What an operation inside
-/// another one launches is the inner one's.
+/// Notes that this thread begins an operation on the GPU of `near`; `None` while nobody profiles. What an operation
+/// inside another one launches is the inner one's.
 #[inline]
 pub(crate) fn operation(near: &CubeTensor, what: impl FnOnce() -> Operation) -> Option<Open> {
     let marks = match MARKS.load(Ordering::Relaxed) {

@@ -1,8 +1,8 @@
 //! CUPTI's activity records as bytes. Pure.
 //!
-//! The fields read here have kept their places from CUDA 9 (`CUpti_ActivityKernel4`) to CUDA 13.5 (`CUpti_ActivityKernel13`,
-//! `CUpti_ActivityMemcpy7`, `CUpti_ActivityMemset5`): newer records only grow at their ends. Offsets are those of
-//! `cupti_activity.h`, whose structs are packed.
+//! The fields read here have kept their places from CUDA 9 (`CUpti_ActivityKernel4`) to CUDA 13.5
+//! (`CUpti_ActivityKernel13`, `CUpti_ActivityMemcpy7`, `CUpti_ActivityMemset5`): newer records only grow at their ends.
+//! Offsets are those of `cupti_activity.h`, whose structs are packed.
 
 use super::{Noted, Profile, Source, Span};
 use std::collections::HashMap;
@@ -88,8 +88,8 @@ fn copy_name(kind: u8) -> &'static str {
     }
 }
 
-/// The profile of `window` (start and end on the records' clock) from its records and notes, in whichever order they come;
-/// `noted` are operations and their ids, `name` reads a kernel's name.
+/// The profile of `window` (start and end on the records' clock) from its records and notes, in whichever order they
+/// come; `noted` are operations and their ids, `name` reads a kernel's name.
 pub(super) fn assemble(
     source: Source,
     window: [u64; 2],

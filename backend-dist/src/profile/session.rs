@@ -7,7 +7,8 @@ use cudarc::driver::result as driver;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-/// Profiles all GPUs of this process. One at a time; its methods are called on one thread while all ranks of the process wait.
+/// Profiles all GPUs of this process. One at a time; its methods are called on one thread while all ranks of the
+/// process wait.
 #[derive(Debug)]
 pub struct Session {
     source: Source,

@@ -33,8 +33,8 @@ pub struct Split {
     pub padded: usize,
 }
 
-/// A slice as rows of one length: local element `row * width + column` is global element `first + row * stride + column` if
-/// `column < used`, else padding.
+/// A slice as rows of one length: local element `row * width + column` is global element `first + row * stride +
+/// column` if `column < used`, else padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rows {
     pub first: usize,

@@ -71,17 +71,17 @@ pub struct ParamSpec {
     pub id: u64,
     /// The slices of global tensors that the parameter is made of, in order.
     pub sections: Vec<Section>,
-    /// The parameter is applied to another part of the activations on each tensor parallel rank, so its gradient is a sum
-    /// over that group: norm weights, biases after a row-parallel layer and positions under sequence parallelism; norms
-    /// of the rank's own heads always.
+    /// The parameter is applied to another part of the activations on each tensor parallel rank, so its gradient is a
+    /// sum over that group: norm weights, biases after a row-parallel layer and positions under sequence parallelism;
+    /// norms of the rank's own heads always.
     pub partial_gradient: bool,
     /// Where it is used.
     pub unit: Unit,
     /// Weight decay applies; false for one-dimensional parameters, as in Megatron-LM
     /// (`megatron/core/optimizer/__init__.py`).
     pub weight_decay: bool,
-    /// Gradients change it; false for state that a model keeps with its weights, such as the bias of a router that balances
-    /// its experts.
+    /// Gradients change it; false for state that a model keeps with its weights, such as the bias of a router that
+    /// balances its experts.
     pub trained: bool,
 }
 

@@ -6,8 +6,8 @@ use backend_dist::ops::PackedHeads;
 use backend_dist::ops::context::CpCommType;
 use case::{BATCH, Case, alone, formula, same, together};
 
-/// Causal, window, documents, and both; each sample has documents of its own, one with borders between and inside chunks, one
-/// with documents of a single token.
+/// Causal, window, documents, and both; each sample has documents of its own, one with borders between and inside
+/// chunks, one with documents of a single token.
 fn masks(positions: usize, heads: PackedHeads, lengths: [usize; 2]) -> Vec<Case> {
     let starts = vec![vec![0, positions / 4, positions / 2 - 1], vec![0, 1, 2, positions - 3]];
     assert_eq!(starts.len(), BATCH);

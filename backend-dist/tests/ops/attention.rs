@@ -121,8 +121,8 @@ fn strided_and_packed_inputs() {
     }
 }
 
-/// What dropout multiplies every weight with, `[b, h, s, s]`: attention with equal weights over values that are the rows of
-/// the unit matrix gives the weights.
+/// What dropout multiplies every weight with, `[b, h, s, s]`: attention with equal weights over values that are the
+/// rows of the unit matrix gives the weights.
 fn mask(s: usize, b: usize, h: usize, dropout: AttentionDropout) -> Tensor<4> {
     let device = Device::flex().autodiff();
     let zeros = Tensor::<4>::zeros([s, b, h, 1], (&device, DType::F64));

@@ -1,4 +1,5 @@
-//! FP8 linear layers against their definition: every operand replaced by the nearest number of a table, and f64 products.
+//! FP8 linear layers against their definition: every operand replaced by the nearest number of a table, and f64
+//! products.
 
 use crate::compare::{leaf, numbers, values};
 use backend_dist::comm::Group;

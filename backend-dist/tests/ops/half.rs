@@ -12,8 +12,8 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 /// Types and half the distance of 1 and the next larger number.
 const TYPES: [(DType, f64); 2] = [(DType::BF16, 1.0 / 256.0), (DType::F16, 1.0 / 2048.0)];
 
-/// The operation on inputs that both types hold exactly. A gradient may be off by the rounding of itself, of the output's
-/// gradient and of what the forward pass has kept.
+/// The operation on inputs that both types hold exactly. A gradient may be off by the rounding of itself, of the
+/// output's gradient and of what the forward pass has kept.
 fn check(name: &str, sizes: &[usize], op: impl Fn(Vec<Tensor<1>>) -> Tensor<1>) {
     let tracked = vec![true; sizes.len()];
     for (dtype, eps) in TYPES {

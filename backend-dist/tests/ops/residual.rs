@@ -1,5 +1,5 @@
-//! Norms and sums in the residual stream are the separate operations, bit for bit, whatever wants a gradient, is computed
-//! again, deferred or exchanged.
+//! Norms and sums in the residual stream are the separate operations, bit for bit, whatever wants a gradient, is
+//! computed again, deferred or exchanged.
 
 use crate::compare::{leaf, numbers, values};
 use backend_dist::launch::launch;

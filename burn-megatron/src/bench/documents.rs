@@ -13,8 +13,8 @@ use crate::engine::packed_length;
 use crate::schedule::Effort;
 use crate::schedule::dynamic_context::{DynamicContext, TooLong};
 
-/// How long the documents of random tokens are: `lognormal:MEAN,SIGMA`, the distribution of Megatron's mock data for variable
-/// lengths (`--sft-mock-dataset-config-json`, there with a `lognormal_sigma` of 1.1).
+/// How long the documents of random tokens are: `lognormal:MEAN,SIGMA`, the distribution of Megatron's mock data for
+/// variable lengths (`--sft-mock-dataset-config-json`, there with a `lognormal_sigma` of 1.1).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DocumentLengths {
     /// Mean, tokens.
@@ -79,8 +79,8 @@ pub struct DocumentReport {
 }
 
 impl DocumentReport {
-    /// Of the samples of `data` from `first` on that `steps` steps of `config` take; `None` where these are one document each.
-    /// `on_gpus` is where rows are filled up to more.
+    /// Of the samples of `data` from `first` on that `steps` steps of `config` take; `None` where these are one
+    /// document each. `on_gpus` is where rows are filled up to more.
     pub fn of(config: &RunConfig, data: &dyn TokenDataset, first: usize, steps: usize, on_gpus: bool) -> Option<Self> {
         let training = &config.training;
         if !config.data.reset_attention_mask || data.is_empty() || steps == 0 {

@@ -62,8 +62,9 @@ pub struct Measured {
     pub profile: Option<Profile>,
 }
 
-/// Trains `timing` steps of `config` on `data`, rank `r` on `devices[r % devices.len()]`. `told` hears of every step on rank
-/// 0: its number from 1, its loss, its seconds. `log.trace` has the timeline of some steps before the clock starts.
+/// Trains `timing` steps of `config` on `data`, rank `r` on `devices[r % devices.len()]`. `told` hears of every step on
+/// rank 0: its number from 1, its loss, its seconds. `log.trace` has the timeline of some steps before the clock
+/// starts.
 ///
 /// # Errors
 /// A layout or a batch that cannot be, or what went wrong on a rank.

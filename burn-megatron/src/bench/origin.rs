@@ -42,8 +42,8 @@ fn quoted(word: String) -> String {
     if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
-/// The commit that the build was told (`BURN_MEGATRON_COMMIT` when it was compiled), or the one that the process is told
-/// now, or that of this repository's checkout where the process runs.
+/// The commit that the build was told (`BURN_MEGATRON_COMMIT` when it was compiled), or the one that the process is
+/// told now, or that of this repository's checkout where the process runs.
 fn commit() -> String {
     let told = option_env!("BURN_MEGATRON_COMMIT").map(String::from);
     told.or_else(|| std::env::var("BURN_MEGATRON_COMMIT").ok())

@@ -76,11 +76,11 @@ fn given(overrides: &Overrides, path: &str) -> bool {
     overrides.iter().any(|(key, _)| key == path)
 }
 
-/// The recipe on `ranks` ranks for `steps` steps, with `overrides` on top. Where they do not say otherwise, the ranks that
-/// tensor and pipeline parallelism leave are replicas; a step takes the recipe's rows for each rank, in a pipeline four
-/// micro-batches for each stage, whose layers are divided by what they cost. Micro-batch, ZeRO and recomputation are the
-/// first on the [`ladder`] that fits into `memory` bytes: the recipe's micro-batch if it costs no recomputation that half of
-/// it would spare, and so on.
+/// The recipe on `ranks` ranks for `steps` steps, with `overrides` on top. Where they do not say otherwise, the ranks
+/// that tensor and pipeline parallelism leave are replicas; a step takes the recipe's rows for each rank, in a pipeline
+/// four micro-batches for each stage, whose layers are divided by what they cost. Micro-batch, ZeRO and recomputation
+/// are the first on the [`ladder`] that fits into `memory` bytes: the recipe's micro-batch if it costs no recomputation
+/// that half of it would spare, and so on.
 ///
 /// # Errors
 /// Keys that contradict each other, or a model that does not fit however it is cut.

@@ -202,8 +202,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// What follows from what was seen. `planned` are the bytes of the fullest rank by the plan. Attention inside `documents`
-    /// counts as what they are long.
+    /// What follows from what was seen. `planned` are the bytes of the fullest rank by the plan. Attention inside
+    /// `documents` counts as what they are long.
     pub fn new(
         config: &RunConfig,
         setup: Setup,

@@ -3,8 +3,8 @@
 use super::DocumentLengths;
 use crate::data::{Sample, TokenDataset};
 
-/// Rows of random tokens, the same in every run. Small ids are frequent and large ones rare, about as in a text, so that
-/// the loss falls when the model learns.
+/// Rows of random tokens, the same in every run. Small ids are frequent and large ones rare, about as in a text, so
+/// that the loss falls when the model learns.
 #[derive(Clone, Copy, Debug)]
 pub struct SyntheticTokens {
     vocabulary: usize,

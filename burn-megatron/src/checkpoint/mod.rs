@@ -27,10 +27,11 @@
 //! A key is the kind of a tensor, its global name, and the box if it is not the whole tensor:
 //! `exp_avg/layers.0.attention.q_proj.weight[0:512,0:1024]`.
 //!
-//! **What is promised.** A save is written to a temporary folder, made durable, renamed, and only then named by `latest`.
-//! A process that is killed or a machine that loses power at any point leaves the previous checkpoint or the new one,
-//! whole; a save that fails says why and leaves the previous one. A deleted checkpoint loses its name before its files. A
-//! checkpoint that is opened has all its files and every element of every tensor, or the error names what is missing.
+//! **What is promised.** A save is written to a temporary folder, made durable, renamed, and only then named by
+//! `latest`. A process that is killed or a machine that loses power at any point leaves the previous checkpoint or the
+//! new one, whole; a save that fails says why and leaves the previous one. A deleted checkpoint loses its name before
+//! its files. A checkpoint that is opened has all its files and every element of every tensor, or the error names what
+//! is missing.
 
 mod boxes;
 mod clean;

@@ -23,9 +23,9 @@ use run::{Progress, Save};
 /// Saves checkpoints of a run to a folder; shared by all ranks of a process. With several processes each has one, and
 /// they save to one folder that all of them see ([`Saver::among`]).
 ///
-/// Each of its writers, one per rank, calls [`submit`](Saver::submit) for every step that is saved, and all of them do so before
-/// any submits the next one, as ranks that exchange gradients do by themselves. The last one to be written completes the
-/// checkpoint. One save is written at a time. What comes of it, [`finished`](Saver::finished) says.
+/// Each of its writers, one per rank, calls [`submit`](Saver::submit) for every step that is saved, and all of them do
+/// so before any submits the next one, as ranks that exchange gradients do by themselves. The last one to be written
+/// completes the checkpoint. One save is written at a time. What comes of it, [`finished`](Saver::finished) says.
 pub struct Saver {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -132,8 +132,8 @@ impl Saver {
     }
 
     /// Tries out a save before the first real one: everything that is done to files then is done to small ones now, and
-    /// the free space is compared with what checkpoints of `bytes` bytes each will need: as many as are kept and the one
-    /// that is being written.
+    /// the free space is compared with what checkpoints of `bytes` bytes each will need: as many as are kept and the
+    /// one that is being written.
     ///
     /// # Errors
     /// What the first save would fail with, and what to change.
@@ -153,8 +153,8 @@ impl Saver {
     /// A save that some writer has not submitted to when another submits the next one has failed.
     ///
     /// # Errors
-    /// If a slice cannot be saved as it is, or the writers do not agree; then nothing is written. Without the background
-    /// mode also if this writer's part of the save fails.
+    /// If a slice cannot be saved as it is, or the writers do not agree; then nothing is written. Without the
+    /// background mode also if this writer's part of the save fails.
     pub fn submit(&self, writer: usize, slices: Vec<Slice>, state: &RunState) -> Result<(), CheckpointError> {
         let step = state.step;
         let disagree = |what: String| CheckpointError::Writers { step, what };

@@ -47,9 +47,9 @@ pub struct Args {
     /// Ranks of a recipe; by default all GPUs, or two CPU ranks
     #[arg(long, value_name = "N")]
     gpus: Option<usize>,
-    /// Several layouts, one after the other, a line of the table for each: a list such as "DP2 ZeRO1,TP2 SP". Without ZeRO a
-    /// recipe takes the first stage that fits, as it does without flags. "CP2 dynamic:16384" shares documents by their length,
-    /// with at most so many tokens on a rank
+    /// Several layouts, one after the other, a line of the table for each: a list such as "DP2 ZeRO1,TP2 SP". Without
+    /// ZeRO a recipe takes the first stage that fits, as it does without flags. "CP2 dynamic:16384" shares documents by
+    /// their length, with at most so many tokens on a rank
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     layouts: Vec<String>,
     /// Cut random tokens into documents of random lengths, the same in every run: lognormal:MEAN,SIGMA, of which
@@ -68,12 +68,12 @@ pub struct Args {
     /// After the runs, profile N steps on all GPUs: every operation and kernel, its rate and what the card could do
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "2")]
     profile: Option<usize>,
-    /// Measure nothing and use no GPU: say what would be trained, what memory the plan expects, and how well each way of dealing
-    /// documents out would use the ranks
+    /// Measure nothing and use no GPU: say what would be trained, what memory the plan expects, and how well each way
+    /// of dealing documents out would use the ranks
     #[arg(long, conflicts_with_all = ["profile", "out"])]
     dry_run: bool,
-    /// File for the JSON record, beside which a Markdown row and a profile's rows are written; by default in runs/bench. Of
-    /// several layouts each has its own, named after it
+    /// File for the JSON record, beside which a Markdown row and a profile's rows are written; by default in
+    /// runs/bench. Of several layouts each has its own, named after it
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     #[command(flatten)]

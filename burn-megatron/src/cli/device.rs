@@ -91,8 +91,8 @@ fn refused(error: GpuError, layout: &ParallelLayout) -> anyhow::Error {
     }
 }
 
-/// The layout of the most ranks, up to `ranks`, whose sizes divide those of `layout`. Of several, the one that keeps most
-/// tensor, then most pipeline parallelism: these make a model fit, data parallelism makes it fast.
+/// The layout of the most ranks, up to `ranks`, whose sizes divide those of `layout`. Of several, the one that keeps
+/// most tensor, then most pipeline parallelism: these make a model fit, data parallelism makes it fast.
 fn nearest(layout: &ParallelLayout, ranks: usize) -> ParallelLayout {
     let divisors = |size: usize| (1..=size).filter(move |part| size.is_multiple_of(*part));
     let mut best = ParallelLayout::default();

@@ -20,7 +20,8 @@ pub struct Args {
     kernels: bool,
 }
 
-/// Prints a line per item; the exit code is 1 where a run on the machine's GPUs would miss something or a kernel is wrong.
+/// Prints a line per item; the exit code is 1 where a run on the machine's GPUs would miss something or a kernel is
+/// wrong.
 ///
 /// # Errors
 /// If the all-reduce fails.

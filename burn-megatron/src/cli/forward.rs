@@ -50,8 +50,8 @@ pub struct Args {
     /// Type of weights and activations
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Precision,
-    /// Compute everything in --dtype. Without it, RMSNorms and the loss are rounded to fp32 also in f64, as transformers
-    /// does it
+    /// Compute everything in --dtype. Without it, RMSNorms and the loss are rounded to fp32 also in f64, as
+    /// transformers does it
     #[arg(long)]
     exact: bool,
     /// Where the ranks run

@@ -43,8 +43,8 @@ pub struct Args {
     /// Most tokens to write. Default: 128, or as many as the model has positions for
     #[arg(long, alias = "max-tokens", value_name = "N")]
     max_new_tokens: Option<usize>,
-    /// Take the likeliest token each time: the default, unless a flag below or the model's generation_config.json says to
-    /// draw
+    /// Take the likeliest token each time: the default, unless a flag below or the model's generation_config.json says
+    /// to draw
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
     greedy: bool,
     /// Flattens the distribution above 1, sharpens it below; 0 is --greedy. Default: the model's, or 1
@@ -62,7 +62,8 @@ pub struct Args {
     /// Token that ends the text, by id or as the tokenizer writes it; may be given several times. Default: the model's
     #[arg(long = "stop-token", value_name = "TOKEN")]
     stop_tokens: Vec<String>,
-    /// Let the text outgrow the model's positions: it sees at most so many tokens and goes on from the last half of them
+    /// Let the text outgrow the model's positions: it sees at most so many tokens and goes on from the last half of
+    /// them
     #[arg(long, value_name = "N")]
     window: Option<usize>,
     /// Precision of weights and computation

@@ -25,7 +25,8 @@ pub(super) fn join(config: &RunConfig, place: Place) -> Result<Option<Processes>
     Ok(Some(Processes::join(&world, &mesh, &agreement)?))
 }
 
-/// A line for each key, with its section and without its meaning: what two processes have differently is said in such lines.
+/// A line for each key, with its section and without its meaning: what two processes have differently is said in such
+/// lines.
 fn assignments(text: &str) -> String {
     let mut section = "";
     let mut assignments = Vec::new();

@@ -28,8 +28,8 @@ pub struct Args {
     /// Layouts of more ranks than there are GPUs share them, their exchanges going through the host
     #[arg(long)]
     share_gpus: bool,
-    /// Several layouts, a line for each: `auto` is every mix of TP, SP, EP, PP, DP and ZeRO on --ranks ranks; otherwise a list
-    /// such as "TP2 SP,PP2 DP2 ZeRO1"
+    /// Several layouts, a line for each: `auto` is every mix of TP, SP, EP, PP, DP and ZeRO on --ranks ranks; otherwise
+    /// a list such as "TP2 SP,PP2 DP2 ZeRO1"
     #[arg(long, value_name = "LIST")]
     layouts: Option<String>,
     /// Ranks of the layouts of `--layouts auto`

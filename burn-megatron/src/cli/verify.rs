@@ -29,12 +29,13 @@ pub struct Args {
     /// Precision of the layouts; the one device they are compared with computes in f64 from the same rounded weights
     #[arg(long, value_enum, default_value = "f64")]
     dtype: Precision,
-    /// Linear layers of the blocks and experts in FP8, emulated in f64 on CPU ranks. A scale is that of a micro-batch, so the one
-    /// device takes as many micro-batches as the layout and its replicas; layouts that compute other numbers by design
-    /// (docs/fp8.md) are left out, and counted
+    /// Linear layers of the blocks and experts in FP8, emulated in f64 on CPU ranks. A scale is that of a micro-batch,
+    /// so the one device takes as many micro-batches as the layout and its replicas; layouts that compute other numbers
+    /// by design (docs/fp8.md) are left out, and counted
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "curve")]
     fp8: Option<Format>,
-    /// Sizes of the model and its batches where no flag gives them. Without it: `kernels` in bf16, `wide` in FP8, else `tiny`
+    /// Sizes of the model and its batches where no flag gives them. Without it: `kernels` in bf16, `wide` in FP8, else
+    /// `tiny`
     #[arg(long, value_enum)]
     size: Option<Size>,
     /// Transformer layers [default: 2]
@@ -67,8 +68,8 @@ pub struct Args {
     /// Optimizer steps [default: 3; in bf16 1, and no other number]
     #[arg(long, value_name = "N")]
     steps: Option<usize>,
-    /// Compare nothing but the losses of N steps, the same precision (f32 unless --dtype says f64) on one CPU device and in
-    /// each --layout (one rank without)
+    /// Compare nothing but the losses of N steps, the same precision (f32 unless --dtype says f64) on one CPU device
+    /// and in each --layout (one rank without)
     #[arg(long, value_name = "N", conflicts_with_all = ["steps", "tolerance"])]
     curve: Option<usize>,
     /// Where the layouts run; the one device they are compared with is always a CPU
@@ -83,15 +84,16 @@ pub struct Args {
     /// A layout to try; may be given several times. For example "TP2 SP DP2 ZeRO1 x2" (x2: two micro-batches) or
     /// "PP2 VPP2 DP2 x4 interleaved Et|t|t|tL uniform1" (schedule, Megatron's layout string, recomputation: selective,
     /// uniformN or blockN), or "TP2 CP4 a2a+p2p:2" (how context parallel ranks compute attention: p2p, all_gather, a2a,
-    /// a2a+p2p:N in blocks of N; one a layer with commas). Without it: every TP x SP x CP x PP x VPP x DP x ZeRO x schedule
-    /// x micro-batches that model and ranks allow, with all ways to recompute and across context parallel ranks in turn
+    /// a2a+p2p:N in blocks of N; one a layer with commas). Without it: every TP x SP x CP x PP x VPP x DP x ZeRO x
+    /// schedule x micro-batches that model and ranks allow, with all ways to recompute and across context parallel
+    /// ranks in turn
     #[arg(long = "layout", alias = "layouts", value_name = "LAYOUT")]
     layouts: Vec<String>,
     /// Of the layouts that are tried without --layout, only N, spread over the list
     #[arg(long, value_name = "N", conflicts_with_all = ["layouts", "curve"])]
     sample: Option<usize>,
-    /// Largest relative difference that passes [default: 1e-10 in f64, 1e-5 in f32; in bf16 that of the gradients next to
-    /// the loss, 4 x 2^-7, growing by 3 % with every layer; tokens then use the experts that they use in f64]
+    /// Largest relative difference that passes [default: 1e-10 in f64, 1e-5 in f32; in bf16 that of the gradients next
+    /// to the loss, 4 x 2^-7, growing by 3 % with every layer; tokens then use the experts that they use in f64]
     #[arg(long, value_name = "X")]
     tolerance: Option<f64>,
     /// Seed of weights, tokens and dropout

@@ -18,8 +18,9 @@ const FREE: [&str; 5] =
     ["model.hf", "model.make-vocab-size-divisible-by", "training.steps", "training.micro-batch", "data.cache"];
 
 impl RunConfig {
-    /// Whether this run may go on from a checkpoint whose run had the configuration `saved`: nothing that decides what it
-    /// learns has changed, except the keys or sections in `allowed`. A `saved` that is no configuration says nothing.
+    /// Whether this run may go on from a checkpoint whose run had the configuration `saved`: nothing that decides what
+    /// it learns has changed, except the keys or sections in `allowed`. A `saved` that is no configuration says
+    /// nothing.
     ///
     /// # Errors
     /// Every key that has changed, with both values, and every name in `allowed` that is no key.

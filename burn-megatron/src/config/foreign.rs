@@ -1,5 +1,5 @@
-//! Keys that only some values of another key have: each optimizer's own, those of a kind of recomputation, those of fp16 and
-//! of FP8, and single ones.
+//! Keys that only some values of another key have: each optimizer's own, those of a kind of recomputation, those of
+//! fp16 and of FP8, and single ones.
 
 use serde_json::Value;
 

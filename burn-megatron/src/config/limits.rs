@@ -1,5 +1,5 @@
-//! Sizes that nobody can train. They are refused before anything is computed from them, so that no product of sizes overflows and
-//! no list of layers, ranks or micro-batches is longer than what is worth making.
+//! Sizes that nobody can train. They are refused before anything is computed from them, so that no product of sizes
+//! overflows and no list of layers, ranks or micro-batches is longer than what is worth making.
 
 use backend_dist::mesh::ParallelLayout;
 use models::FamilyConfig;

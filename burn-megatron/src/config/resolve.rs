@@ -151,7 +151,8 @@ impl Values {
     }
 
     /// Refuses keys that another key's value leaves without meaning; what a file says gives way where the command line
-    /// has changed that other key, and `none` asks for nothing. The optimizer's other keys get the defaults of its kind.
+    /// has changed that other key, and `none` asks for nothing. The optimizer's other keys get the defaults of its
+    /// kind.
     fn sort_out(&mut self) {
         let given = std::mem::take(&mut self.given);
         for (&path, place) in &given {

@@ -18,7 +18,8 @@ pub fn renderer(interrupter: Interrupter, resumed_epoch: Option<usize>) -> Box<d
     if dashboard_possible() { default_renderer(interrupter, resumed_epoch) } else { Box::new(LogRenderer::stdout()) }
 }
 
-/// A line on standard output of a program that has more to do than to print: a reader that has gone (`| head`) ends nothing.
+/// A line on standard output of a program that has more to do than to print: a reader that has gone (`| head`) ends
+/// nothing.
 pub fn say(line: impl Display) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

@@ -39,8 +39,8 @@ impl Split {
     /// Everything for training.
     pub const TRAIN_ONLY: Split = Split([1.0, 0.0, 0.0]);
 
-    /// The sequences of each part of `sequences`, `None` for a share of 0. As in Megatron, boundaries are rounded to the
-    /// nearest sequence, halves to the even one.
+    /// The sequences of each part of `sequences`, `None` for a share of 0. As in Megatron, boundaries are rounded to
+    /// the nearest sequence, halves to the even one.
     pub fn ranges(&self, sequences: usize) -> [Option<Range<usize>>; 3] {
         let shares = numpy::normalize(&self.0);
         let mut from = 0.0;

@@ -41,8 +41,8 @@ impl KernelCheck {
 /// Checks every operation on `device`, forward and all gradients, in bf16, f16, f32 and f64, and the gradients that are
 /// summed up in place and the initial weights where `device` makes them.
 ///
-/// An operation that panics is reported as one with an error of NaN; its message goes where panics go. `told` hears of each
-/// result at once.
+/// An operation that panics is reported as one with an error of NaN; its message goes where panics go. `told` hears of
+/// each result at once.
 pub fn check_kernels(device: &Device, told: &mut dyn FnMut(&KernelCheck)) {
     let all = [DType::BF16, DType::F16, DType::F32, DType::F64];
     for (scale, dtypes) in [(Scale::ODD, &all[..]), (Scale::SMALL, &all[..]), (Scale::LLAMA_8B, &all[..1])] {
@@ -130,8 +130,8 @@ fn check(case: &Case, device: &Device, dtype: DType) -> Vec<KernelCheck> {
     expected.into_iter().enumerate().map(one).collect()
 }
 
-/// Largest error of an operation that rounds `roundings` times in a row to `dtype`. A rounding to p bits is off by at most
-/// 2⁻ᵖ; errors of sums are far smaller in the norm, but for f32 and f64 they are what counts.
+/// Largest error of an operation that rounds `roundings` times in a row to `dtype`. A rounding to p bits is off by at
+/// most 2⁻ᵖ; errors of sums are far smaller in the norm, but for f32 and f64 they are what counts.
 fn bound(dtype: DType, roundings: u32) -> f64 {
     let once = match dtype {
         DType::BF16 => 4e-3,

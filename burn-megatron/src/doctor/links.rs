@@ -14,8 +14,8 @@ pub struct LinkSpeed {
     pub seconds: f64,
     /// Bytes of a rank's buffer.
     pub bytes: usize,
-    /// `2 (n − 1) / n · bytes / seconds`: what crosses the slowest link in a ring, comparable between numbers of devices
-    /// (`busbw` of nccl-tests).
+    /// `2 (n − 1) / n · bytes / seconds`: what crosses the slowest link in a ring, comparable between numbers of
+    /// devices (`busbw` of nccl-tests).
     pub bus: f64,
 }
 

@@ -58,8 +58,8 @@ impl TokenBatch {
         starts.flat_map(of_row).collect()
     }
 
-    /// One row of what lies at some of the [`TokenBatch::document_places`], one behind the other, filled up to `seq` tokens
-    /// with tokens of the last document that do not count.
+    /// One row of what lies at some of the [`TokenBatch::document_places`], one behind the other, filled up to `seq`
+    /// tokens with tokens of the last document that do not count.
     pub(super) fn packed(&self, places: &[Range<usize>], seq: usize) -> Self {
         let all = || places.iter().cloned().flatten();
         let ids = |ids: &[i64]| all().map(|place| ids[place]).chain(std::iter::repeat(0)).take(seq).collect();
@@ -98,8 +98,8 @@ impl TokenBatch {
         }
     }
 
-    /// Whether all tokens, and all labels that count, are among the first `vocabulary`: an embedding or a loss of others would
-    /// silently be that of none.
+    /// Whether all tokens, and all labels that count, are among the first `vocabulary`: an embedding or a loss of
+    /// others would silently be that of none.
     ///
     /// # Errors
     /// Names the first that is not.

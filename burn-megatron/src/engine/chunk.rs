@@ -75,8 +75,8 @@ fn key(unit: Unit) -> usize {
 impl<M: CausalLm> Chunk<M> {
     /// A stage whose buckets are appended to `buckets`; `layers` are those of the whole model.
     ///
-    /// Graphs hold the weights of a segment. Under ZeRO 3 these are freed between the passes, so that all segments are computed
-    /// again, unless `in_place` says that they come back to the memory where the graph looks for them.
+    /// Graphs hold the weights of a segment. Under ZeRO 3 these are freed between the passes, so that all segments are
+    /// computed again, unless `in_place` says that they come back to the memory where the graph looks for them.
     pub fn new(
         model: M,
         layers: usize,

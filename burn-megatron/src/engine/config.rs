@@ -45,8 +45,8 @@ pub struct EngineConfig {
     /// Order of the passes, and which layers are where.
     #[serde(default)]
     pub pipeline: PipelineConfig,
-    /// What is computed again in the backward pass. [`ParamBuilder::with_recompute`](models::ParamBuilder::with_recompute)
-    /// must hear of it too.
+    /// What is computed again in the backward pass.
+    /// [`ParamBuilder::with_recompute`](models::ParamBuilder::with_recompute) must hear of it too.
     #[serde(default)]
     pub recompute: Recompute,
     /// How ranks that share sequences compute attention together.

@@ -118,7 +118,8 @@ pub enum ContextError {
         "hybrid-context-parallel chooses the sizes of groups: cp-comm-type a2a+p2p is not for it; nearest legal: p2p"
     )]
     BlocksOfBlocks,
-    /// The mean of a micro-batch has no meaning where documents are dealt out one by one, nor have borders without effect.
+    /// The mean of a micro-batch has no meaning where documents are dealt out one by one, nor have borders without
+    /// effect.
     #[error("hybrid-context-parallel deals documents out one by one: {0}")]
     Alone(&'static str),
     /// The ranks that exchange heads do not divide them.

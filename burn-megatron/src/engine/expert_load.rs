@@ -15,8 +15,8 @@ pub struct ExpertLoad {
     pub rows: u64,
     /// Copies that no expert had room for.
     pub dropped: u64,
-    /// Mean over tokens of the entropy of the router's softmax over all experts, in nats: 0 where it is sure, the logarithm
-    /// of the number of experts where it is not.
+    /// Mean over tokens of the entropy of the router's softmax over all experts, in nats: 0 where it is sure, the
+    /// logarithm of the number of experts where it is not.
     pub entropy: f64,
     /// Means over micro-batches of the auxiliary losses, without their coefficients.
     pub auxiliary: BTreeMap<Auxiliary, f64>,

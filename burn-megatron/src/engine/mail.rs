@@ -17,8 +17,8 @@ pub(super) struct Mail {
     posts: bool,
     /// What passes of this rank have made, until it is sent or used here.
     made: HashMap<(Payload, usize, usize), Tensor<3>>,
-    /// Announced by the schedule, in the order in which the senders send. Between GPUs it comes beside the passes once it is
-    /// posted.
+    /// Announced by the schedule, in the order in which the senders send. Between GPUs it comes beside the passes once
+    /// it is posted.
     expected: VecDeque<(Transfer, Option<Incoming<3>>)>,
     /// By tag: received before it was needed.
     early: HashMap<usize, Tensor<3>>,
@@ -27,10 +27,10 @@ pub(super) struct Mail {
 impl Mail {
     /// Tensors of `dtype`, of one of `shapes` for each micro-batch, between the ranks of `pipeline`.
     ///
-    /// `posts`: receives begin when they are announced, not when their tensor is needed. A receive that has begun keeps a GPU
-    /// busy until the peer has sent, which it may do long after this rank's next passes. Nothing may then have to wait for
-    /// an idle GPU, as the driver does when it loads kernels that need more local memory than any before: not before all
-    /// kernels have run once.
+    /// `posts`: receives begin when they are announced, not when their tensor is needed. A receive that has begun keeps
+    /// a GPU busy until the peer has sent, which it may do long after this rank's next passes. Nothing may then have to
+    /// wait for an idle GPU, as the driver does when it loads kernels that need more local memory than any before: not
+    /// before all kernels have run once.
     pub fn new(pipeline: Group, device: Device, shapes: Vec<[usize; 3]>, dtype: DType, posts: bool) -> Self {
         let (made, expected, early) = Default::default();
         Self { pipeline, device, shapes, dtype, posts, made, expected, early }

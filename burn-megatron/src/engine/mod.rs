@@ -1,4 +1,5 @@
-//! One rank's training step: the passes of its stages as the schedule orders them, gradient sums, clipping, the optimizer.
+//! One rank's training step: the passes of its stages as the schedule orders them, gradient sums, clipping, the
+//! optimizer.
 
 mod batch;
 mod chunk;

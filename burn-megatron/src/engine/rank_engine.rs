@@ -1,5 +1,5 @@
-//! What one rank has of a run: its stages of the model, gradients, optimizer and groups. What it does with them is in the
-//! modules below: `step` in a training step, `passes` in its forward and backward passes.
+//! What one rank has of a run: its stages of the model, gradients, optimizer and groups. What it does with them is in
+//! the modules below: `step` in a training step, `passes` in its forward and backward passes.
 
 mod build;
 mod dynamic;

@@ -1,8 +1,8 @@
 //! What a stage computes at a time. Pure.
 //!
-//! A stage's forward pass is a chain of segments, each with an autodiff graph of its own. Its backward pass goes through
-//! them from the last to the first: gradients of weights exist for one segment only before they are added to the main
-//! gradients, and a segment that is computed again keeps nothing but its input.
+//! A stage's forward pass is a chain of segments, each with an autodiff graph of its own. Its backward pass goes
+//! through them from the last to the first: gradients of weights exist for one segment only before they are added to
+//! the main gradients, and a segment that is computed again keeps nothing but its input.
 
 use backend_dist::shard::Unit;
 use models::Part;
@@ -32,8 +32,8 @@ pub struct Segment {
 }
 
 impl Link {
-    /// Whether the piece uses parameters of `unit`, in a model of `layers` layers. Layers beyond these, which predict further
-    /// tokens, belong to the head.
+    /// Whether the piece uses parameters of `unit`, in a model of `layers` layers. Layers beyond these, which predict
+    /// further tokens, belong to the head.
     pub fn uses(&self, unit: Unit, layers: usize) -> bool {
         match (self, unit) {
             (link, Unit::Layer(layer) | Unit::Experts(layer)) if layer >= layers => *link == Link::Head,

@@ -39,8 +39,8 @@ pub struct Settings {
     pub devices: Vec<Device>,
     /// Type of weights and activations.
     pub dtype: FloatDType,
-    /// Everything in `dtype`. Otherwise what transformers computes in fp32 in any case is fp32 here too: the RMSNorms and
-    /// the loss.
+    /// Everything in `dtype`. Otherwise what transformers computes in fp32 in any case is fp32 here too: the RMSNorms
+    /// and the loss.
     pub exact: bool,
     /// Whether gradients of the loss are wanted.
     pub gradients: bool,
@@ -139,8 +139,8 @@ impl WithModel for Run<'_> {
     }
 }
 
-/// Logits `[rows, seq, vocab]` of the whole batch. Ranks of a tensor parallel group have the same ones, those of a context
-/// parallel group other places of the same rows, and data parallel ranks other rows.
+/// Logits `[rows, seq, vocab]` of the whole batch. Ranks of a tensor parallel group have the same ones, those of a
+/// context parallel group other places of the same rows, and data parallel ranks other rows.
 fn all_logits(mesh: &Mesh, parts: &[Part], input: &Input, padded: usize, vocab: usize) -> Vec<f64> {
     let layout = mesh.layout();
     let own = padded / layout.cp;
@@ -178,8 +178,8 @@ fn check_ids(input: &Input, vocab: usize) -> Result<(), ForwardError> {
     check("labels", input.labels.as_deref().unwrap_or_default(), Some(IGNORED))
 }
 
-/// One rank's places of its rows. With `targets` for all rows, also the gradients, summed over all ranks that have parts of
-/// them.
+/// One rank's places of its rows. With `targets` for all rows, also the gradients, summed over all ranks that have
+/// parts of them.
 fn part<M: CausalLm>(rank: &Rank, model: &M, input: &Input, targets: Option<&[i64]>, padded: usize) -> Part {
     let replicas = rank.group(Axis::Dp);
     let context = ContextParallel { group: rank.group(Axis::Cp), comm: CpCommType::default() };

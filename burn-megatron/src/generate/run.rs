@@ -20,8 +20,8 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<i64>,
     /// How each token is chosen.
     pub sampling: Sampling,
-    /// Most tokens that the model sees at once. A text that gets longer goes on from its last half window, which is read
-    /// anew. `None`: the model sees everything, and one with learned positions must have enough of them.
+    /// Most tokens that the model sees at once. A text that gets longer goes on from its last half window, which is
+    /// read anew. `None`: the model sees everything, and one with learned positions must have enough of them.
     pub window: Option<usize>,
 }
 
@@ -87,8 +87,8 @@ pub struct Generated {
     pub decode_seconds: f64,
 }
 
-/// Continues `prompt`. All tensor-parallel ranks of a model make the same call and get the same tokens; the first of them
-/// chooses, and calls `on_token` with each token as it comes.
+/// Continues `prompt`. All tensor-parallel ranks of a model make the same call and get the same tokens; the first of
+/// them chooses, and calls `on_token` with each token as it comes.
 ///
 /// `model` is in any layout and records no gradients: one built `without_autodiff`, or a trained one's
 /// [`valid`](burn::module::Module::valid).

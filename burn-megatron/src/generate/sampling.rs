@@ -93,7 +93,8 @@ fn keep_top_p(kept: &mut Vec<usize>, weight: impl Fn(usize) -> f64, p: f64) {
         reached
     });
     kept.truncate(end.unwrap_or(kept.len()).max(1));
-    // The draw goes through the tokens by number: rounding that exchanges two of nearly the same weight moves it little.
+    // The draw goes through the tokens by number: rounding that exchanges two of nearly the same weight moves it
+    // little.
     kept.sort_unstable();
 }
 
@@ -169,7 +170,8 @@ mod tests {
     }
 
     /// What transformers' `TopPLogitsWarper` keeps: its own test (`test_top_p_dist_warper`) keeps 0.5 and 0.3 of
-    /// 0.3, 0.1, 0.1, 0.5 at 0.8, and all but the last two of 0.15, 0.3, 0.3, 0.25 at 0.7 together with the crossing one.
+    /// 0.3, 0.1, 0.1, 0.5 at 0.8, and all but the last two of 0.15, 0.3, 0.3, 0.25 at 0.7 together with the crossing
+    /// one.
     #[test]
     fn top_p_keeps_the_smallest_set_that_reaches_the_share() {
         assert_eq!(top_p(&[0.3, 0.1, 0.1, 0.5], 0.79), [0, 3]);

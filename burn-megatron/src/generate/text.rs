@@ -9,7 +9,8 @@ const INCOMPLETE: char = char::REPLACEMENT_CHARACTER;
 /// (`INITIAL_INCREMENTAL_DETOKENIZATION_OFFSET`).
 const CONTEXT: usize = 5;
 
-/// Gives the text of new tokens as soon as it cannot change any more: the bytes of a character may come in several tokens.
+/// Gives the text of new tokens as soon as it cannot change any more: the bytes of a character may come in several
+/// tokens.
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     tokens: Vec<u32>,
@@ -26,8 +27,8 @@ impl<'a> TextStream<'a> {
         Self { tokenizer, from: tokens.len().saturating_sub(CONTEXT), given: tokens.len(), tokens }
     }
 
-    /// Takes a token and gives the text that is complete with it; empty while a character is incomplete, and for special
-    /// tokens.
+    /// Takes a token and gives the text that is complete with it; empty while a character is incomplete, and for
+    /// special tokens.
     ///
     /// # Errors
     /// If the tokenizer cannot decode.

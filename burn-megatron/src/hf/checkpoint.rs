@@ -155,8 +155,8 @@ pub fn model_of(checkpoint: &Checkpoint) -> Result<FamilyConfig, HfFolderError> 
         .map_err(|error| HfFolderError::file(&path, format!("`model` is none of our models: {error}")))
 }
 
-/// Puts the files that came with a model into the configuration that its checkpoints keep, so that [`companions_of`] finds
-/// them.
+/// Puts the files that came with a model into the configuration that its checkpoints keep, so that [`companions_of`]
+/// finds them.
 pub fn keep_companions(config: &mut Value, companions: &Companions) {
     if let Some(config) = config.as_object_mut() {
         config.insert(KEY.into(), json!(companions));

@@ -1,5 +1,5 @@
-//! Ctrl-C, and SIGTERM, which schedulers send before they end a job (Megatron-LM's `--exit-signal-handler`): the first asks the
-//! training to stop after the current step, the second ends the process.
+//! Ctrl-C, and SIGTERM, which schedulers send before they end a job (Megatron-LM's `--exit-signal-handler`): the first
+//! asks the training to stop after the current step, the second ends the process.
 
 use std::sync::{Mutex, Once};
 
@@ -72,8 +72,8 @@ mod sigterm {
         CAME.store(true, Ordering::SeqCst);
     }
 
-    /// Calls `then` on a thread of its own soon after each SIGTERM. A program that handles or ignores the signal goes on doing
-    /// so.
+    /// Calls `then` on a thread of its own soon after each SIGTERM. A program that handles or ignores the signal goes
+    /// on doing so.
     pub fn on(then: impl Fn() + Send + 'static) {
         let look = move || {
             loop {

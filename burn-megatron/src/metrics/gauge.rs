@@ -46,8 +46,8 @@ pub fn on_gpu(device: &Device) -> bool {
     *device != Device::flex()
 }
 
-/// FLOP/s of a GPU's dense matrix products with weights of `element` bytes, by its data sheet; `None` of a CPU or of a GPU
-/// that [`plan`](crate::plan::gpus) does not know. The GPUs of a host are taken to be of one kind.
+/// FLOP/s of a GPU's dense matrix products with weights of `element` bytes, by its data sheet; `None` of a CPU or of a
+/// GPU that [`plan`](crate::plan::gpus) does not know. The GPUs of a host are taken to be of one kind.
 pub fn peak(device: &Device, element: u64) -> Option<f64> {
     let gpus = on_gpu(device).then(|| gpus().ok()).flatten()?;
     Some(Gpu::named(&gpus.first()?.name)?.peak(element))
@@ -85,8 +85,8 @@ impl Gauge {
         }
     }
 
-    /// What was seen of a GPU since [`begin`](Self::begin); `None` of a CPU rank. Does not ask the allocator, which would
-    /// wait for what is queued.
+    /// What was seen of a GPU since [`begin`](Self::begin); `None` of a CPU rank. Does not ask the allocator, which
+    /// would wait for what is queued.
     pub fn read_gpu(&self) -> Option<RankReading> {
         #[cfg(feature = "cuda")]
         return self.gpu.as_ref().map(|gpu| gpu.read());

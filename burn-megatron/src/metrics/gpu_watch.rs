@@ -14,8 +14,8 @@ use super::RankReading;
 /// Between two questions to the driver.
 const EVERY: Duration = Duration::from_millis(250);
 
-/// Idle time of a rank's compute stream, and the driver's answers about its GPU. The driver is asked by a thread, because
-/// its answers can take milliseconds.
+/// Idle time of a rank's compute stream, and the driver's answers about its GPU. The driver is asked by a thread,
+/// because its answers can take milliseconds.
 pub(super) struct GpuWatch {
     idle: IdleWatch,
     gpu: Option<GpuInfo>,

@@ -16,8 +16,8 @@ pub(super) struct JsonLines {
 impl JsonLines {
     /// Opens `path` for a run whose last finished step is `step`, and creates its folder if it is missing.
     ///
-    /// Lines of later steps are there if a run was stopped after its last checkpoint. The run does those steps again, so
-    /// they move to `PATH.undone`.
+    /// Lines of later steps are there if a run was stopped after its last checkpoint. The run does those steps again,
+    /// so they move to `PATH.undone`.
     ///
     /// # Errors
     /// The path and the cause when the folder or a file cannot be made.

@@ -2,8 +2,9 @@
 
 use backend_dist::memory;
 
-/// The most bytes that one of the CPU ranks `0..world` has held at once since the last call, the largest of them, where a
-/// [`RankAllocator`](memory::RankAllocator) counts them; else the resident memory of the process, where `/proc` tells.
+/// The most bytes that one of the CPU ranks `0..world` has held at once since the last call, the largest of them, where
+/// a [`RankAllocator`](memory::RankAllocator) counts them; else the resident memory of the process, where `/proc`
+/// tells.
 ///
 /// One rank calls it after each step; what another is still doing counts in its next one.
 pub fn step_memory(world: usize) -> Option<u64> {

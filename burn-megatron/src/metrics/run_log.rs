@@ -26,8 +26,8 @@ impl LogFiles {
     }
 }
 
-/// The log of a run. Every entry is a line like `{"kind":"train","step":3,…}` and, with the same names, a set of scalars
-/// `train/…` in TensorBoard; the other kinds are `valid`, `checkpoint` and `resumed`.
+/// The log of a run. Every entry is a line like `{"kind":"train","step":3,…}` and, with the same names, a set of
+/// scalars `train/…` in TensorBoard; the other kinds are `valid`, `checkpoint` and `resumed`.
 ///
 /// Nothing is kept back: what has happened can be read at once, and a run that is killed leaves only whole entries.
 pub struct RunLog {
@@ -104,7 +104,8 @@ impl RunLog {
     }
 }
 
-/// The numbers of an entry but for its step, each under the entry's kind. What JSON cannot say is `null` there, and NaN.
+/// The numbers of an entry but for its step, each under the entry's kind. What JSON cannot say is `null` there, and
+/// NaN.
 fn scalars(kind: &str, entry: &Value) -> Vec<(String, f64)> {
     let fields = entry.as_object().into_iter().flatten().filter(|(name, _)| *name != "step");
     let number = |value: &Value| match value {

@@ -44,9 +44,9 @@ pub struct StepStats {
     pub lr: f64,
     /// Wall-clock seconds of this step.
     pub seconds: f64,
-    /// On GPUs the most bytes that are taken of one of them. On CPU ranks the most bytes that a rank held at once in this
-    /// step, the largest of all ranks, where a [`RankAllocator`](backend_dist::memory::RankAllocator) counts them; else the
-    /// resident memory of the process; 0 where the system does not tell.
+    /// On GPUs the most bytes that are taken of one of them. On CPU ranks the most bytes that a rank held at once in
+    /// this step, the largest of all ranks, where a [`RankAllocator`](backend_dist::memory::RankAllocator) counts them;
+    /// else the resident memory of the process; 0 where the system does not tell.
     pub memory: u64,
     /// Ranks of the world.
     #[serde(skip)]

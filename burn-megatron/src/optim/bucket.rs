@@ -223,8 +223,8 @@ impl Bucket {
     }
 }
 
-/// Steps of matrices that Muon has orthogonalised: what to subtract so many times, and the share of the matrix to keep; by
-/// part.
+/// Steps of matrices that Muon has orthogonalised: what to subtract so many times, and the share of the matrix to keep;
+/// by part.
 #[derive(Default)]
 pub(super) struct MatrixSteps {
     pub steps: Vec<Option<(Tensor<1>, f64)>>,

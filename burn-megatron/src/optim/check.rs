@@ -41,8 +41,8 @@ pub enum OptimError {
 }
 
 impl Optimizer {
-    /// Checks that every float parameter of `model` is in exactly one of these buckets or has one of the ids `untrained`, and
-    /// that every one of the buckets is in `model`.
+    /// Checks that every float parameter of `model` is in exactly one of these buckets or has one of the ids
+    /// `untrained`, and that every one of the buckets is in `model`.
     ///
     /// # Errors
     /// Names the first parameter that is not.

@@ -9,8 +9,8 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-/// The optimizer of a run. In files a flat table: `kind` (`adamw` if it is missing) and the constants of that kind, each
-/// with a default.
+/// The optimizer of a run. In files a flat table: `kind` (`adamw` if it is missing) and the constants of that kind,
+/// each with a default.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum OptimizerConfig {

@@ -1,5 +1,5 @@
-//! Flat arrays of a rank: gradients, moments, shards of weights. In place in host memory on CPU ranks and in the memory of
-//! GPUs, tensor operations elsewhere (`f64` on GPUs).
+//! Flat arrays of a rank: gradients, moments, shards of weights. In place in host memory on CPU ranks and in the memory
+//! of GPUs, tensor operations elsewhere (`f64` on GPUs).
 
 use super::real::Real;
 use backend_dist::buffer::Buffer;

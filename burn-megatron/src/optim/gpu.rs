@@ -16,10 +16,11 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The weights of a bucket in the model's type. The module's parameters are views of them and never change identity: a step
-/// writes to the rank's region, and replicas exchange their regions.
+/// The weights of a bucket in the model's type. The module's parameters are views of them and never change identity: a
+/// step writes to the rank's region, and replicas exchange their regions.
 ///
-/// Under ZeRO 3 the memory of the whole weights is a slot that other buckets use too (`slots`), and the region lies elsewhere.
+/// Under ZeRO 3 the memory of the whole weights is a slot that other buckets use too (`slots`), and the region lies
+/// elsewhere.
 pub(super) struct Weights {
     all: Buffer,
     /// What this rank updates.
@@ -174,7 +175,8 @@ impl Launches {
     }
 }
 
-/// Where each part ends in a region of `len` elements, the gap behind it included. A gap at the start is the first part's.
+/// Where each part ends in a region of `len` elements, the gap behind it included. A gap at the start is the first
+/// part's.
 fn ends(parts: &[Part], len: usize) -> Vec<u32> {
     parts.iter().skip(1).map(|part| part.at).chain([len]).map(|end| end as u32).collect()
 }

@@ -18,9 +18,9 @@ use std::ops::Range;
 /// | 1 | from the first contribution of a step to its reduction | from the reduction to the next step |
 /// | 2, 3 | during the backward pass of the bucket | always; sum over micro-batches of sums over replicas |
 ///
-/// On GPUs the whole bucket is there for good under ZeRO 0 and 1, and the part is a part of it. Backward passes add to the
-/// whole bucket themselves (`backend_dist::ops::main_grads`), and sums over replicas run beside them until somebody needs the
-/// result.
+/// On GPUs the whole bucket is there for good under ZeRO 0 and 1, and the part is a part of it. Backward passes add to
+/// the whole bucket themselves (`backend_dist::ops::main_grads`), and sums over replicas run beside them until somebody
+/// needs the result.
 pub(super) struct Grads {
     zero: u8,
     device: Device,

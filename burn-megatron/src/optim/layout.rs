@@ -14,8 +14,8 @@ pub struct BucketSpec {
     pub params: Vec<ParamSpec>,
     /// The matrices belong to hidden layers, so Muon orthogonalises their updates; false for embeddings and output.
     pub hidden: bool,
-    /// Buckets of this kind that one pass uses at once: under ZeRO 3 on GPUs so many have whole weights at a time, and as many
-    /// more get theirs meanwhile.
+    /// Buckets of this kind that one pass uses at once: under ZeRO 3 on GPUs so many have whole weights at a time, and
+    /// as many more get theirs meanwhile.
     pub at_once: usize,
 }
 
@@ -51,8 +51,8 @@ pub(super) struct Unit {
     pub matrix: bool,
 }
 
-/// The flat buffer of a bucket: parameters one after the other, each at a multiple of `alignment`, then padding up to shards
-/// of equal length that begin at such multiples too. Nobody uses what is between and behind the parameters.
+/// The flat buffer of a bucket: parameters one after the other, each at a multiple of `alignment`, then padding up to
+/// shards of equal length that begin at such multiples too. Nobody uses what is between and behind the parameters.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub slots: Vec<Slot>,

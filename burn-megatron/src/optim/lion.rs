@@ -1,11 +1,11 @@
-//! Lion: steps of one size, whose sign an interpolated momentum decides (Chen et al.: "Symbolic Discovery of Optimization
-//! Algorithms", algorithm 2).
+//! Lion: steps of one size, whose sign an interpolated momentum decides (Chen et al.: "Symbolic Discovery of
+//! Optimization Algorithms", algorithm 2).
 
 use super::real::Real;
 use serde::{Deserialize, Serialize};
 
-/// Constants of Lion; the defaults are Megatron's. It wants a learning rate of a third to a tenth of AdamW's, and a weight
-/// decay as many times larger.
+/// Constants of Lion; the defaults are Megatron's. It wants a learning rate of a third to a tenth of AdamW's, and a
+/// weight decay as many times larger.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LionConfig {

@@ -24,7 +24,8 @@ pub(super) fn visit<M: Module>(model: &M, layout: &Layout, f: impl FnMut(usize, 
     model.visit(&mut Visit(layout, f));
 }
 
-/// Lets backward passes of this thread write the gradients of the bucket's parameters to `places`, one per slot or none.
+/// Lets backward passes of this thread write the gradients of the bucket's parameters to `places`, one per slot or
+/// none.
 pub(super) fn attach_places<M: Module>(model: &M, layout: &Layout, places: &[MainGrad]) {
     if places.is_empty() {
         return;

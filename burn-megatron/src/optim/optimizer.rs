@@ -1,7 +1,7 @@
 //! The optimizer of one rank: gradients in, sums over ranks, one step, new parameters out.
 //!
-//! `weights` says where passes find the parameters, `gradients` takes what they give, `sums` adds it up over ranks, `norm`
-//! measures it; the step is here.
+//! `weights` says where passes find the parameters, `gradients` takes what they give, `sums` adds it up over ranks,
+//! `norm` measures it; the step is here.
 
 mod gradients;
 mod norm;
@@ -46,19 +46,20 @@ pub struct Memory {
     pub values: u64,
 }
 
-/// The optimizer of one rank, over all its model chunks. Parameters come in buckets, each given by its index in the list
-/// that [`Optimizer::new`] got. All ranks that share a bucket call the same methods in the same order.
+/// The optimizer of one rank, over all its model chunks. Parameters come in buckets, each given by its index in the
+/// list that [`Optimizer::new`] got. All ranks that share a bucket call the same methods in the same order.
 ///
 /// A step is: for every micro-batch [`accumulate`](Self::accumulate) and [`complete`](Self::complete), then
 /// [`reduce`](Self::reduce), [`sum_partial`](Self::sum_partial), sums of tied weights, [`norm`](Self::norm), and either
-/// [`begin_step`](Self::begin_step) and [`step`](Self::step) for every bucket, or [`skip`](Self::skip). That is the order
-/// of Megatron's `finalize_model_grads.py`.
+/// [`begin_step`](Self::begin_step) and [`step`](Self::step) for every bucket, or [`skip`](Self::skip). That is the
+/// order of Megatron's `finalize_model_grads.py`.
 ///
-/// Under ZeRO (Rajbhandari et al.: <https://arxiv.org/abs/1910.02054>) of stage 1 a replica holds moments for its shard of
-/// a bucket and updates that, from 2 on it also keeps only its shard of the gradients, under 3 only that of the weights.
+/// Under ZeRO (Rajbhandari et al.: <https://arxiv.org/abs/1910.02054>) of stage 1 a replica holds moments for its shard
+/// of a bucket and updates that, from 2 on it also keeps only its shard of the gradients, under 3 only that of the
+/// weights.
 ///
-/// Routed experts are held by other ranks than the rest of the model (`GridKind::Expert`): their buckets have replicas and
-/// neighbours of their own.
+/// Routed experts are held by other ranks than the rest of the model (`GridKind::Expert`): their buckets have replicas
+/// and neighbours of their own.
 pub struct Optimizer {
     pub(super) config: OptimizerConfig,
     pub(super) buckets: Vec<Bucket>,
@@ -77,9 +78,9 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// Zeroed moments for weights of type `dtype`. By grid, `replicas` hold the same weights and see other tokens, and
-    /// `neighbours` gives the rank's block of so many ranks of its tensor parallel group, for sums of gradients that are
-    /// partial there and for matrices that Muon needs whole. `device` is without autodiff. Over one replica every ZeRO stage
-    /// is 0.
+    /// `neighbours` gives the rank's block of so many ranks of its tensor parallel group, for sums of gradients that
+    /// are partial there and for matrices that Muon needs whole. `device` is without autodiff. Over one replica every
+    /// ZeRO stage is 0.
     pub fn new(
         config: &OptimizerConfig,
         zero: u8,
@@ -144,8 +145,9 @@ impl Optimizer {
         self.forget_gathered();
     }
 
-    /// Updates the bucket's parameters; each bucket once after [`begin_step`](Self::begin_step). On CPU ranks under ZeRO 0
-    /// parameters are changed in place unless somebody else holds their storage. Under ZeRO 3 the module is left as it is.
+    /// Updates the bucket's parameters; each bucket once after [`begin_step`](Self::begin_step). On CPU ranks under
+    /// ZeRO 0 parameters are changed in place unless somebody else holds their storage. Under ZeRO 3 the module is left
+    /// as it is.
     pub fn step<M: Module>(&mut self, index: usize, model: M, info: &StepInfo) -> M {
         let rule = self.config.rule(info.lr, self.updates, info.grad_scale);
         let bucket = &mut self.buckets[index];

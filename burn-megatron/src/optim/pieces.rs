@@ -14,8 +14,8 @@ pub(super) struct Piece {
     pub runs: Vec<Range<usize>>,
 }
 
-/// The boxes that the local elements `part` of a section make up, without padding, in the order of the elements: at most
-/// two for each dimension but the last, and one of whole rows.
+/// The boxes that the local elements `part` of a section make up, without padding, in the order of the elements: at
+/// most two for each dimension but the last, and one of whole rows.
 ///
 /// # Panics
 /// If `part` reaches beyond the section.
@@ -114,8 +114,8 @@ mod tests {
     }
 
     proptest! {
-        /// However a section is cut and its local array cut into runs: the boxes hold each global element of the section
-        /// once, in the order of the local array, with the values that the local array has there.
+        /// However a section is cut and its local array cut into runs: the boxes hold each global element of the
+        /// section once, in the order of the local array, with the values that the local array has there.
         #[test]
         fn runs_cover_the_section(
             shape in prop::collection::vec(1usize..6, 1..5),

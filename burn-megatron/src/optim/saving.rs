@@ -97,7 +97,8 @@ impl Optimizer {
 
     /// Takes a bucket's weights, and its moments if `moments` says so, from `read`, which is asked for boxes of
     /// [`Kind::Weight`] (to give the most precise weights there are), [`Kind::FirstMoment`] and [`Kind::SecondMoment`].
-    /// The module's weights are replaced; under ZeRO 3 the module is left as it is until the next [`Optimizer::gather`].
+    /// The module's weights are replaced; under ZeRO 3 the module is left as it is until the next
+    /// [`Optimizer::gather`].
     ///
     /// # Errors
     /// The first of `read`; then nothing has changed.

@@ -1,8 +1,8 @@
 //! Memory for whole weights that buckets take turns in, under ZeRO 3 on GPUs: whose weights are where. Pure.
 //!
-//! A bucket always has the same slot, so that what a graph has kept of its weights, a view of that memory, holds them again
-//! once they are gathered again. Buckets of one size have twice as many slots as a pass uses at once, or as many as there are of
-//! them: some are filled while others are used.
+//! A bucket always has the same slot, so that what a graph has kept of its weights, a view of that memory, holds them
+//! again once they are gathered again. Buckets of one size have twice as many slots as a pass uses at once, or as many
+//! as there are of them: some are filled while others are used.
 
 /// Who has which slot.
 #[derive(Debug, Default)]
@@ -16,7 +16,8 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// For buckets, in the order in which passes use them, given the size of each and how many of its kind are used at once.
+    /// For buckets, in the order in which passes use them, given the size of each and how many of its kind are used at
+    /// once.
     pub fn new(buckets: &[Option<(usize, usize)>]) -> Self {
         let mut slots = Self::default();
         // By size: the first of its slots, how many, and how many buckets have one.

@@ -1,12 +1,14 @@
-//! Steps whose documents are dealt out over the replicas one by one (schedule/dynamic_context.rs), as planning sees them: rows of one
-//! rank each, all ranks equally loaded. The few documents that several ranks share exchange keys that are not counted.
+//! Steps whose documents are dealt out over the replicas one by one (schedule/dynamic_context.rs), as planning sees
+//! them: rows of one rank each, all ranks equally loaded. The few documents that several ranks share exchange keys that
+//! are not counted.
 
 use std::borrow::Cow;
 
 use super::Job;
 
 impl Job {
-    /// The job with rows for single ranks, as long as equally loaded ranks have them; itself where documents are not dealt out.
+    /// The job with rows for single ranks, as long as equally loaded ranks have them; itself where documents are not
+    /// dealt out.
     pub fn dealt_out(&self) -> Cow<'_, Self> {
         let Some(most) = self.dynamic else { return Cow::Borrowed(self) };
         let mut job = self.clone();

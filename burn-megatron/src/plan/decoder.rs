@@ -191,7 +191,8 @@ impl Decoder {
         [false, true].into_iter().filter_map(kind).collect()
     }
 
-    /// The share of one tensor parallel rank in a micro-batch of `rows` rows of `seq` tokens, in documents of `documents`.
+    /// The share of one tensor parallel rank in a micro-batch of `rows` rows of `seq` tokens, in documents of
+    /// `documents`.
     pub fn share(&self, layout: &ParallelLayout, rows: usize, seq: usize, documents: usize) -> Share {
         let tp = layout.tp;
         let tokens = (rows * seq).div_ceil(layout.cp);

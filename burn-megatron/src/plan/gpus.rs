@@ -112,16 +112,18 @@ pub struct Hardware {
 /// Seconds from the start of an exchange to its first byte: NCCL's order of magnitude between GPUs of a host.
 pub const LATENCY: f64 = 15e-6;
 
-/// Shares of the peaks that training steps reach on H200s at their power limit (`bench --profile`, docs/measurements.md): products
-/// of Llama 3 8B 677 of 989 TFLOP/s, copies 4.15 of 4.8 TB/s. NCCL alone has 358 of 450 GB/s.
+/// Shares of the peaks that training steps reach on H200s at their power limit (`bench --profile`,
+/// docs/measurements.md): products of Llama 3 8B 677 of 989 TFLOP/s, copies 4.15 of 4.8 TB/s. NCCL alone has 358 of 450
+/// GB/s.
 const PRODUCTS: f64 = 0.68;
 const BANDWIDTH: f64 = 0.85;
 const LINK: f64 = 0.8;
-/// The same of attention, forward and backward, by features of a head: 1B, 8B and DeepSeek-V3 in training; 96 and 256 have their ratio to
-/// 128 in kernels-cubecl/README.md.
+/// The same of attention, forward and backward, by features of a head: 1B, 8B and DeepSeek-V3 in training; 96 and 256
+/// have their ratio to 128 in kernels-cubecl/README.md.
 const ATTENTION: [(usize, [f64; 2]); 5] =
     [(64, [0.41, 0.29]), (96, [0.43, 0.33]), (128, [0.54, 0.44]), (192, [0.57, 0.33]), (256, [0.61, 0.27])];
-/// How much faster products of numbers of half the size are, without what weight gradients add up: 1,285 of 677 TFLOP/s.
+/// How much faster products of numbers of half the size are, without what weight gradients add up: 1,285 of 677
+/// TFLOP/s.
 pub const FP8: f64 = 1.9;
 /// Of their rate products keep beside an exchange, which takes multiprocessors: 543 of 677 TFLOP/s.
 pub const BESIDE: f64 = 0.8;
@@ -129,12 +131,13 @@ pub const BESIDE: f64 = 0.8;
 pub const COPIES: f64 = 0.78;
 /// Of a link's bandwidth that tokens have on their way to experts and back: 172 of 360 GB/s (a Mixtral in FP8, EP2).
 pub const ROUTED: f64 = 0.48;
-/// Seconds that a GPU waits in a layer of experts until the host has read how many rows go where: 0.86 to 1.03 ms per layer and
-/// micro-batch of the balanced runs of a Mixtral (bf16 and FP8) and of Qwen3-MoE, their idle share.
+/// Seconds that a GPU waits in a layer of experts until the host has read how many rows go where: 0.86 to 1.03 ms per
+/// layer and micro-batch of the balanced runs of a Mixtral (bf16 and FP8) and of Qwen3-MoE, their idle share.
 pub const COUNTS: f64 = 0.9e-3;
 
-/// Seconds that a product of experts in FP8 takes beside its arithmetic. Each expert has one for every micro-batch that meets there,
-/// where in bf16 all are one launch: the 24,576 products of a step of Qwen3-MoE's small experts (0.603 s; 0.430 in bf16).
+/// Seconds that a product of experts in FP8 takes beside its arithmetic. Each expert has one for every micro-batch that
+/// meets there, where in bf16 all are one launch: the 24,576 products of a step of Qwen3-MoE's small experts (0.603 s;
+/// 0.430 in bf16).
 pub const PRODUCT: f64 = 6.8e-6;
 
 impl Hardware {

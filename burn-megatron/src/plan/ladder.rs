@@ -14,8 +14,8 @@ pub struct Rung {
     pub recompute: Recompute,
 }
 
-/// From fast to frugal. Cutting the optimizer states costs nothing: a reduce-scatter and a gather send what an all-reduce
-/// sends. ZeRO 2 adds a reduction per micro-batch, recomputation arithmetic, ZeRO 3 gathers and arithmetic.
+/// From fast to frugal. Cutting the optimizer states costs nothing: a reduce-scatter and a gather send what an
+/// all-reduce sends. ZeRO 2 adds a reduction per micro-batch, recomputation arithmetic, ZeRO 3 gathers and arithmetic.
 pub fn ladder() -> Vec<Rung> {
     let selective = || Recompute {
         granularity: Granularity::Selective,

@@ -58,9 +58,9 @@ pub fn memory(job: &Job, schedule: &Schedule) -> Vec<RankMemory> {
     (0..placement.ranks()).map(rank).collect()
 }
 
-/// What pages take beyond the tensors in them. CubeCL cuts tensors from pages as large as the largest; one that fills more than
-/// half of a page finds none with room for it while small ones lie everywhere, so that a pass needs as many more pages as it
-/// has large tensors at a time. By measurement, docs/planning.md.
+/// What pages take beyond the tensors in them. CubeCL cuts tensors from pages as large as the largest; one that fills
+/// more than half of a page finds none with room for it while small ones lie everywhere, so that a pass needs as many
+/// more pages as it has large tensors at a time. By measurement, docs/planning.md.
 fn gaps(chunks: &[&StageMemory]) -> u64 {
     let units = || chunks.iter().flat_map(|stage| &stage.sizes);
     let page = units().flat_map(|(_, sizes)| sizes).copied().max().unwrap_or(0);
@@ -79,8 +79,8 @@ const COMMUNICATOR: u64 = 3 << 27;
 /// The workspace of cuBLASLt (backend-dist/src/cuda/lt_plan.rs).
 const CUBLAS_LT: u64 = 64 << 20;
 
-/// What driver and libraries take of each GPU: one communicator for each kind of group (experts have two of their own, scales of
-/// FP8 one where ranks share sequences), two for each neighbour in a pipeline.
+/// What driver and libraries take of each GPU: one communicator for each kind of group (experts have two of their own,
+/// scales of FP8 one where ranks share sequences), two for each neighbour in a pipeline.
 fn libraries(job: &Job) -> u64 {
     let neighbours = if job.layout.pp > 2 { 2 } else { job.layout.pp as u64 - 1 };
     let experts = job

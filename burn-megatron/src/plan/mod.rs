@@ -1,5 +1,5 @@
-//! What a run needs, before it starts: memory, traffic and time of a step, and the layouts that suit it best. Arithmetic
-//! on sizes: no tensors, no GPU. docs/planning.md explains the numbers.
+//! What a run needs, before it starts: memory, traffic and time of a step, and the layouts that suit it best.
+//! Arithmetic on sizes: no tensors, no GPU. docs/planning.md explains the numbers.
 
 mod dealt;
 mod decoder;

@@ -1,5 +1,6 @@
-//! What a rank computes for one micro-batch, operation by operation. This is the only table of what each operation keeps
-//! for its backward pass (backend-dist/src/ops/autodiff.rs), sends, and costs; memory, traffic and time are sums over it.
+//! What a rank computes for one micro-batch, operation by operation. This is the only table of what each operation
+//! keeps for its backward pass (backend-dist/src/ops/autodiff.rs), sends, and costs; memory, traffic and time are sums
+//! over it.
 
 mod chain;
 mod dense;

@@ -1,5 +1,5 @@
-//! What a rank keeps between steps: weights, gradients, a wide copy of narrow weights, the optimizer's states; and how ZeRO
-//! cuts it over the replicas (arXiv 1910.02054 section 5).
+//! What a rank keeps between steps: weights, gradients, a wide copy of narrow weights, the optimizer's states; and how
+//! ZeRO cuts it over the replicas (arXiv 1910.02054 section 5).
 
 use super::Job;
 use super::decoder::Share;

@@ -119,8 +119,8 @@ impl Clock<'_> {
     }
 }
 
-/// Seconds of a step by formula, good enough to say which layouts are worth simulating: the passes of an average rank, the
-/// bubble of the papers, what is exchanged with replicas.
+/// Seconds of a step by formula, good enough to say which layouts are worth simulating: the passes of an average rank,
+/// the bubble of the papers, what is exchanged with replicas.
 pub fn rough_time(job: &Job, hardware: &Hardware) -> f64 {
     let clock = Clock { job, hardware };
     let pp = job.layout.pp as f64;

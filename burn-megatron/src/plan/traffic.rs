@@ -53,7 +53,8 @@ impl Traffic {
     }
 }
 
-/// Bytes that a stage's rank sends for one micro-batch: forward, backward; to tensor, context and expert parallel ranks.
+/// Bytes that a stage's rank sends for one micro-batch: forward, backward; to tensor, context and expert parallel
+/// ranks.
 pub fn of_micro_batch(job: &Job, units: &[Unit]) -> [[u64; 3]; 2] {
     let mut sent = [[0; 3]; 2];
     for unit in units {
@@ -73,8 +74,8 @@ pub fn of_micro_batch(job: &Job, units: &[Unit]) -> [[u64; 3]; 2] {
     sent
 }
 
-/// Bytes that a bucket's exchanges with its replicas send: before or in each forward and backward pass, and once per step
-/// for the gradients and for the weights.
+/// Bytes that a bucket's exchanges with its replicas send: before or in each forward and backward pass, and once per
+/// step for the gradients and for the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replication {
     /// Weights gathered in a forward pass (ZeRO 3).

@@ -6,8 +6,8 @@ use crate::schedule::PipelineConfig;
 use backend_dist::mesh::ParallelLayout;
 use models::ModelConfig;
 
-/// Every mix of tensor, sequence, expert, pipeline and data parallelism and ZeRO on exactly `ranks` ranks that the recorded model
-/// and its batch allow.
+/// Every mix of tensor, sequence, expert, pipeline and data parallelism and ZeRO on exactly `ranks` ranks that the
+/// recorded model and its batch allow.
 ///
 /// # Errors
 /// If the recorded run has something that does not run yet.

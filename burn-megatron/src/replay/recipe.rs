@@ -35,9 +35,9 @@ pub(super) fn number_after(text: &str, key: &'static str, nth: usize) -> Result<
 
 /// Batch sizes, AdamW and a constant rate from the recorded description.
 ///
-/// The descriptions say that one-dimensional parameters are not decayed, but the recorded numbers are those of a run that
-/// decays every parameter: without it the loss is off by 5e-5 from step 1 on, with it both runs agree to the last digits.
-/// In Megatron-Core the rule is not part of the optimizer; a script has to pass `get_standard_config_overrides`
+/// The descriptions say that one-dimensional parameters are not decayed, but the recorded numbers are those of a run
+/// that decays every parameter: without it the loss is off by 5e-5 from step 1 on, with it both runs agree to the last
+/// digits. In Megatron-Core the rule is not part of the optimizer; a script has to pass `get_standard_config_overrides`
 /// (megatron/core/optimizer/__init__.py).
 pub(super) fn engine(training: &OracleTraining) -> Result<EngineConfig, RecipeError> {
     let text = &training.optimizer;
@@ -66,8 +66,8 @@ pub(super) fn engine(training: &OracleTraining) -> Result<EngineConfig, RecipeEr
 
 /// Our model of the recorded sizes: a Llama, or with experts a Mixtral.
 ///
-/// Megatron means gradients over micro-batches; with auxiliary losses that is what is repeated, and without masks the mean
-/// over tokens is the same.
+/// Megatron means gradients over micro-batches; with auxiliary losses that is what is repeated, and without masks the
+/// mean over tokens is the same.
 pub(super) fn model(model: &OracleModel) -> Result<FamilyConfig, RecipeError> {
     let llama = llama(model)?;
     if model.experts == 0 {

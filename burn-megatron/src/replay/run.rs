@@ -53,10 +53,10 @@ pub struct Tolerances {
 impl Tolerances {
     /// For a repetition in `dtype` of a run in fp32.
     ///
-    /// In `f64` only the recorded run's rounding is left of the difference, the same in every layout. In `f32` ours comes on
-    /// top, and AdamW divides small gradients by their own size, rounding included: an element whose gradient is nothing but
-    /// rounding moves by the learning rate (1e-2) in either direction. In 16 bits a run follows the recorded one in its
-    /// losses, no more.
+    /// In `f64` only the recorded run's rounding is left of the difference, the same in every layout. In `f32` ours
+    /// comes on top, and AdamW divides small gradients by their own size, rounding included: an element whose gradient
+    /// is nothing but rounding moves by the learning rate (1e-2) in either direction. In 16 bits a run follows the
+    /// recorded one in its losses, no more.
     pub fn of(dtype: FloatDType) -> Self {
         match dtype {
             FloatDType::F64 => Self { loss: 2e-6, grad_norm: 1e-4, weights: 1e-4, elements: 1e-4 },

@@ -46,8 +46,8 @@ pub fn activations(spec: &ScheduleSpec, rank: usize) -> usize {
     most.min(spec.micro_batches * chunks)
 }
 
-/// The most tensors that a rank has received and not used yet; measured on the lists, not from a paper. A large group of
-/// the interleaved schedule waits at the first and the last rank.
+/// The most tensors that a rank has received and not used yet; measured on the lists, not from a paper. A large group
+/// of the interleaved schedule waits at the first and the last rank.
 pub fn received(spec: &ScheduleSpec) -> usize {
     match spec.kind {
         ScheduleKind::NoPipeline => 0,

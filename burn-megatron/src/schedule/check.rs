@@ -31,8 +31,8 @@ pub enum Fault {
 impl Schedule {
     /// Checks that every micro-batch passes every stage exactly once in each direction, that nothing stands before
     /// what it needs, that every send has its receive in the same order at both ends, and that the lists come to their
-    /// end with sends that block until the receiver is there; and, with receives [ahead of time](Schedule::posted), with
-    /// messages that wait for each other from one rank to another.
+    /// end with sends that block until the receiver is there; and, with receives [ahead of time](Schedule::posted),
+    /// with messages that wait for each other from one rank to another.
     ///
     /// # Errors
     /// The first [`Fault`] found.

@@ -68,8 +68,8 @@ impl PipelineConfig {
         spec
     }
 
-    /// Writes the layout that [`AUTO`] means for a model whose parts cost so much. Where there is none, equal parts are asked for,
-    /// and refused by name.
+    /// Writes the layout that [`AUTO`] means for a model whose parts cost so much. Where there is none, equal parts are
+    /// asked for, and refused by name.
     pub fn settle(&mut self, layout: &ParallelLayout, costs: &PartCosts) {
         let with_others = self.first_layers.or(self.last_layers).is_some() || self.count_embedding || self.count_loss;
         if self.layout.as_deref() == Some(AUTO) && !with_others {

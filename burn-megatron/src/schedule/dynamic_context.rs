@@ -2,12 +2,13 @@
 //! together in a row, long ones are shared by as many as they need (Megatron's `--hybrid-context-parallel`,
 //! `megatron/core/pipeline_parallel/hybrid_cp_schedule.py`).
 //!
-//! A row with several sequences counts as one sequence everywhere; which documents are in it depends on the number of ranks, and
-//! with them the masks of dropout. Auxiliary losses are means over a row, so in a mixture every sequence has a row of its own.
+//! A row with several sequences counts as one sequence everywhere; which documents are in it depends on the number of
+//! ranks, and with them the masks of dropout. Auxiliary losses are means over a row, so in a mixture every sequence has
+//! a row of its own.
 //!
-//! Ranks are those that hold the same weights. Sequences are shared by blocks of neighbours: 2, 4, 8, …, or all. Blocks lie
-//! inside each other, and all ranks take their sequences in one order, the widest blocks first: ranks that meet in a block
-//! have nothing else to wait for.
+//! Ranks are those that hold the same weights. Sequences are shared by blocks of neighbours: 2, 4, 8, …, or all. Blocks
+//! lie inside each other, and all ranks take their sequences in one order, the widest blocks first: ranks that meet in
+//! a block have nothing else to wait for.
 
 use std::ops::Range;
 
@@ -62,8 +63,8 @@ pub fn block_sizes(ranks: usize) -> Vec<usize> {
 }
 
 impl DynamicContext {
-    /// Deals sequences of `lengths` tokens to `ranks` ranks, in rows of which none has more than `most` tokens. Every rank has
-    /// something to do, if there is a sequence.
+    /// Deals sequences of `lengths` tokens to `ranks` ranks, in rows of which none has more than `most` tokens. Every
+    /// rank has something to do, if there is a sequence.
     ///
     /// # Errors
     /// The first sequence that is too long for all ranks together.
@@ -121,8 +122,9 @@ impl DynamicContext {
         self.order.iter().filter(move |packed| packed.ranks.contains(&rank))
     }
 
-    /// The blocks of ranks, without gaps, that share the rows which have number `round` on each of their ranks; a row has one
-    /// number on all of them, because wider rows come first and blocks lie inside each other. Who has no such row is alone.
+    /// The blocks of ranks, without gaps, that share the rows which have number `round` on each of their ranks; a row
+    /// has one number on all of them, because wider rows come first and blocks lie inside each other. Who has no such
+    /// row is alone.
     pub fn blocks(&self, round: usize) -> Vec<Range<usize>> {
         let block = |rank: usize| {
             let row = self.of_rank(rank).nth(round);
@@ -193,8 +195,8 @@ mod tests {
         assert!(refused.contains("4001 tokens over 4 ranks") && refused.ends_with("nearest legal: 1001"), "{refused}");
     }
 
-    /// Many short sequences and a few long ones, as in texts from the web: against all ranks sharing every sequence, and
-    /// against the smallest size that the longest one needs.
+    /// Many short sequences and a few long ones, as in texts from the web: against all ranks sharing every sequence,
+    /// and against the smallest size that the longest one needs.
     #[test]
     fn a_skewed_step_ends_sooner_than_with_one_size() {
         let lengths: Vec<usize> = (0..120).map(|i| if i % 40 == 0 { 8192 } else { 128 + 7 * i }).collect();

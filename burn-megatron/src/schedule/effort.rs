@@ -2,7 +2,8 @@
 
 use backend_dist::ops::context::zigzag;
 
-/// What sequences cost, in pairs of positions that attention compares. No count of operations, but enough to weigh lengths.
+/// What sequences cost, in pairs of positions that attention compares. No count of operations, but enough to weigh
+/// lengths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Effort {
     /// What a token costs outside of attention.
@@ -14,9 +15,10 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// Of a model of this width. The matrices of a layer take about 26 hidden² operations per token, those of a head more, and
-    /// causal attention 2 hidden per pair of positions, but at two thirds of the rate of products. A row moves about 14 bytes
-    /// of weights and gradients where a token takes 6 operations, which on GPUs is the time of a few hundred tokens.
+    /// Of a model of this width. The matrices of a layer take about 26 hidden² operations per token, those of a head
+    /// more, and causal attention 2 hidden per pair of positions, but at two thirds of the rate of products. A row
+    /// moves about 14 bytes of weights and gradients where a token takes 6 operations, which on GPUs is the time of a
+    /// few hundred tokens.
     pub fn of_width(hidden: usize) -> Self {
         let token = 12.0 * hidden as f64;
         Self { token, travel: token / 16.0, pass: 256.0 * token }
@@ -33,8 +35,8 @@ impl Effort {
         lengths.into_iter().map(|length| self.of(length, 1)).sum::<f64>() / ranks as f64
     }
 
-    /// Time of a step of `rows`, each the lengths of its documents, where `cp` ranks share every row and `dp` such groups take
-    /// `micro` rows at a time: that of the group which is done last.
+    /// Time of a step of `rows`, each the lengths of its documents, where `cp` ranks share every row and `dp` such
+    /// groups take `micro` rows at a time: that of the group which is done last.
     ///
     /// # Panics
     /// If a row cannot be cut into `2 cp` chunks.

@@ -56,8 +56,8 @@ impl Costs {
 pub enum Link {
     /// Nothing: it runs beside the passes and the other transfers, and only the pass that needs the tensor waits.
     Overlapped,
-    /// It runs beside the passes, once it is sent, its receive is posted, and what was sent from rank to rank before is there:
-    /// one NCCL stream for each ordered pair of ranks.
+    /// It runs beside the passes, once it is sent, its receive is posted, and what was sent from rank to rank before is
+    /// there: one NCCL stream for each ordered pair of ranks.
     Posted,
     /// It runs beside the passes, but the transfers of a rank wait for each other, in the order of its list: one NCCL
     /// stream per rank, filled ahead of time.

@@ -112,8 +112,8 @@ fn thread(lane: &Lane, track: Track, row: usize) -> usize {
     1_000_000 * (ROWS * track as usize + row) + lane.rank
 }
 
-/// By span, its row in a track: the first where nothing else is then. Exchanges of several groups run at the same time, which a
-/// row cannot show.
+/// By span, its row in a track: the first where nothing else is then. Exchanges of several groups run at the same time,
+/// which a row cannot show.
 fn rows(spans: &[(u64, &Span)]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..spans.len()).collect();
     order.sort_by_key(|&index| spans[index].1.start);

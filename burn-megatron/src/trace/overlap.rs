@@ -22,8 +22,8 @@ impl fmt::Display for Overlap {
 
 /// Exchanges of one rank: those of all tracks together, and each track that has some.
 ///
-/// The rank computes where its device does a pass, an update or anything else that is no exchange, and does not wait for one.
-/// A rank without a device exchanges on its own thread, so nothing is hidden.
+/// The rank computes where its device does a pass, an update or anything else that is no exchange, and does not wait
+/// for one. A rank without a device exchanges on its own thread, so nothing is hidden.
 pub fn overlaps(spans: &[Span]) -> (Overlap, Vec<(Track, Overlap)>) {
     let of = |wanted: &dyn Fn(&Span) -> bool| -> Vec<(u64, u64)> {
         union(spans.iter().filter(|span| wanted(span)).map(|span| (span.start, span.end)))

@@ -24,8 +24,8 @@ pub struct Span {
     pub track: Track,
 }
 
-/// Whose time a span is. Spans of a host nest, as do those of its device; exchanges run beside both, each kind on a track of its
-/// own.
+/// Whose time a span is. Spans of a host nest, as do those of its device; exchanges run beside both, each kind on a
+/// track of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Track {
     /// The rank's thread, which on GPUs only issues work.

@@ -19,8 +19,8 @@ pub struct Start {
     pub layout: ParallelLayout,
 }
 
-/// The checkpoint that `checkpoint.resume` means, if there is one, and whether the run may go on from it when the keys in
-/// `allowed` may have changed.
+/// The checkpoint that `checkpoint.resume` means, if there is one, and whether the run may go on from it when the keys
+/// in `allowed` may have changed.
 pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Start>, Vec<Problem>> {
     let section = &config.checkpoint;
     let one = |what: String| vec![Problem::new(what)];
@@ -69,7 +69,8 @@ pub(super) fn options(config: &RunConfig, tokenizer: Option<PathBuf>) -> Option<
     section.directory.clone().map(|root| CheckpointOptions { root, every: section.every, saver })
 }
 
-/// Whether the run may read other samples than the run that it goes on from: one of the keys that decide them may change.
+/// Whether the run may read other samples than the run that it goes on from: one of the keys that decide them may
+/// change.
 pub(super) fn may_read_other_data(allowed: &[String]) -> bool {
     allowed.iter().any(|name| name.starts_with("data") || name == "training" || name == "training.seq-length")
 }

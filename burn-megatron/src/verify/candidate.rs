@@ -82,10 +82,12 @@ impl fmt::Display for Candidate {
     }
 }
 
-/// As it is shown: `TP2 PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL uniform1` is four micro-batches in that layout, with this schedule, these
-/// stages (Megatron's string), and all layers computed again one by one; `block2` the first two of each stage, with
-/// `keep-attention` all but their attention, `selective` all modules that can be. Under `DP2 EP2 moe-overlap` exchanges of tokens run beside the experts. `CP4 a2a+p2p:2` exchanges heads in blocks of two ranks, `CP2 p2p,a2a` has a way for
-/// each layer, and under `DP4 dynamic:8` each document is shared by as many ranks as leave it eight tokens on each.
+/// As it is shown: `TP2 PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL uniform1` is four micro-batches in that layout, with this
+/// schedule, these stages (Megatron's string), and all layers computed again one by one; `block2` the first two of each
+/// stage, with `keep-attention` all but their attention, `selective` all modules that can be. Under `DP2 EP2
+/// moe-overlap` exchanges of tokens run beside the experts. `CP4 a2a+p2p:2` exchanges heads in blocks of two ranks,
+/// `CP2 p2p,a2a` has a way for each layer, and under `DP4 dynamic:8` each document is shared by as many ranks as leave
+/// it eight tokens on each.
 impl FromStr for Candidate {
     type Err = LayoutError;
 

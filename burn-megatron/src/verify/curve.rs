@@ -60,8 +60,8 @@ impl fmt::Display for Curve {
     }
 }
 
-/// Trains `settings.steps` steps on one CPU device and in the layout of `candidate` on `devices`, both in the precision of
-/// `settings` and from the same weights.
+/// Trains `settings.steps` steps on one CPU device and in the layout of `candidate` on `devices`, both in the precision
+/// of `settings` and from the same weights.
 ///
 /// # Errors
 /// If the layout cannot be run.

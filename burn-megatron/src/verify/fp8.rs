@@ -5,8 +5,8 @@ use crate::plan::{Decoder, LayerKind};
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::ops::fp8::MULTIPLE;
 
-/// Why a layout's numbers in FP8 are others than those of one device, where that is how FP8 works (docs/fp8.md), for steps of so
-/// many rows and rows of so many tokens.
+/// Why a layout's numbers in FP8 are others than those of one device, where that is how FP8 works (docs/fp8.md), for
+/// steps of so many rows and rows of so many tokens.
 pub fn different_in_fp8(
     decoder: &Decoder,
     candidate: &Candidate,

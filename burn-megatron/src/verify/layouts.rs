@@ -10,9 +10,10 @@ use models::recompute::{Method, Recompute};
 
 /// Every combination of tensor, sequence, context, pipeline and data parallelism on up to `ranks` ranks that `allowed`
 /// accepts, with every schedule, every ZeRO stage and several numbers of micro-batches per step that divide
-/// `global_batch`. The ways to recompute take turns, and so do the ways across context parallel ranks that `allowed` accepts,
-/// so that each meets everything else somewhere. So do exchanges beside experts and others, and, where there are `experts`, all their layouts over the same ranks.
-/// `layers` are divided as evenly as possible. The reference, one device and one micro-batch, is not among them.
+/// `global_batch`. The ways to recompute take turns, and so do the ways across context parallel ranks that `allowed`
+/// accepts, so that each meets everything else somewhere. So do exchanges beside experts and others, and, where there
+/// are `experts`, all their layouts over the same ranks. `layers` are divided as evenly as possible. The reference, one
+/// device and one micro-batch, is not among them.
 pub fn candidates(
     ranks: usize,
     global_batch: usize,

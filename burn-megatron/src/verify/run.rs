@@ -32,8 +32,9 @@ pub struct Settings {
     pub dtype: FloatDType,
     /// In place of the precision's own: [`Bounds::new`].
     pub tolerance: Option<f64>,
-    /// Linear layers of the blocks and experts are in FP8. A scale is that of one micro-batch, so the one device takes as many of
-    /// them as a layout; [`different_in_fp8`](super::different_in_fp8) names the layouts that compute other numbers.
+    /// Linear layers of the blocks and experts are in FP8. A scale is that of one micro-batch, so the one device takes
+    /// as many of them as a layout; [`different_in_fp8`](super::different_in_fp8) names the layouts that compute other
+    /// numbers.
     pub fp8: Option<Fp8Format>,
 }
 
@@ -55,9 +56,9 @@ impl Settings {
 
     /// Warm-up, decay and clipping are all in use.
     ///
-    /// Below double precision AdamW's epsilon is large: the usual one divides the smallest gradients by their own size, so
-    /// that the sign of a rounding error moves a weight by twice the learning rate, and says nothing about the layout. In
-    /// bf16 the rate is large too, so that an update is more than the rounding of weights.
+    /// Below double precision AdamW's epsilon is large: the usual one divides the smallest gradients by their own size,
+    /// so that the sign of a rounding error moves a weight by twice the learning rate, and says nothing about the
+    /// layout. In bf16 the rate is large too, so that an update is more than the rounding of weights.
     fn engine(&self) -> EngineConfig {
         let scale = if self.dtype == FloatDType::BF16 { 20.0 } else { 1.0 };
         let eps = if self.dtype == FloatDType::F64 { AdamWConfig::default().eps } else { 1e-3 };
@@ -81,8 +82,8 @@ impl Settings {
 /// Trains `config` in double precision on one CPU device and, on `devices` in the precision of `settings`, in every
 /// candidate layout; `on_row` hears of each as it is done. Rank `r` owns `devices[r % devices.len()]`.
 ///
-/// In bf16 tokens use the experts that they use on the one device: in which of two nearly equal experts a token is is no
-/// matter of rounding. [`Row::rerouted`] says how many would have used others.
+/// In bf16 tokens use the experts that they use on the one device: in which of two nearly equal experts a token is is
+/// no matter of rounding. [`Row::rerouted`] says how many would have used others.
 ///
 /// # Errors
 /// If a layout cannot be run; differences are in the rows.

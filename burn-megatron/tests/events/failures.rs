@@ -1,5 +1,5 @@
-//! Something fails somewhere while a run trains and saves: it ends at once and says what, leaves nothing behind, and the next
-//! run of the process goes on.
+//! Something fails somewhere while a run trains and saves: it ends at once and says what, leaves nothing behind, and
+//! the next run of the process goes on.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

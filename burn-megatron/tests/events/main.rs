@@ -1,6 +1,6 @@
 //! Runs to which things happen: they are stopped, go back to an older checkpoint, go on in other layouts with other
-//! micro-batches, are extended, are watched more or less often. Whatever happens, they learn what the run learns that one
-//! device does in one go.
+//! micro-batches, are extended, are watched more or less often. Whatever happens, they learn what the run learns that
+//! one device does in one go.
 
 mod case;
 mod config;

@@ -12,7 +12,8 @@ use crate::forward::{difference, last};
 
 const MODEL: &str = "deepseek_v3";
 
-/// transformers computes the router in fp32, so logits are as far apart as fp32 rounds; with its router in fp64 as far as fp64 does.
+/// transformers computes the router in fp32, so logits are as far apart as fp32 rounds; with its router in fp64 as far
+/// as fp64 does.
 #[test]
 fn forward_is_transformers() {
     let path = golden(MODEL).join("oracle.safetensors");

@@ -82,8 +82,9 @@ fn exactly() {
 fn in_lower_precision() {
     for model in MODELS {
         let (input, oracle) = input(model);
-        // In bf16 a token may use the other one of two experts that are almost equally good: Qwen3-MoE is 0.014 away on one rank and
-        // 0.052 in this layout. With the experts of fp64 both are within 0.03 (`models/tests/layouts/hf.rs`).
+        // In bf16 a token may use the other one of two experts that are almost equally good: Qwen3-MoE is 0.014 away on
+        // one rank and 0.052 in this layout. With the experts of fp64 both are within 0.03
+        // (`models/tests/layouts/hf.rs`).
         let half = if ["mixtral", "qwen3_moe"].contains(&model) { 0.1 } else { 0.05 };
         for (dtype, limit) in [(FloatDType::F32, 2e-6), (FloatDType::BF16, half)] {
             let output = run(model, &input, &settings("TP2 SP", dtype)).unwrap();
@@ -93,7 +94,8 @@ fn in_lower_precision() {
     }
 }
 
-/// Neither sequence nor context parallelism can cut 39 tokens in four; what is added at the end changes nothing before it.
+/// Neither sequence nor context parallelism can cut 39 tokens in four; what is added at the end changes nothing before
+/// it.
 #[test]
 fn any_length_over_ranks_that_share_it() {
     for model in ["qwen3", "gpt2"] {

@@ -160,7 +160,8 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Times a kernel that takes less time than its launch costs the host: what it adds to that of a large copy in front.
+    /// Times a kernel that takes less time than its launch costs the host: what it adds to that of a large copy in
+    /// front.
     pub fn time_behind_a_copy(&mut self, name: &str, bytes: usize, call: impl Fn(usize)) {
         if self.wants(&[name]) {
             let both = self.median(&|turn| {

@@ -1,8 +1,8 @@
 //! Checks the memory-bound kernels against fp64 and gives their share of the bandwidth that a copy has on this card.
 //!
-//! `cargo run --release --example pointwise_check --features cuda [-- PART_OF_A_NAME..]`. Sizes of the second part are those
-//! of Llama 3 8B with 8192 tokens, of some kernels also with 16,384. Given the word `plans` it also times some that
-//! are cut into cubes in other ways. Ends with the table; fails if a result is further from fp64 than it may be.
+//! `cargo run --release --example pointwise_check --features cuda [-- PART_OF_A_NAME..]`. Sizes of the second part are
+//! those of Llama 3 8B with 8192 tokens, of some kernels also with 16,384. Given the word `plans` it also times some
+//! that are cut into cubes in other ways. Ends with the table; fails if a result is further from fp64 than it may be.
 #[path = "../../tests/pointwise/checks/mod.rs"]
 mod checks;
 mod clock;

@@ -1,5 +1,5 @@
-//! What mixtures of experts move, weight and count besides their products, at the sizes of Mixtral 8x7B and Qwen3-30B-A3B
-//! with 8192 tokens of which each goes to `top_k` experts. Bytes as in `timings`.
+//! What mixtures of experts move, weight and count besides their products, at the sizes of Mixtral 8x7B and
+//! Qwen3-30B-A3B with 8192 tokens of which each goes to `top_k` experts. Bytes as in `timings`.
 use crate::checks::tokens::upload_i32;
 use crate::clock::Clock;
 use half::bf16;
@@ -29,8 +29,8 @@ pub fn all(clock: &mut Clock) {
     }
 }
 
-/// The rows of every token by expert, as tokens that go to the next `top_k` experts from any one on have them: the token of
-/// each row, and the rows of each token.
+/// The rows of every token by expert, as tokens that go to the next `top_k` experts from any one on have them: the
+/// token of each row, and the rows of each token.
 fn order(Mixture { experts, top_k, .. }: &Mixture) -> (Vec<i32>, Vec<i32>) {
     let chosen = |token: usize| (0..*top_k).map(move |nth| ((token * 7919 + nth) % experts, token));
     let mut copies: Vec<(usize, usize)> = (0..TOKENS).flat_map(chosen).collect();

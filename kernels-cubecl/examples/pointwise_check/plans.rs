@@ -1,5 +1,5 @@
-//! Column sums and gradients of an embedding cut into cubes in other ways than the chosen one, which another card may like
-//! better.
+//! Column sums and gradients of an embedding cut into cubes in other ways than the chosen one, which another card may
+//! like better.
 use crate::checks::tokens::upload_i32;
 use crate::clock::Clock;
 use crate::timings::{VOCABULARY, even_ids, gradient_bytes, zipf_ids};

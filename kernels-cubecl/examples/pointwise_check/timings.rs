@@ -1,5 +1,5 @@
-//! The sizes of Llama 3 8B with 8192 tokens. Bytes are those that must be moved: every input read and every output written
-//! once.
+//! The sizes of Llama 3 8B with 8192 tokens. Bytes are those that must be moved: every input read and every output
+//! written once.
 use crate::checks::{tokens::upload_i32, upload, upload_u32};
 use crate::clock::Clock;
 use half::bf16;
@@ -185,7 +185,8 @@ pub fn zipf_ids(tokens: usize) -> Vec<i32> {
     (0..tokens).map(id).collect()
 }
 
-/// What the gradient of an embedding moves: rows in bf16 are read, those of the fp32 sum that have tokens read and written.
+/// What the gradient of an embedding moves: rows in bf16 are read, those of the fp32 sum that have tokens read and
+/// written.
 pub fn gradient_bytes(ids: &[i32], hidden: usize) -> usize {
     2 * ids.len() * hidden + 8 * hidden * ids.iter().collect::<BTreeSet<_>>().len()
 }

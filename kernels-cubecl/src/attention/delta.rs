@@ -1,5 +1,5 @@
-//! What the backward kernels need of each row besides the tensors: `delta = Σ out · out_gradient`, and the log-sum-exp in
-//! the form that they add to a score.
+//! What the backward kernels need of each row besides the tensors: `delta = Σ out · out_gradient`, and the log-sum-exp
+//! in the form that they add to a score.
 use cubecl::prelude::*;
 
 /// Four adjacent 16-bit numbers.
@@ -10,9 +10,9 @@ pub const ROWS: u32 = 8;
 
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
 
-/// Writes `sums [2, batch, heads, row]`: first `-lse log₂ e`, zero for a row that saw no key (so that its hidden scores have
-/// no probability), then `delta`; both zero past the last query. A plane takes one row; cube `(row block, head, batch)`;
-/// strides in units of four elements.
+/// Writes `sums [2, batch, heads, row]`: first `-lse log₂ e`, zero for a row that saw no key (so that its hidden scores
+/// have no probability), then `delta`; both zero past the last query. A plane takes one row; cube `(row block, head,
+/// batch)`; strides in units of four elements.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn delta<E: Float>(

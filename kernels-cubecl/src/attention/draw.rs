@@ -15,8 +15,8 @@ pub fn splitmix(x: u64) -> u64 {
 }
 
 /// The two keys of each row of scores, `[2, batch, heads, row]`. Cube `(row block, head, batch)`; the place of row
-/// `(batch, head, query)` in the whole tensor is `((first_batch + batch) total_heads + first_head + head) total_queries +
-/// first_query + query`.
+/// `(batch, head, query)` in the whole tensor is `((first_batch + batch) total_heads + first_head + head)
+/// total_queries + first_query + query`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn drop_keys(

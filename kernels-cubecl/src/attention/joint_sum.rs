@@ -1,5 +1,5 @@
-//! The gradients of the queries that [`joint_gradient`](super::joint_gradient) leaves in parts: added up in memory by the copy
-//! engine, then put in order.
+//! The gradients of the queries that [`joint_gradient`](super::joint_gradient) leaves in parts: added up in memory by
+//! the copy engine, then put in order.
 use super::joint_gradient::{BLOCK, D};
 use super::variant::bounded;
 use super::{AttentionShape, Extras};
@@ -10,14 +10,14 @@ use cubecl::prelude::*;
 /// Quads of the columns that a warpgroup computes of a step's queries: eight for each of its units.
 pub const HALF: u32 = (BLOCK * D / 8) as u32;
 
-/// Blocks in which a head's gradients of the queries are added up: those of a packed sequence begin behind those of the one
-/// before, and one of them may be left over.
+/// Blocks in which a head's gradients of the queries are added up: those of a packed sequence begin behind those of the
+/// one before, and one of them may be left over.
 pub fn blocks_of_head(shape: &AttentionShape, extras: &Extras) -> usize {
     shape.padded_queries() / BLOCK + extras.packed.map_or(0, |packed| packed.sequences)
 }
 
-/// Numbers in which the gradients of all queries are added up, `[batch, heads, blocks, 2, 8, 128]` of four; one block more for
-/// keys that no query sees, whose zeros may go there.
+/// Numbers in which the gradients of all queries are added up, `[batch, heads, blocks, 2, 8, 128]` of four; one block
+/// more for keys that no query sees, whose zeros may go there.
 pub fn len(shape: &AttentionShape, extras: &Extras) -> usize {
     (shape.batch * shape.heads * blocks_of_head(shape, extras) + 1) * BLOCK * D
 }
@@ -80,8 +80,8 @@ pub fn clear(sum: &mut [Quad]) {
     }
 }
 
-/// `gradient = scale · sum`, the sums in the order of [`joint_gradient`]. 256 units, each eight columns of two rows; cube
-/// `(block, head, sequence)`; `blocks` of a head; strides in units of eight elements.
+/// `gradient = scale · sum`, the sums in the order of [`joint_gradient`]. 256 units, each eight columns of two rows;
+/// cube `(block, head, sequence)`; `blocks` of a head; strides in units of eight elements.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn gather<E: Float>(

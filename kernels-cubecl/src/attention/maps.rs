@@ -48,8 +48,8 @@ pub(super) fn store(tensor: &Tensor4, packed: bool) -> TensorMapArg<Tiled> {
     }
 }
 
-/// Statistics of two kinds, `[2, batch, heads, padded_queries]` of 4 bytes each, in boxes of both kinds of `block` queries.
-/// Past the last query they are zero.
+/// Statistics of two kinds, `[2, batch, heads, padded_queries]` of 4 bytes each, in boxes of both kinds of `block`
+/// queries. Past the last query they are zero.
 pub(super) fn statistics(
     shape: &AttentionShape,
     handle: &Handle,

@@ -13,7 +13,8 @@ const LN_2: f32 = core::f32::consts::LN_2;
 const UNSEEN: f32 = -1.0e30;
 
 /// Adds the result `part` of further keys to `sum`: with `l = ln(e^sum_lse + e^part_lse)`, `sum ← sum e^(sum_lse - l) +
-/// part e^(part_lse - l)` and `sum_lse ← l`. Cube `(query, batch)`; each plane takes a head at a time. Strides in elements.
+/// part e^(part_lse - l)` and `sum_lse ← l`. Cube `(query, batch)`; each plane takes a head at a time. Strides in
+/// elements.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn merge_kernel<E: Float>(
@@ -78,7 +79,8 @@ pub struct Sum<'a> {
 
 /// Adds the result of further keys, `part` and `part_lse` as [`forward`](super::forward()) writes them, to `sum` and
 /// `sum_lse`, in place: `sum` is fp32 `[queries, batch, heads, value_dim]` without gaps, the log-sum-exps are
-/// `[batch, heads, padded_queries]`. A ring starts with zeros and minus infinity, or with its first step's result in fp32.
+/// `[batch, heads, padded_queries]`. A ring starts with zeros and minus infinity, or with its first step's result in
+/// fp32.
 pub fn merge(
     client: &Client,
     shape: &AttentionShape,

@@ -3,9 +3,9 @@
 //! Layout `[seq, batch, heads, head_dim]` with any strides of the first three dimensions; bf16 or fp16 in and out, fp32
 //! scores, softmax, statistics and sums. Grouped queries: query head `h` reads key head `h / (heads / kv_heads)`.
 //!
-//! A ring computes attention over keys that lie on several ranks: each step is a [`forward`] on the keys of one rank, whose
-//! output and log-sum-exp [`merge`](merge::merge) adds to what the steps before gave; each step of its backward pass is a
-//! [`backward`] with the output and log-sum-exp of the whole ring, and the gradients of the steps add up.
+//! A ring computes attention over keys that lie on several ranks: each step is a [`forward`] on the keys of one rank,
+//! whose output and log-sum-exp [`merge`](merge::merge) adds to what the steps before gave; each step of its backward
+//! pass is a [`backward`] with the output and log-sum-exp of the whole ring, and the gradients of the steps add up.
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
 mod backward;
@@ -109,7 +109,8 @@ fn drop_keys(client: &Client, shape: &AttentionShape, dropout: &Dropout) -> Hand
 }
 
 /// `out = softmax(q kᵀ · scale) v` and the log-sum-exp of the scaled scores, `lse`: fp32
-/// `[batch, heads, shape.padded_queries()]`. `scale` is positive. A query that sees no key gets zeros and minus infinity.
+/// `[batch, heads, shape.padded_queries()]`. `scale` is positive. A query that sees no key gets zeros and minus
+/// infinity.
 pub fn forward(
     client: &Client,
     shape: &AttentionShape,
@@ -146,8 +147,8 @@ pub fn forward_planned(
     let keys = extras.dropout.map(|dropout| drop_keys(client, shape, &dropout));
     let drop_keys = keys.as_ref().map_or_else(|| flat(lse, 1), |keys| flat(keys, 2 * shape.statistics_len()));
     let (query_starts, key_starts) = starts(extras, lse);
-    // SAFETY: the tensor maps bound every access but those to `lse` and the dropout keys, whose rows are padded to whole
-    // blocks and which the kernel bounds itself when sequences are packed.
+    // SAFETY: the tensor maps bound every access but those to `lse` and the dropout keys, whose rows are padded to
+    // whole blocks and which the kernel bounds itself when sequences are packed.
     unsafe {
         forward::forward::launch_unchecked(
             client,

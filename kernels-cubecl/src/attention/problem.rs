@@ -7,7 +7,8 @@ use cubecl::server::Handle;
 
 /// Batches, heads or packed sequences of a call: cubes in the second dimension of a grid.
 const MOST_CUBES: usize = u16::MAX as usize;
-/// Longest sequence, and the furthest place of the first query: blocks of 128 of them are cubes in the third dimension of a grid.
+/// Longest sequence, and the furthest place of the first query: blocks of 128 of them are cubes in the third dimension
+/// of a grid.
 pub(super) const FURTHEST: usize = u16::MAX as usize * QUERY_ROWS;
 
 /// The sizes of an attention call.
@@ -51,8 +52,8 @@ pub struct Packed<'a> {
     pub longest_key: usize,
 }
 
-/// Dropout of attention weights: the probability that query `i` of head `h` gives key `j` of batch `b` is multiplied with
-/// 0 or `1 / (1 - p)`. The draw is a function of `seed` and the element's place `[b, h, i, j]` in the whole tensor
+/// Dropout of attention weights: the probability that query `i` of head `h` gives key `j` of batch `b` is multiplied
+/// with 0 or `1 / (1 - p)`. The draw is a function of `seed` and the element's place `[b, h, i, j]` in the whole tensor
 /// `[batches, heads, queries, keys]` of which this call computes a part: with `row = (b heads + h) queries + i` and
 /// `key = splitmix64(seed ^ splitmix64(row))`, the element is dropped if
 /// `mix(mix(j 0x9e3779b9 + (key >> 32)) ^ key as u32) < p 2³²` (`mix` as in [`crate::pointwise::dropout`]).
@@ -92,9 +93,9 @@ pub struct Extras<'a> {
     pub packed: Option<Packed<'a>>,
     /// Dropout of attention weights.
     pub dropout: Option<Dropout>,
-    /// The key position of query 0, if it is not `keys - queries`. For a step of a ring with a window: the first query's
-    /// position in the whole sequence less that of the first key. May be negative. A query that sees no key gives an
-    /// output of 0, a log-sum-exp of minus infinity and no gradients.
+    /// The key position of query 0, if it is not `keys - queries`. For a step of a ring with a window: the first
+    /// query's position in the whole sequence less that of the first key. May be negative. A query that sees no key
+    /// gives an output of 0, a log-sum-exp of minus infinity and no gradients.
     pub first_query: Option<i64>,
     /// The backward pass gives the same bits every time, for about a tenth of its speed with heads of 128.
     pub deterministic: bool,
@@ -131,8 +132,8 @@ impl AttentionShape {
         [self.queries, self.batch, self.heads, self.value_dim]
     }
 
-    /// Floating-point operations of the forward pass, two matrix products of what the mask leaves (half when causal); for
-    /// a batch of whole sequences. The backward pass is counted as 2.5 times as many, whatever it recomputes.
+    /// Floating-point operations of the forward pass, two matrix products of what the mask leaves (half when causal);
+    /// for a batch of whole sequences. The backward pass is counted as 2.5 times as many, whatever it recomputes.
     pub fn forward_flops(&self) -> f64 {
         let (queries, keys) = (self.queries as f64, self.keys as f64);
         let causal = if self.causal { queries * (keys - queries / 2.0) } else { queries * keys };

@@ -1,4 +1,5 @@
-//! How a cube of 128 keys goes through the blocks of queries that see them, one head after the other of those that share them.
+//! How a cube of 128 keys goes through the blocks of queries that see them, one head after the other of those that
+//! share them.
 use super::variant::{Part, Sizes};
 use crate::tiling::QueryBlocks;
 use cubecl::prelude::*;

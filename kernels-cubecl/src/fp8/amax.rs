@@ -1,7 +1,7 @@
 //! The largest magnitude of a tensor, and the scale that follows from it.
 //!
-//! A maximum does not depend on the order it is taken in, so the result has the same bits in every division of the work.
-//! NaN is passed over; the cast keeps it.
+//! A maximum does not depend on the order it is taken in, so the result has the same bits in every division of the
+//! work. NaN is passed over; the cast keeps it.
 use super::{Format, Vec8};
 use crate::pointwise::{CubeShape, PointwiseError, buffer, check, cube_max};
 use cubecl::prelude::*;
@@ -107,8 +107,8 @@ pub fn amax<E: Float>(client: &Client, x: &Handle, amax: &Handle, len: usize) ->
     Ok(())
 }
 
-/// `scale [count]` and `inverse [count] = 1 / scale`, fp32, of casts to `format` for `amax [count]`; see [`scale_for`] for zero
-/// and numbers that are not finite. The largest magnitude becomes the largest number divided by `2^margin`.
+/// `scale [count]` and `inverse [count] = 1 / scale`, fp32, of casts to `format` for `amax [count]`; see [`scale_for`]
+/// for zero and numbers that are not finite. The largest magnitude becomes the largest number divided by `2^margin`.
 ///
 /// # Errors
 /// If there are no numbers, or a buffer is too short.

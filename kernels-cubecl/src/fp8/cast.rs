@@ -56,8 +56,8 @@ pub fn cast_flat<E: Float>(
     }
 }
 
-/// Casts the tile of `TILE` rows and columns that begins at `first_row` and `first_column`, but for rows from `end_row` on: as it
-/// lies, and into `words` for its transpose. A unit casts two blocks of four rows and eight columns.
+/// Casts the tile of `TILE` rows and columns that begins at `first_row` and `first_column`, but for rows from `end_row`
+/// on: as it lies, and into `words` for its transpose. A unit casts two blocks of four rows and eight columns.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn cast_tile<E: Float>(
@@ -111,8 +111,8 @@ fn cast_tile<E: Float>(
     }
 }
 
-/// A cube for each tile: of the matrix, or where `grouped` of its groups of rows, of which `table` has [`WORDS`] words for each line
-/// of tiles and each has a scale.
+/// A cube for each tile: of the matrix, or where `grouped` of its groups of rows, of which `table` has [`WORDS`] words
+/// for each line of tiles and each has a scale.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn cast_tiles<E: Float>(
@@ -187,8 +187,8 @@ pub struct Conversion {
     pub columns: usize,
 }
 
-/// Casts `x [rows, columns]` of type `E` (2 bytes) without gaps, times `scale [1]` (fp32), to `by_rows [rows, columns]`,
-/// `by_columns [columns, rows]` or both, a byte a number.
+/// Casts `x [rows, columns]` of type `E` (2 bytes) without gaps, times `scale [1]` (fp32), to `by_rows [rows,
+/// columns]`, `by_columns [columns, rows]` or both, a byte a number.
 ///
 /// # Errors
 /// If there is no kernel for the sizes, or a buffer is too short.

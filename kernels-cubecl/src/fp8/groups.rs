@@ -1,5 +1,5 @@
-//! Largest magnitudes and casts of groups of rows that follow each other, each group with a scale of its own, in one launch for
-//! all of them. The host knows where groups begin and makes tables of the work.
+//! Largest magnitudes and casts of groups of rows that follow each other, each group with a scale of its own, in one
+//! launch for all of them. The host knows where groups begin and makes tables of the work.
 use super::amax::greatest;
 use super::cast::{WORDS, cast_tiles};
 use super::transpose::{TILE, check_matrix};
@@ -58,7 +58,8 @@ pub fn group_maxima(parts: &[f32], table: &[u32], amax: &mut [f32], first: u32, 
     }
 }
 
-/// Parts of groups of `lens` vectors: begin and end of each, then which parts are a group's, one number more than groups.
+/// Parts of groups of `lens` vectors: begin and end of each, then which parts are a group's, one number more than
+/// groups.
 fn parts(lens: &[usize], each: usize) -> (Vec<u32>, usize) {
     let (mut spans, mut firsts, mut start) = (Vec::new(), vec![0], 0);
     for len in lens {
@@ -91,8 +92,8 @@ fn upload(client: &Client, table: &[u32]) -> Handle {
     client.create_from_slice(&table.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>())
 }
 
-/// `amax [groups] = max |x_g|`, fp32, of the groups of `counts` rows of `x [rows, columns]` of type `E` (2 bytes) without gaps;
-/// 0 of an empty group.
+/// `amax [groups] = max |x_g|`, fp32, of the groups of `counts` rows of `x [rows, columns]` of type `E` (2 bytes)
+/// without gaps; 0 of an empty group.
 ///
 /// # Errors
 /// If there is no kernel for the sizes, or a buffer is too short.
@@ -135,9 +136,9 @@ pub struct GroupConversion<'a> {
     pub columns: usize,
 }
 
-/// Casts each group of `x [rows, columns]` of type `E` (2 bytes) without gaps, times its number of `scale [groups]` (fp32), to
-/// `by_rows [rows, columns]`, to `by_columns`, the groups' transposes `[columns, rows of the group]` one behind the other, or to
-/// both, a byte a number.
+/// Casts each group of `x [rows, columns]` of type `E` (2 bytes) without gaps, times its number of `scale [groups]`
+/// (fp32), to `by_rows [rows, columns]`, to `by_columns`, the groups' transposes `[columns, rows of the group]` one
+/// behind the other, or to both, a byte a number.
 ///
 /// # Errors
 /// If there is no kernel for the sizes, or a buffer is too short.
@@ -167,8 +168,8 @@ pub fn cast<E: Float>(
     let (columns_out, words) = by_columns.map_or((&unused, 2), |by_columns| (by_columns, len / 4));
     let (rows_out, columns_out) =
         (buffer("by_rows", rows_out, lines, 8)?, buffer("by_columns", columns_out, words, 4)?);
-    // SAFETY: the table's tiles lie in their groups, blocks past a group's last row or the last column do nothing, and a
-    // result is written only if it is whole.
+    // SAFETY: the table's tiles lie in their groups, blocks past a group's last row or the last column do nothing, and
+    // a result is written only if it is whole.
     unsafe {
         cast_tiles::launch_unchecked::<E>(
             client,

@@ -1,5 +1,5 @@
-//! FP8 operands: largest magnitudes, casts with a scale, transposes. Numbers of eight bits are kept four to a `u32`, the
-//! first in the lowest bits.
+//! FP8 operands: largest magnitudes, casts with a scale, transposes. Numbers of eight bits are kept four to a `u32`,
+//! the first in the lowest bits.
 //!
 //! A cast is `round(x · scale)` to nearest even, with everything beyond the largest number (infinity too) made that
 //! number, and NaN kept.

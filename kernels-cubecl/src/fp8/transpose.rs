@@ -30,7 +30,8 @@ pub fn put(words: &mut Words, quad: u32, group: u32, #[comptime] i: u32, word: u
     words[((group * 8 + i) * comptime![BLOCK_ROWS] + place(quad, group)) as usize] = word;
 }
 
-/// Writes a tile's columns as lines of the transpose, which begins at word `base`, a line of 128 bytes by each plane at a time.
+/// Writes a tile's columns as lines of the transpose, which begins at word `base`, a line of 128 bytes by each plane at
+/// a time.
 #[cube]
 pub fn write_columns(
     words: &Words,

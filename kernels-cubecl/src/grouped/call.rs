@@ -113,8 +113,8 @@ impl GroupedCall<'_> {
         }
     }
 
-    /// `out [rows, features] = x wᵀ`, each row with the matrix of its group: `x [rows, inner]`, `w [groups · features, inner]`,
-    /// all without gaps and of the type of the call.
+    /// `out [rows, features] = x wᵀ`, each row with the matrix of its group: `x [rows, inner]`, `w [groups · features,
+    /// inner]`, all without gaps and of the type of the call.
     ///
     /// # Errors
     /// As [`check`](Self::check), or if a buffer is too small or starts at no multiple of 16 bytes.
@@ -138,8 +138,8 @@ impl GroupedCall<'_> {
         self.launch(client, [gradient, w, out], plan)
     }
 
-    /// `gradientᵀ x` of the rows of each group, below each other: `out [groups · features, inner]`. Without rows it is zero,
-    /// and [`Onto::Added`] leaves it as it is. The same bits every time: a number is added to once.
+    /// `gradientᵀ x` of the rows of each group, below each other: `out [groups · features, inner]`. Without rows it is
+    /// zero, and [`Onto::Added`] leaves it as it is. The same bits every time: a number is added to once.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -58,8 +58,8 @@ pub fn right_layout(plan: GroupedPlan) -> WgmmaTileLayout {
     }
 }
 
-/// Has the copy engine bring the operands of step `step` of `tile` to place `stage`, once what lies there has been read;
-/// `parity` is the phase of the barriers that means these tiles.
+/// Has the copy engine bring the operands of step `step` of `tile` to place `stage`, once what lies there has been
+/// read; `parity` is the phase of the barriers that means these tiles.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub fn load(

@@ -59,8 +59,8 @@ fn tile(index: u32, table: &[u32], sizes: &Sizes, #[comptime] product: Product) 
     }
 }
 
-/// `plan.product` of all groups. [`UNITS`] units, any number of cubes up to `sizes.tiles`, tensor maps as `maps` makes them
-/// for the plan, `table` of [`super::tiles`].
+/// `plan.product` of all groups. [`UNITS`] units, any number of cubes up to `sizes.tiles`, tensor maps as `maps` makes
+/// them for the plan, `table` of [`super::tiles`].
 #[cube(launch_unchecked)]
 pub fn grouped<O: Float>(
     left: &TensorMap<bf16, Tiled>,

@@ -1,4 +1,5 @@
-//! The way of a tile to memory: a plane at a time brings its 16 rows to shared memory, 128 bytes of each, for the copy engine.
+//! The way of a tile to memory: a plane at a time brings its 16 rows to shared memory, 128 bytes of each, for the copy
+//! engine.
 use super::kernel::Tile;
 use super::plan::{GroupedPlan, Onto};
 use super::tiles::ROWS;
@@ -57,9 +58,9 @@ pub fn write<O: Float>(
     }
 }
 
-/// Brings to the L2 cache what step `step` of `tile` has to bring of the numbers that the tile will be added to. While a cube
-/// multiplies nothing of them moves, and all cubes that multiply equally long rows do so at the same time: without this the
-/// additions alone took what memory needs to read and to write them.
+/// Brings to the L2 cache what step `step` of `tile` has to bring of the numbers that the tile will be added to. While
+/// a cube multiplies nothing of them moves, and all cubes that multiply equally long rows do so at the same time:
+/// without this the additions alone took what memory needs to read and to write them.
 #[cube]
 pub fn prefetch<O: Float>(out: &mut TensorMap<O, Tiled>, tile: &Tile, step: u32, #[comptime] plan: GroupedPlan) {
     let columns = comptime![plan.result_panel()];
@@ -81,7 +82,8 @@ pub fn finish() {
     bulk::wait_for_reads();
 }
 
-/// Panel `p` rounded to 16 bits; the plane's panels begin at word `own`. The copy engine's swizzle keeps the units apart.
+/// Panel `p` rounded to 16 bits; the plane's panels begin at word `own`. The copy engine's swizzle keeps the units
+/// apart.
 #[cube]
 fn write_pairs(
     sum: &Array<f32>,
@@ -104,8 +106,8 @@ fn write_pairs(
     }
 }
 
-/// Panel `p` as it is. Two rows share the banks that eight columns of a row lie in: units of odd rows write their second
-/// number first.
+/// Panel `p` as it is. Two rows share the banks that eight columns of a row lie in: units of odd rows write their
+/// second number first.
 #[cube]
 fn write_words(
     sum: &Array<f32>,

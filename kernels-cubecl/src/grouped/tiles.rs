@@ -1,5 +1,5 @@
-//! Which tile of a result a cube computes, and which rows belong to it: plain arithmetic, the same on the host and in the
-//! kernel.
+//! Which tile of a result a cube computes, and which rows belong to it: plain arithmetic, the same on the host and in
+//! the kernel.
 #[cfg(feature = "cuda")]
 use cubecl::prelude::*;
 
@@ -9,8 +9,8 @@ pub const ROWS: usize = 128;
 /// Elements of the inner dimension that a cube multiplies at a time.
 pub const DEPTH: usize = 64;
 
-/// Rows of tiles that are walked column by column, so that the tiles that run at a time share as few rows and columns as
-/// possible: 132 of them, twice as wide as high.
+/// Rows of tiles that are walked column by column, so that the tiles that run at a time share as few rows and columns
+/// as possible: 132 of them, twice as wide as high.
 pub const BAND: u32 = 16;
 
 /// Words of an entry of a table.
@@ -40,8 +40,8 @@ impl Place {
     }
 }
 
-/// An entry for each 128 rows: first row of tiles of its band, height of the band, and group. A band lies within a group.
-/// Tile `index` of all results of `columns` columns of tiles is in the band of entry `index / columns`.
+/// An entry for each 128 rows: first row of tiles of its band, height of the band, and group. A band lies within a
+/// group. Tile `index` of all results of `columns` columns of tiles is in the band of entry `index / columns`.
 pub fn rows(counts: &[usize]) -> Vec<u32> {
     let mut table = Vec::new();
     let mut first = 0;
@@ -56,8 +56,8 @@ pub fn rows(counts: &[usize]) -> Vec<u32> {
     table
 }
 
-/// An entry for each group: group, first row, and steps of 64 rows, most first. A group without rows takes one step behind
-/// the last row of all, where the copy engine finds zeros; without `with_empty` there is no entry for it.
+/// An entry for each group: group, first row, and steps of 64 rows, most first. A group without rows takes one step
+/// behind the last row of all, where the copy engine finds zeros; without `with_empty` there is no entry for it.
 pub fn groups(counts: &[usize], with_empty: bool) -> Vec<u32> {
     let all: usize = counts.iter().sum();
     let mut entries = Vec::new();

@@ -6,9 +6,9 @@ thread_local! {
     static WAVES: Cell<u32> = const { Cell::new(1) };
 }
 
-/// Runs `work`, whose products on this thread have up to `waves` times as many cubes as the device holds. Each has a fixed
-/// share of the tiles: one for which another kernel leaves no room waits with all of its share, and smaller shares go where
-/// there is room. The bits are the same.
+/// Runs `work`, whose products on this thread have up to `waves` times as many cubes as the device holds. Each has a
+/// fixed share of the tiles: one for which another kernel leaves no room waits with all of its share, and smaller
+/// shares go where there is room. The bits are the same.
 pub fn in_waves<T>(waves: u32, work: impl FnOnce() -> T) -> T {
     let before = WAVES.replace(waves.max(1));
     let result = work();

@@ -41,7 +41,8 @@ impl ToLLVMDialect for BulkAddOp {
     }
 }
 
-/// Starts to add the `bytes` at shared address `from` to `to[index..]`; [`wait_for_reads`] says when they have been read.
+/// Starts to add the `bytes` at shared address `from` to `to[index..]`; [`wait_for_reads`] says when they have been
+/// read.
 #[cube]
 pub fn bulk_add(to: &mut [Quad], index: usize, from: u32, bytes: u32) {
     let target = to.slice_mut(index, index + 1);

@@ -1,5 +1,5 @@
-//! Tiles from shared memory to a tensor, by the copy engine, in groups that [`wait_for_older_reads`](super::bulk::wait_for_older_reads)
-//! counts.
+//! Tiles from shared memory to a tensor, by the copy engine, in groups that
+//! [`wait_for_older_reads`](super::bulk::wait_for_older_reads) counts.
 #![allow(missing_docs, reason = "the macros write public items without documentation")]
 
 use super::bulk;
@@ -83,8 +83,8 @@ impl ToLLVMDialect for PrefetchTileOp {
     }
 }
 
-/// Starts to bring the box of `of` at `(z, y, x)` to the L2 cache, where it will be added to. Nothing of it outside of the tensor is
-/// read.
+/// Starts to bring the box of `of` at `(z, y, x)` to the L2 cache, where it will be added to. Nothing of it outside of
+/// the tensor is read.
 #[cube]
 #[allow(unused_variables)]
 pub fn prefetch_tile<O: Float>(of: &mut TensorMap<O, Tiled>, z: i32, y: i32, x: i32) {

@@ -21,8 +21,8 @@ fn accumulate_vectors<E: Float, N: Size>(
     }
 }
 
-/// Adds the `len` numbers of `value`, of type `E`, to those of `sum` in fp32, or with `add` false replaces them. Neither
-/// has gaps; both may start at any element.
+/// Adds the `len` numbers of `value`, of type `E`, to those of `sum` in fp32, or with `add` false replaces them.
+/// Neither has gaps; both may start at any element.
 pub fn accumulate<E: Float>(
     client: &Client,
     value: &Handle,

@@ -1,4 +1,5 @@
-//! The local pieces of the cross-entropy over a vocabulary that is split among ranks. Columns from `valid` on are padding.
+//! The local pieces of the cross-entropy over a vocabulary that is split among ranks. Columns from `valid` on are
+//! padding.
 
 mod kernels;
 
@@ -71,8 +72,9 @@ pub fn maximum<E: Float>(
     Ok(())
 }
 
-/// `Σ exp(logit − greatest)` over the valid columns and the label's `logit − greatest` (0 if it has another column), fp32
-/// `[2, rows]`; labels are `i32`. With `find` the rows' maxima are found in the same pass, else they are in `greatest`.
+/// `Σ exp(logit − greatest)` over the valid columns and the label's `logit − greatest` (0 if it has another column),
+/// fp32 `[2, rows]`; labels are `i32`. With `find` the rows' maxima are found in the same pass, else they are in
+/// `greatest`.
 pub fn sums<E: Float>(
     client: &Client,
     logits: &Handle,
@@ -106,8 +108,8 @@ pub fn sums<E: Float>(
     Ok(())
 }
 
-/// The gradient of the logits, given the log-sum-exp over the whole vocabulary and the gradient of the loss, fp32 `[rows]`
-/// each. Without `out` the logits are overwritten.
+/// The gradient of the logits, given the log-sum-exp over the whole vocabulary and the gradient of the loss, fp32
+/// `[rows]` each. Without `out` the logits are overwritten.
 pub fn logits_gradient<E: Float>(
     client: &Client,
     logits: &Handle,

@@ -4,8 +4,8 @@ use cubecl::prelude::*;
 /// Units of a cube of the kernels that have one shape on every device.
 pub(crate) const UNITS: u32 = CubeShape::GPU.units;
 
-/// Units of a cube and of a plane. A plane of one unit has no plane operations: CubeCL's cpu runtime, on which a unit is a
-/// thread.
+/// Units of a cube and of a plane. A plane of one unit has no plane operations: CubeCL's cpu runtime, on which a unit
+/// is a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CubeShape {
     /// Units of a cube.

@@ -14,8 +14,8 @@ pub(crate) fn mix(x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// `mix(mix(x) ^ key)` for `folded = key ^ (key >> 16)`, which is what the last shift of the first and the first of the second
-/// come to together.
+/// `mix(mix(x) ^ key)` for `folded = key ^ (key >> 16)`, which is what the last shift of the first and the first of the
+/// second come to together.
 #[cube]
 fn mix_twice(x: u32, folded: u32) -> u32 {
     let x = (x ^ (x >> 16)) * 0x7feb_352du32;
@@ -69,8 +69,8 @@ pub fn drop_out<E: Float>(
     }
 }
 
-/// What to drop: an element of column `c` is kept if `mix(mix((first_column + c) 0x9e3779b9 + key₀) ^ key₁) ≥ limit`, and
-/// then multiplied with `scale`.
+/// What to drop: an element of column `c` is kept if `mix(mix((first_column + c) 0x9e3779b9 + key₀) ^ key₁) ≥ limit`,
+/// and then multiplied with `scale`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drop {
     /// Number of column 0.

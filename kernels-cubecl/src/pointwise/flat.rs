@@ -113,8 +113,8 @@ pub fn chunk_squares(
     }
 }
 
-/// Items `from..from + len` of `source` to `to..` of `target`, by all units of the cube. Four loads of each are on their way at a
-/// time.
+/// Items `from..from + len` of `source` to `to..` of `target`, by all units of the cube. Four loads of each are on
+/// their way at a time.
 #[cube]
 fn copy_items<T: CubePrimitive>(source: &[T], target: &mut [T], from: u32, to: u32, len: u32) {
     let mut at = UNIT_POS;
@@ -136,8 +136,8 @@ fn copy_items<T: CubePrimitive>(source: &[T], target: &mut [T], from: u32, to: u
     }
 }
 
-/// A cube for each chunk. `wide_source` and `wide_target` are the same arrays in whole vectors, for chunks that are made of such;
-/// without `wide` they are not touched.
+/// A cube for each chunk. `wide_source` and `wide_target` are the same arrays in whole vectors, for chunks that are
+/// made of such; without `wide` they are not touched.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn copy_chunks(
@@ -164,7 +164,8 @@ pub fn copy_chunks(
 }
 
 /// Target elements become source elements, or with `adds` their sum with these, in the target's type. The runs must be
-/// equally long and not overlap. Reads and writes 16 or 8 bytes at a time where both runs begin at whole vectors of four.
+/// equally long and not overlap. Reads and writes 16 or 8 bytes at a time where both runs begin at whole vectors of
+/// four.
 ///
 /// # Errors
 /// If a run is not within its buffer, or lengths differ.
@@ -220,8 +221,8 @@ pub struct Chunks<'a> {
     pub end: usize,
 }
 
-/// The sum of squares of each chunk of the fp32 array `values`, written to `sums` from element `first` on. The same bits
-/// every time.
+/// The sum of squares of each chunk of the fp32 array `values`, written to `sums` from element `first` on. The same
+/// bits every time.
 ///
 /// # Errors
 /// If the array ends before a chunk does, or `sums` is too short.

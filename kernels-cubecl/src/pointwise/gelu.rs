@@ -20,8 +20,8 @@ fn tanh_gate(x: f32) -> (f32, f32) {
     (phi, 2.0 * SQRT_2_OVER_PI * phi * (1.0 - phi) * (1.0 + 3.0 * CUBE * square))
 }
 
-/// `(Φ, Φ')` of the normal distribution. The tail is Abramowitz and Stegun 7.1.26: its absolute error is under 1e-7, its
-/// relative one at most 1 % down to x = -8.
+/// `(Φ, Φ')` of the normal distribution. The tail is Abramowitz and Stegun 7.1.26: its absolute error is under 1e-7,
+/// its relative one at most 1 % down to x = -8.
 #[cube]
 fn normal_gate(x: f32) -> (f32, f32) {
     let bell = ptx::exp2(-0.5 * LOG2_E * x * x);

@@ -1,5 +1,5 @@
-//! Keys of latent attention: features that all heads share, rotated, in front of those of a head's own, which lie beside its
-//! value.
+//! Keys of latent attention: features that all heads share, rotated, in front of those of a head's own, which lie
+//! beside its value.
 use super::norm::backward::half;
 use super::{CubeShape, F32x4, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
@@ -114,8 +114,8 @@ pub fn join_keys<E: Float>(
     }
 }
 
-/// A cube for each token. Of a column of the shared key a unit adds up every so manyth head, and the units' sums are added up in
-/// their order.
+/// A cube for each token. Of a column of the shared key a unit adds up every so manyth head, and the units' sums are
+/// added up in their order.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn part_gradients<E: Float>(
@@ -199,8 +199,8 @@ pub fn part_gradients<E: Float>(
     }
 }
 
-/// `keys` of `kv` and `shared`, which is rotated by the angles `cos, sin [tokens / batch, rotated / 2]` ("rotate half"); all of
-/// type `E` and without gaps.
+/// `keys` of `kv` and `shared`, which is rotated by the angles `cos, sin [tokens / batch, rotated / 2]` ("rotate
+/// half"); all of type `E` and without gaps.
 ///
 /// # Errors
 /// If there is no kernel for the shape, or a buffer is too short.
@@ -219,7 +219,8 @@ pub fn keys<E: Float>(
     let (cos, sin) = (buffer("cos", cos, of_angles, bytes)?, buffer("sin", sin, of_angles, bytes)?);
     let keys = buffer("keys", keys, of_keys, bytes)?;
     let (cube, items) = (CubeShape::of(client), of_keys / shape.tokens);
-    // SAFETY: every unit writes a vector of its token's keys and reads those of the same token, and the buffers hold all tokens.
+    // SAFETY: every unit writes a vector of its token's keys and reads those of the same token, and the buffers hold
+    // all tokens.
     unsafe {
         join_keys::launch_unchecked::<E>(
             client,
@@ -238,8 +239,8 @@ pub fn keys<E: Float>(
     Ok(())
 }
 
-/// The gradients of `kv` and `shared` in [`keys`] and in the values that lie beside them, from those of keys and of values
-/// `[tokens, heads, value]`. The shared key's is a sum over the heads in fp32, always in the same order.
+/// The gradients of `kv` and `shared` in [`keys`] and in the values that lie beside them, from those of keys and of
+/// values `[tokens, heads, value]`. The shared key's is a sum over the heads in fp32, always in the same order.
 ///
 /// # Errors
 /// As [`keys`].
@@ -258,7 +259,8 @@ pub fn gradients<E: Float>(
     let kv = buffer("gradients of keys and values", kv, of_both, bytes)?;
     let shared = buffer("the shared key's gradient", shared, of_shared, bytes)?;
     let cube = CubeShape::of(client);
-    // SAFETY: a cube reads and writes what belongs to its token, every vector written by one unit, and the buffers hold all tokens.
+    // SAFETY: a cube reads and writes what belongs to its token, every vector written by one unit, and the buffers hold
+    // all tokens.
     unsafe {
         part_gradients::launch_unchecked::<E>(
             client,

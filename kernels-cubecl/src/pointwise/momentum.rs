@@ -15,8 +15,8 @@ pub enum MomentumRule {
     Sum,
     /// `m ← a m + g`, `step = g + a m` with the new `m`.
     Nesterov,
-    /// Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", algorithm 2): `step = sign(a m + (1 − a) g)`,
-    /// then `m ← b m + (1 − b) g`.
+    /// Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", algorithm 2): `step = sign(a m + (1 − a)
+    /// g)`, then `m ← b m + (1 − b) g`.
     Lion,
 }
 

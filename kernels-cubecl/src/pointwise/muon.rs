@@ -46,8 +46,8 @@ fn width(handles: &[&Handle], len: usize) -> usize {
     if aligned && len.is_multiple_of(4) { 4 } else { 1 }
 }
 
-/// `m ← decay m + (1 − decay) gradient_scale g`, and `out` becomes the new `m`, or with `nesterov` the same mean of it and
-/// the gradient once more. All fp32 of `len` elements without gaps.
+/// `m ← decay m + (1 − decay) gradient_scale g`, and `out` becomes the new `m`, or with `nesterov` the same mean of it
+/// and the gradient once more. All fp32 of `len` elements without gaps.
 ///
 /// # Errors
 /// If a buffer is too short.

@@ -48,8 +48,8 @@ impl RopeShape {
 struct Cut {
     /// Heads of a unit, which have the same angles.
     each: u32,
-    /// Units next to each other take vectors next to each other, and tell each other the halves of their pairs: a plane asks for
-    /// whole lines of memory. Without, a unit takes pairs.
+    /// Units next to each other take vectors next to each other, and tell each other the halves of their pairs: a plane
+    /// asks for whole lines of memory. Without, a unit takes pairs.
     lines: bool,
 }
 
@@ -76,9 +76,9 @@ fn turned<E: Float>(a: Vec8<E>, b: Vec8<E>, cos: Vec8<E>, sin: Vec8<E>, sign: f3
     (lower, higher)
 }
 
-/// Cube `(token, units)`. The units of a head stand side by side, so that all of it is moved at the same time: those of pairs that
-/// are rotated, and behind them those of two vectors that are copied. `half` vectors make half of what is rotated of a head,
-/// `head` a whole one.
+/// Cube `(token, units)`. The units of a head stand side by side, so that all of it is moved at the same time: those of
+/// pairs that are rotated, and behind them those of two vectors that are copied. `half` vectors make half of what is
+/// rotated of a head, `head` a whole one.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn rotate<E: Float>(
@@ -142,8 +142,8 @@ fn from_other_half<E: Float>(value: Vec8<E>, #[comptime] half: u32) -> Vec8<E> {
     Vec8::<E>::reinterpret(other)
 }
 
-/// Cube `(token, units)`, in place. A unit has `each` heads, which divide `heads`, as far apart as there are units for one of
-/// each; all are on their way before the first is used. Behind the last head that is read again.
+/// Cube `(token, units)`, in place. A unit has `each` heads, which divide `heads`, as far apart as there are units for
+/// one of each; all are on their way before the first is used. Behind the last head that is read again.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn rotate_in_place<E: Float>(
@@ -200,8 +200,8 @@ pub fn rotate_in_place<E: Float>(
     }
 }
 
-/// `out` from `x` and the angles `cos, sin [rows, rotated / 2]`, all of type `E` (2 bytes) and without gaps; without `out` in the
-/// place of `x`, where what is not rotated is not touched. Rotates by the negative angles if `back`.
+/// `out` from `x` and the angles `cos, sin [rows, rotated / 2]`, all of type `E` (2 bytes) and without gaps; without
+/// `out` in the place of `x`, where what is not rotated is not touched. Rotates by the negative angles if `back`.
 pub fn apply<E: Float>(
     client: &Client,
     x: &Handle,
@@ -221,8 +221,8 @@ pub fn apply<E: Float>(
         let Cut { each, lines } = Cut::of(heads, half, device.plane);
         let items = heads / each as usize * if lines { 2 * half } else { half };
         let cube = device.fitting(items);
-        // SAFETY: every unit stays in its token and its row of angles and writes only what no other one uses, and the buffers
-        // hold all.
+        // SAFETY: every unit stays in its token and its row of angles and writes only what no other one uses, and the
+        // buffers hold all.
         unsafe {
             rotate_in_place::launch_unchecked::<E>(
                 client,

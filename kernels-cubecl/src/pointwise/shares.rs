@@ -155,8 +155,8 @@ pub fn share_gradients(
     }
 }
 
-/// `y = x / totals` for `totals [rows]`, the sums of `x [rows, columns]` over the columns plus `least`; for softmax with
-/// `exp(x - max x)` in the place of `x`. All fp32 without gaps.
+/// `y = x / totals` for `totals [rows]`, the sums of `x [rows, columns]` over the columns plus `least`; for softmax
+/// with `exp(x - max x)` in the place of `x`. All fp32 without gaps.
 ///
 /// # Errors
 /// If there is no kernel for the shape, or a buffer is too short.

@@ -1,4 +1,5 @@
-//! A number of fp32 as the sum of three of bf16, which have as many digits together: products of fp32 with bf16 on matrix units.
+//! A number of fp32 as the sum of three of bf16, which have as many digits together: products of fp32 with bf16 on
+//! matrix units.
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -36,8 +37,8 @@ pub fn has_kernel(rows: usize, columns: usize) -> bool {
     check_shape(rows, columns).is_ok()
 }
 
-/// `thirds [rows, 3 columns] = [high | middle | low]` in bf16, whose sum is `x [rows, columns]` in fp32 but for what is below the
-/// least number of bf16; neither has gaps.
+/// `thirds [rows, 3 columns] = [high | middle | low]` in bf16, whose sum is `x [rows, columns]` in fp32 but for what is
+/// below the least number of bf16; neither has gaps.
 ///
 /// # Errors
 /// If there is no kernel for so many columns, or a buffer is too short.

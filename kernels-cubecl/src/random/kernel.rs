@@ -25,8 +25,8 @@ pub struct Normal {
     pub std: f64,
 }
 
-/// Where local elements lie in a global array: element `row * width + column` is number `first + row * stride + column` of
-/// the stream if `column < used`, else padding, which is zero.
+/// Where local elements lie in a global array: element `row * width + column` is number `first + row * stride + column`
+/// of the stream if `column < used`, else padding, which is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Number of the first element.
@@ -148,11 +148,12 @@ pub fn draw_normal<E: Float>(
     }
 }
 
-/// Fills `out`, `len` elements of type `float` (`None`: f64), with `std · standard_normal(words(seed, stream, number))`,
-/// rounded to f32 and then to the type.
+/// Fills `out`, `len` elements of type `float` (`None`: f64), with `std · standard_normal(words(seed, stream,
+/// number))`, rounded to f32 and then to the type.
 ///
 /// # Errors
-/// If the buffer is shorter, there are more elements than fit into 32 bits, or a row has no elements or fewer than are used.
+/// If the buffer is shorter, there are more elements than fit into 32 bits, or a row has no elements or fewer than are
+/// used.
 pub fn normal(
     client: &Client,
     out: &Handle,

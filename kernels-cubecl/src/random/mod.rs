@@ -1,8 +1,8 @@
 //! Random numbers that are functions of their place, with the same bits on every machine and every GPU.
 //!
-//! Only integers and what IEEE 754 rounds exactly are used: `+ − × ÷ √` and fused multiply-add, no function of a library. A
-//! compiler for GPUs contracts `a b + c`, so every product that is added to something is either a fused multiply-add here
-//! or exact; nothing is left to contract.
+//! Only integers and what IEEE 754 rounds exactly are used: `+ − × ÷ √` and fused multiply-add, no function of a
+//! library. A compiler for GPUs contracts `a b + c`, so every product that is added to something is either a fused
+//! multiply-add here or exact; nothing is left to contract.
 
 #[cfg(feature = "cuda")]
 pub mod kernel;
@@ -14,8 +14,8 @@ pub use philox::philox4x32;
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_PI_2, LN_2};
 
-/// `1 / (2 k + 1)` from `k = 9` down to 0: `ln((1 + s) / (1 − s)) = 2 s Σ s²ᵏ / (2 k + 1)`. For `s² < 0.0295` what is left out
-/// is below 2⁻⁵⁴ of the sum.
+/// `1 / (2 k + 1)` from `k = 9` down to 0: `ln((1 + s) / (1 − s)) = 2 s Σ s²ᵏ / (2 k + 1)`. For `s² < 0.0295` what is
+/// left out is below 2⁻⁵⁴ of the sum.
 const LOGARITHM: [f64; 10] =
     [1.0 / 19.0, 1.0 / 17.0, 1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0];
 
@@ -46,8 +46,8 @@ pub fn words(seed: u64, stream: u64, index: u64) -> [u32; 4] {
     )
 }
 
-/// A number of the standard normal distribution by the Box-Muller transform, of which one half is used: the radius from 52
-/// bits, the angle within a quarter of the circle from 52 bits, the sign from one. The largest is 8.6.
+/// A number of the standard normal distribution by the Box-Muller transform, of which one half is used: the radius from
+/// 52 bits, the angle within a quarter of the circle from 52 bits, the sign from one. The largest is 8.6.
 pub fn standard_normal(words: [u32; 4]) -> f64 {
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("fma") {

@@ -60,8 +60,8 @@ fn forward_overlaps_its_products() {
             settings(),
             ((), (), (), (), buffer(), buffer(), buffer(), buffer(), sizes(), (), plan)
         );
-        // Scores and values of a step; the step stands there for edge and inner blocks (once with a window), and its parts
-        // before and after.
+        // Scores and values of a step; the step stands there for edge and inner blocks (once with a window), and its
+        // parts before and after.
         let copies = if variant.window { 2 } else { 3 };
         check(&format!("{plan:?}"), kernel, copies * (variant.head_dim / 16 + plan.block / 16));
     }

@@ -1,8 +1,8 @@
 //! Kernels compiled to PTX for Hopper without a GPU. With `KERNELS_PTX=folder` the PTX is also written there, for
 //! `ptxas -c -arch=sm_90a -v`.
 //!
-//! An attention kernel that reaches local memory or calls a function is still right, but its warpgroup MMAs then wait for each
-//! other: forward attention ran at 350 instead of 630 TFLOP/s on an H200 before these were gone.
+//! An attention kernel that reaches local memory or calls a function is still right, but its warpgroup MMAs then wait
+//! for each other: forward attention ran at 350 instead of 630 TFLOP/s on an H200 before these were gone.
 #![cfg(feature = "cuda")]
 
 /// A kernel to compile, with `settings` and the compile-time form of its arguments.

@@ -1,5 +1,5 @@
-//! The attention kernels for other GPUs than Hopper: those of plain units, and those of `mma.sync`. In f64, which the tests on
-//! CubeCL's cpu runtime compute with, they need CUDA's libdevice and are not compiled here.
+//! The attention kernels for other GPUs than Hopper: those of plain units, and those of `mma.sync`. In f64, which the
+//! tests on CubeCL's cpu runtime compute with, they need CUDA's libdevice and are not compiled here.
 use super::{buffer, compile};
 use cubecl::prelude::*;
 use half::{bf16, f16};

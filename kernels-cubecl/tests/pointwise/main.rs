@@ -1,5 +1,5 @@
-//! The pointwise kernels on CubeCL's cpu runtime: no GPU is needed. A unit is a thread there and a plane a single unit; how
-//! 256 units work together is checked on a GPU by `pointwise_check`, with the same checks.
+//! The pointwise kernels on CubeCL's cpu runtime: no GPU is needed. A unit is a thread there and a plane a single unit;
+//! how 256 units work together is checked on a GPU by `pointwise_check`, with the same checks.
 #![cfg(feature = "cpu")]
 
 #[path = "checks/mod.rs"]

@@ -1,8 +1,8 @@
-//! Checks mixture-of-experts layers on GPUs, with experts on all of them, against one CPU rank, and routing on the GPUs against
-//! routing on the host; then what layers of usual sizes take.
+//! Checks mixture-of-experts layers on GPUs, with experts on all of them, against one CPU rank, and routing on the GPUs
+//! against routing on the host; then what layers of usual sizes take.
 //!
-//! `cargo run --release --example moe_check --features cuda -- [GPUS] [layers|places|times]`; a power of two, up to 8; without
-//! a word everything. In f32 all values are compared;
+//! `cargo run --release --example moe_check --features cuda -- [GPUS] [layers|places|times]`; a power of two, up to 8;
+//! without a word everything. In f32 all values are compared;
 //! in bf16 a token whose experts are nearly alike may choose others, so some rows may differ.
 
 mod places;

@@ -12,8 +12,8 @@ use models::layers::{
 
 use super::{Found, distance, mesh, run_with, time};
 
-/// Noise; a fifth of the experts are chosen often, every seventh hardly ever and with equal logits, and a bias keeps two from
-/// being chosen at all.
+/// Noise; a fifth of the experts are chosen often, every seventh hardly ever and with equal logits, and a bias keeps
+/// two from being chosen at all.
 struct Uneven;
 
 impl WeightSource for Uneven {
@@ -54,8 +54,8 @@ fn config(experts: usize, router: RouterConfig, dispatcher: Dispatcher) -> MoeCo
     }
 }
 
-/// A way to choose among `experts` experts for each kind of scores. Four neighbouring `turn`s have every kind with and without a
-/// bias and groups.
+/// A way to choose among `experts` experts for each kind of scores. Four neighbouring `turn`s have every kind with and
+/// without a bias and groups.
 fn routers(experts: usize, turn: usize) -> Vec<(String, RouterConfig)> {
     let all = [
         Scores::SoftmaxAfterTopK,

@@ -21,8 +21,8 @@ const HARMLESS: [&str; 8] = [
     "seq_aux",
 ];
 
-/// The names of `DeepseekV3ForCausalLM`'s tensors. Modules of multi-token prediction are layers after the last one, as in the
-/// published files; transformers leaves them out.
+/// The names of `DeepseekV3ForCausalLM`'s tensors. Modules of multi-token prediction are layers after the last one, as
+/// in the published files; transformers leaves them out.
 pub(super) fn names(config: &DeepSeekV3Config) -> NameMap {
     let (hidden, mut map) = (config.hidden_size, NameMap::default());
     decoder::embedding(&mut map, config.vocab_size, hidden);
@@ -93,8 +93,8 @@ const KEYS: [&str; 24] = [
 ];
 
 impl DeepSeekV3Config {
-    /// Reads a `config.json` with `"model_type": "deepseek_v3"`, as transformers 5 writes it or as DeepSeek published it. An
-    /// absent key has transformers' default.
+    /// Reads a `config.json` with `"model_type": "deepseek_v3"`, as transformers 5 writes it or as DeepSeek published
+    /// it. An absent key has transformers' default.
     ///
     /// # Errors
     /// Names the key that is missing, unknown, or asks for something this model does not do.

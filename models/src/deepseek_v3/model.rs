@@ -133,9 +133,9 @@ impl CausalLm for DeepSeekV3 {
 }
 
 impl DeepSeekV3 {
-    /// The losses of the modules that predict further tokens, `[b, s]` each, from the activations after the last layer. The
-    /// `k`-th module's, counted from 1, at position `i` is `-log p(labels[b, i + k])`, and means nothing where the sequence
-    /// ends before.
+    /// The losses of the modules that predict further tokens, `[b, s]` each, from the activations after the last layer.
+    /// The `k`-th module's, counted from 1, at position `i` is `-log p(labels[b, i + k])`, and means nothing where the
+    /// sequence ends before.
     ///
     /// # Panics
     /// If the part does not end with the head.

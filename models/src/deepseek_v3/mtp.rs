@@ -58,7 +58,8 @@ impl Predictors {
     }
 
     /// Losses `[b, s]` of every module: of module `k`, counted from 1, at position `i` for the token at `i + k` of
-    /// `labels [b, s]`; meaningless where there is none. `x` are the normalised hidden states that the output layer gets.
+    /// `labels [b, s]`; meaningless where there is none. `x` are the normalised hidden states that the output layer
+    /// gets.
     pub fn losses(
         &self,
         x: Tensor<3>,

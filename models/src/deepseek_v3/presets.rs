@@ -117,8 +117,9 @@ mod tests {
     use super::*;
     use crate::causal_lm::ModelConfig;
 
-    /// The model cards: 671 billion in DeepSeek-V3's main model, 16 in Moonlight. The files of the former have 684.5: besides
-    /// the module of multi-token prediction its copies of embedding and output layer, 1.9, and 0.04 of FP8 scales.
+    /// The model cards: 671 billion in DeepSeek-V3's main model, 16 in Moonlight. The files of the former have 684.5:
+    /// besides the module of multi-token prediction its copies of embedding and output layer, 1.9, and 0.04 of FP8
+    /// scales.
     #[test]
     fn presets_have_the_published_sizes() {
         let whole = DeepSeekV3Config::deepseek_v3();

@@ -99,8 +99,8 @@ fn mlp(map: &mut NameMap, [hidden, width]: [usize; 2], bias: bool, matrices: [&s
     }
 }
 
-/// The beginning of the `config.json` of a model of Hugging Face's `kind`: `keys` of our configuration, which are called so
-/// there too, and the rotary parameters.
+/// The beginning of the `config.json` of a model of Hugging Face's `kind`: `keys` of our configuration, which are
+/// called so there too, and the rotary parameters.
 ///
 /// # Panics
 /// If the configuration has no such key.

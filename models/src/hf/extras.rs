@@ -37,8 +37,8 @@ impl FamilyConfig {
         tied.then_some(["lm_head.weight", embedding])
     }
 
-    /// The model that a checkpoint has weights of, by the names of its tensors: transformers writes no modules of multi-token
-    /// prediction, although `config.json` has their number.
+    /// The model that a checkpoint has weights of, by the names of its tensors: transformers writes no modules of
+    /// multi-token prediction, although `config.json` has their number.
     pub fn hf_present(self, has: impl Fn(&str) -> bool) -> Self {
         match self {
             Self::DeepSeekV3(config) if !has(&format!("model.layers.{}.enorm.weight", config.num_hidden_layers)) => {

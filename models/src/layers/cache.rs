@@ -69,7 +69,8 @@ pub struct LayerCache {
 }
 
 impl LayerCache {
-    /// Writes keys and values `[n, b, kv_heads, d]` of the `n` positions `at`; gives those of all positions up to there.
+    /// Writes keys and values `[n, b, kv_heads, d]` of the `n` positions `at`; gives those of all positions up to
+    /// there.
     ///
     /// # Panics
     /// If they record gradients: the cache would hold the graph of everything read so far.

@@ -78,8 +78,8 @@ impl VocabParallelEmbedding {
         Ok(Self { weight, rows, parallel: params.parallel().clone() })
     }
 
-    /// The table `name` once more, on another pipeline stage than its own. It starts equal and, as the gradients of both are
-    /// summed, stays equal.
+    /// The table `name` once more, on another pipeline stage than its own. It starts equal and, as the gradients of
+    /// both are summed, stays equal.
     ///
     /// # Errors
     /// See [`BuildError`].
@@ -108,8 +108,8 @@ impl VocabParallelEmbedding {
     }
 }
 
-/// A learned vector per position, replicated on every rank; added to `[s, b, hidden]`, under sequence parallelism to the
-/// rank's `[s/tp, b, hidden]`.
+/// A learned vector per position, replicated on every rank; added to `[s, b, hidden]`, under sequence parallelism to
+/// the rank's `[s/tp, b, hidden]`.
 #[derive(Module, Debug)]
 pub struct LearnedPositions {
     weight: Param<Tensor<2>>,

@@ -1,7 +1,7 @@
 //! RMSNorm as Hugging Face transformers computes it: rounded to fp32 whatever the model computes in.
 //!
-//! transformers casts to fp32 inside `LlamaRMSNorm` even where the model is double precision. The sum of squares is then
-//! rounded in the order in which PyTorch adds on a CPU with AVX2 (`aten/src/ATen/native/cpu/SumKernel.cpp`).
+//! transformers casts to fp32 inside `LlamaRMSNorm` even where the model is double precision. The sum of squares is
+//! then rounded in the order in which PyTorch adds on a CPU with AVX2 (`aten/src/ATen/native/cpu/SumKernel.cpp`).
 
 /// Lanes of an AVX2 register.
 const LANES: usize = 8;

@@ -1,8 +1,8 @@
 //! Softmax as Hugging Face transformers computes a router's: in fp32 whatever the model computes in.
 //!
-//! transformers casts a router's logits to fp32 even where the model is double precision. Exponentials are those of Sleef
-//! (`xexpf` in `src/libm/sleefsimdsp.c`, with fused products), and sums have the order of PyTorch on a CPU with AVX-512
-//! (`aten/src/ATen/native/cpu/SoftMaxKernel.cpp`, `aten/src/ATen/cpu/vec/functional_base.h`).
+//! transformers casts a router's logits to fp32 even where the model is double precision. Exponentials are those of
+//! Sleef (`xexpf` in `src/libm/sleefsimdsp.c`, with fused products), and sums have the order of PyTorch on a CPU with
+//! AVX-512 (`aten/src/ATen/native/cpu/SoftMaxKernel.cpp`, `aten/src/ATen/cpu/vec/functional_base.h`).
 
 /// Lanes of a register.
 const LANES: usize = 16;

@@ -1,7 +1,7 @@
 //! Frequencies of rotary position embeddings: from the base, or with a scaling.
 //!
-//! Everything is fp32 whatever the model computes in, step by step as Hugging Face transformers does it on a CPU: that is
-//! what checkpoints were trained with, and at position 10,000 an angle of full precision is another one.
+//! Everything is fp32 whatever the model computes in, step by step as Hugging Face transformers does it on a CPU: that
+//! is what checkpoints were trained with, and at position 10,000 an angle of full precision is another one.
 
 use std::f32::consts::TAU;
 
@@ -43,8 +43,8 @@ impl Llama3Scaling {
     }
 }
 
-/// Positions divided by a factor (Chen et al. 2023, <https://arxiv.org/abs/2306.15595>), as Hugging Face transformers does it:
-/// frequencies are (`modeling_rope_utils.py`, `_compute_linear_scaling_rope_parameters`).
+/// Positions divided by a factor (Chen et al. 2023, <https://arxiv.org/abs/2306.15595>), as Hugging Face transformers
+/// does it: frequencies are (`modeling_rope_utils.py`, `_compute_linear_scaling_rope_parameters`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "rope_type", rename = "linear", deny_unknown_fields)]
 pub struct LinearScaling {
@@ -52,7 +52,8 @@ pub struct LinearScaling {
     pub factor: f64,
 }
 
-/// A scaling of the rotary frequencies. In files each is told by its `rope_type`, Llama 3's and YaRN also by their keys.
+/// A scaling of the rotary frequencies. In files each is told by its `rope_type`, Llama 3's and YaRN also by their
+/// keys.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum RopeScaling {

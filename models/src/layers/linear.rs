@@ -37,8 +37,8 @@ pub struct Output<'a> {
     pub parts: usize,
 }
 
-/// `[s, b, in] -> [s, b, out/tp]`; under sequence parallelism the input is `[s/tp, b, in]`. Several outputs may be fused:
-/// a rank's output is its piece of the first one, then of the second one, and so on.
+/// `[s, b, in] -> [s, b, out/tp]`; under sequence parallelism the input is `[s/tp, b, in]`. Several outputs may be
+/// fused: a rank's output is its piece of the first one, then of the second one, and so on.
 #[derive(Module, Debug)]
 pub struct ColumnParallelLinear {
     weight: Param<Tensor<2>>,
@@ -93,8 +93,8 @@ impl ColumnParallelLinear {
     }
 }
 
-/// `[s, b, in/tp] -> [s, b, out]`; under sequence parallelism the output is `[s/tp, b, out]`. The bias is added after the
-/// sum over the ranks.
+/// `[s, b, in/tp] -> [s, b, out]`; under sequence parallelism the output is `[s/tp, b, out]`. The bias is added after
+/// the sum over the ranks.
 #[derive(Module, Debug)]
 pub struct RowParallelLinear {
     weight: Param<Tensor<2>>,

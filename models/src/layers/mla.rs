@@ -2,8 +2,8 @@
 //! come from two short vectors per position, its latents; every rank has some of the heads.
 //!
 //! The projections down to the latents are whole on every rank, each rank computes those of its positions. What is
-//! gathered under sequence parallelism are the latents, which are shorter than the hidden states, and the part of the key
-//! that is rotated and shared by all heads.
+//! gathered under sequence parallelism are the latents, which are shorter than the hidden states, and the part of the
+//! key that is rotated and shared by all heads.
 
 use std::ops::Range;
 

@@ -36,7 +36,8 @@ pub struct MlpConfig {
     pub output: LinearConfig,
 }
 
-/// `down(activation(up(norm(x))))` with the norm of its block. On each rank the first layer gives `[gate | up]` of the rank's features.
+/// `down(activation(up(norm(x))))` with the norm of its block. On each rank the first layer gives `[gate | up]` of the
+/// rank's features.
 #[derive(Module, Debug)]
 pub struct Mlp {
     up: ColumnParallelLinear,

@@ -1,5 +1,5 @@
-//! Multi-token prediction (DeepSeek-V3, <https://arxiv.org/abs/2412.19437>, section 2.2): what a module of it needs beside a
-//! transformer block, and how its losses join those of the model.
+//! Multi-token prediction (DeepSeek-V3, <https://arxiv.org/abs/2412.19437>, section 2.2): what a module of it needs
+//! beside a transformer block, and how its losses join those of the model.
 
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ use super::replicated::ReplicatedLinear;
 use crate::micro_batch::{MicroBatch, positions_in_documents};
 use crate::param::{BuildError, ParamBuilder};
 
-/// From the hidden states of the module before and the embeddings of the tokens that it predicted, both normalised, to the
-/// input of the module's block.
+/// From the hidden states of the module before and the embeddings of the tokens that it predicted, both normalised, to
+/// the input of the module's block.
 #[derive(Module, Debug)]
 pub struct MtpProjection {
     enorm: Norm,
@@ -72,11 +72,11 @@ pub fn ahead(tokens: Tensor<2, Int>, by: usize, context: Option<&ContextParallel
 }
 
 /// `losses [b, s]`, with a gradient that also goes to the losses of the modules, of which the first one's are at one
-/// position before that of the same token in `losses`, the second one's at two, and so on: what multiplies the loss of a
-/// token multiplies its losses in the modules too, times `weight`. That is Megatron-LM's rolled loss mask
-/// (`megatron/core/transformer/multi_token_prediction.py`). What looks beyond the end of a sequence gets no gradient, nor what
-/// looks beyond that of a document (`_roll_tensor_packed_seq` there) which attention does not cross. With a context each rank has
-/// the losses of its positions.
+/// position before that of the same token in `losses`, the second one's at two, and so on: what multiplies the loss of
+/// a token multiplies its losses in the modules too, times `weight`. That is Megatron-LM's rolled loss mask
+/// (`megatron/core/transformer/multi_token_prediction.py`). What looks beyond the end of a sequence gets no gradient,
+/// nor what looks beyond that of a document (`_roll_tensor_packed_seq` there) which attention does not cross. With a
+/// context each rank has the losses of its positions.
 pub fn with_mtp_losses(losses: Tensor<2>, modules: Vec<Tensor<2>>, weight: f64, batch: &MicroBatch) -> Tensor<2> {
     let (rows, context) = (losses.dims()[1], batch.context.as_ref());
     modules.into_iter().enumerate().fold(losses, |losses, (index, module)| {

@@ -103,8 +103,8 @@ impl Norm {
         }
     }
 
-    /// Normalises the features of each query head with `queries` and of each key head with `keys`, RMSNorms of one epsilon;
-    /// `[s, b, heads + 2 kv_heads, d]` to the same.
+    /// Normalises the features of each query head with `queries` and of each key head with `keys`, RMSNorms of one
+    /// epsilon; `[s, b, heads + 2 kv_heads, d]` to the same.
     pub(super) fn heads([queries, keys]: &[Self; 2], qkv: Tensor<4>, packed: PackedHeads) -> Tensor<4> {
         if !queries.is_rounded(qkv.dtype()) {
             return norm_heads(qkv, [queries.weight.val(), keys.weight.val()], queries.eps, packed);

@@ -13,8 +13,8 @@ use super::embedding::{Vocab, VocabParallelEmbedding, VocabRows};
 use super::linear::{enter_tensor_parallel, entry};
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
-/// The output projection; each rank computes the logits of its rows of the vocabulary. Without an own weight it uses the
-/// embedding's (tied).
+/// The output projection; each rank computes the logits of its rows of the vocabulary. Without an own weight it uses
+/// the embedding's (tied).
 #[derive(Module, Debug)]
 pub struct OutputLayer {
     weight: Option<Param<Tensor<2>>>,

@@ -1,5 +1,5 @@
-//! YaRN (Peng et al. 2023, <https://arxiv.org/abs/2309.00071>): low frequencies are stretched, high ones kept, those between
-//! go over, and attention is sharpened.
+//! YaRN (Peng et al. 2023, <https://arxiv.org/abs/2309.00071>): low frequencies are stretched, high ones kept, those
+//! between go over, and attention is sharpened.
 //!
 //! fp32 in the order of Hugging Face transformers (`modeling_rope_utils.py`, `_compute_yarn_parameters`), as all of
 //! [`rope`](super::rope).
@@ -52,7 +52,8 @@ fn truncate() -> bool {
 }
 
 impl YarnScaling {
-    /// A scaling by `factor` from a context of `original` positions, all else as transformers has it without other keys.
+    /// A scaling by `factor` from a context of `original` positions, all else as transformers has it without other
+    /// keys.
     pub fn new(factor: f64, original: usize) -> Self {
         Self {
             factor,

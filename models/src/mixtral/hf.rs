@@ -18,8 +18,8 @@ pub(super) fn names(config: &MixtralConfig) -> NameMap {
 }
 
 impl MixtralConfig {
-    /// Reads the `config.json` of a relative, as transformers 5 or 4 writes it. An absent key has transformers' default,
-    /// where all relatives have the same one.
+    /// Reads the `config.json` of a relative, as transformers 5 or 4 writes it. An absent key has transformers'
+    /// default, where all relatives have the same one.
     ///
     /// # Errors
     /// Names the key that is missing, unknown, or asks for something this model does not do.

@@ -1,5 +1,5 @@
-//! Mixtral: a Llama whose MLPs are mixtures of experts. Qwen3-MoE adds norms of every query and key head and layers without
-//! experts.
+//! Mixtral: a Llama whose MLPs are mixtures of experts. Qwen3-MoE adds norms of every query and key head and layers
+//! without experts.
 
 mod config;
 mod hf;

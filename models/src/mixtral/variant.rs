@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Which of the relatives. They share blocks and routing and differ in what is named here, and in how Hugging Face calls
-/// them.
+/// Which of the relatives. They share blocks and routing and differ in what is named here, and in how Hugging Face
+/// calls them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MixtralVariant {

@@ -15,8 +15,8 @@ impl ParamBuilder<'_> {
         self.create(sections, false)
     }
 
-    /// A parameter made of sections of routed experts of the layer that [`begin`](Self::begin) began, this rank's own ones
-    /// ([`local`](super::ExpertParallel::local)), cut over the place [`etp`](super::ExpertParallel::etp).
+    /// A parameter made of sections of routed experts of the layer that [`begin`](Self::begin) began, this rank's own
+    /// ones ([`local`](super::ExpertParallel::local)), cut over the place [`etp`](super::ExpertParallel::etp).
     ///
     /// # Errors
     /// As [`ParamBuilder::sections`].
@@ -34,8 +34,8 @@ impl ParamBuilder<'_> {
         param
     }
 
-    /// State that is whole on every rank and that no gradient changes, `f32` unless the parameters are `f64`: kept with the
-    /// weights in checkpoints, but unknown to the optimizer.
+    /// State that is whole on every rank and that no gradient changes, `f32` unless the parameters are `f64`: kept with
+    /// the weights in checkpoints, but unknown to the optimizer.
     ///
     /// # Errors
     /// As [`ParamBuilder::sections`].

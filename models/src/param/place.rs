@@ -51,7 +51,8 @@ impl TensorParallel {
 /// A rank's place among the ranks that together hold the routed experts of a layer.
 #[derive(Clone, Debug)]
 pub struct ExpertParallel {
-    /// The ranks that hold all experts of a layer once, and the tokens that go to them: rank `ep.rank * etp.size + etp.rank`.
+    /// The ranks that hold all experts of a layer once, and the tokens that go to them: rank `ep.rank * etp.size +
+    /// etp.rank`.
     pub group: Group,
     /// Place among the ranks that cut an expert into parts.
     pub etp: Place,
@@ -75,8 +76,9 @@ impl ExpertParallel {
         Self { group, etp, ep, parts, overlap: false, pieces: None, forced: false }
     }
 
-    /// How many neighbours of [`ExpertParallel::group`] have tokens of one micro-batch, if `tensor_parallel` ranks share one:
-    /// these, or all of the group. `None` if a micro-batch's tokens go to several groups and these have others besides.
+    /// How many neighbours of [`ExpertParallel::group`] have tokens of one micro-batch, if `tensor_parallel` ranks
+    /// share one: these, or all of the group. `None` if a micro-batch's tokens go to several groups and these have
+    /// others besides.
     pub fn sharing_tokens(&self, tensor_parallel: usize) -> Option<usize> {
         let (all, tp) = (self.group.size(), tensor_parallel);
         (all.is_multiple_of(tp) || tp.is_multiple_of(all)).then_some(tp.min(all))

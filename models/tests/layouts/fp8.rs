@@ -1,9 +1,9 @@
-//! FP8 layers compute with the same numbers in every layout: scales are those of whole tensors. Only where ranks hold the
-//! same key-value head, each quantises its share of that head's gradient, not their sum.
+//! FP8 layers compute with the same numbers in every layout: scales are those of whole tensors. Only where ranks hold
+//! the same key-value head, each quantises its share of that head's gradient, not their sum.
 //!
 //! In f64 a rounding difference between layouts, some 1e-16 of a value, moves a value over the border between two FP8
-//! numbers about once in 1e13 casts, so the bound is that of layers without FP8. In f32 it is once in 1e5, and one such cast
-//! is off by a sixteenth: there is no test of layouts in f32.
+//! numbers about once in 1e13 casts, so the bound is that of layers without FP8. In f32 it is once in 1e5, and one such
+//! cast is off by a sixteenth: there is no test of layouts in f32.
 
 use crate::harness::{Batch, Noise, Outcome, largest, run_on};
 use crate::{assert_same, gpt, llama};

@@ -184,7 +184,8 @@ pub struct Collect<'a> {
     pub rank: &'a Rank,
     pub registry: &'a Registry,
     pub gradients: &'a Gradients,
-    /// The ranks that see other rows, unless all see the same. Ranks that hold the same experts always see other tokens.
+    /// The ranks that see other rows, unless all see the same. Ranks that hold the same experts always see other
+    /// tokens.
     pub replicas: Option<Axis>,
     pub locals: Vec<Local>,
 }

@@ -43,8 +43,8 @@ impl ChunkTable {
     }
 }
 
-/// The sum of squares of each range of each `f32` buffer, with one wait for the GPU. The same bits every time. The last buffer
-/// comes first, as gradients do; `ready(i)` is called before buffer `i` is read.
+/// The sum of squares of each range of each `f32` buffer, with one wait for the GPU. The same bits every time. The last
+/// buffer comes first, as gradients do; `ready(i)` is called before buffer `i` is read.
 ///
 /// # Panics
 /// If a buffer is shorter than its table says, or the GPU has failed.

@@ -108,8 +108,8 @@ pub fn momentum(buffers: MomentumBuffers, k: &MomentumStep) {
         .unwrap_or_else(|error| panic!("{:?} on {master:?}: {error}", k.rule));
 }
 
-/// Muon's momentum of the gradients of `grad`: `m ← decay m + (1 − decay) grad_scale g`. `out` becomes that mean, or with
-/// `nesterov` the same mean of it and the gradient once more.
+/// Muon's momentum of the gradients of `grad`: `m ← decay m + (1 − decay) grad_scale g`. `out` becomes that mean, or
+/// with `nesterov` the same mean of it and the gradient once more.
 ///
 /// # Panics
 /// If the buffers differ in length.

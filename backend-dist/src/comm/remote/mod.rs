@@ -45,8 +45,8 @@ impl Remote {
         self.hosts.len()
     }
 
-    /// Sends to a process, or to all that this one is connected to. A process that cannot be sent to is gone; the thread
-    /// that reads from it says so.
+    /// Sends to a process, or to all that this one is connected to. A process that cannot be sent to is gone; the
+    /// thread that reads from it says so.
     pub fn send(&self, to: Option<usize>, frame: &Frame) {
         let peers = self.peers.iter().enumerate().filter(|(process, _)| to.is_none_or(|to| to == *process));
         peers.filter_map(|(_, peer)| peer.as_ref()).for_each(|peer| peer.send(frame));

@@ -147,8 +147,8 @@ fn call(
     Err(JoinError::Unreachable { process, address, port, tried: addresses.to_vec(), waited, cause })
 }
 
-/// Listens where the others will call: only within the host if `MASTER_ADDR` is within it, otherwise on all its addresses,
-/// since a host need not know the name that others call it by.
+/// Listens where the others will call: only within the host if `MASTER_ADDR` is within it, otherwise on all its
+/// addresses, since a host need not know the name that others call it by.
 fn listen(addresses: &[SocketAddr], port: u16) -> io::Result<TcpListener> {
     let local: Vec<SocketAddr> = addresses.iter().copied().filter(|address| address.ip().is_loopback()).collect();
     let everywhere = [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))];

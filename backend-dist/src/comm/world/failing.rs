@@ -7,7 +7,8 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the ranks of a process may take to notice a failure: what does not come back from a device by then never will.
+/// How long the ranks of a process may take to notice a failure: what does not come back from a device by then never
+/// will.
 const GRACE: Duration = Duration::from_secs(40);
 /// How long a process that has failed waits to hear whether another one failed before it.
 const VERDICT: Duration = Duration::from_secs(10);

@@ -7,8 +7,8 @@ use super::{
 use std::sync::Arc;
 
 impl World {
-    /// All members bring `input`; the last one of each process to arrive runs `combine` on all inputs in group order; all
-    /// get its result. `codec` is for inputs of other processes.
+    /// All members bring `input`; the last one of each process to arrive runs `combine` on all inputs in group order;
+    /// all get its result. `codec` is for inputs of other processes.
     pub(crate) fn meet<I, O>(
         &self,
         group: GroupId,

@@ -1,8 +1,8 @@
 //! Where ranks meet: in shared memory within a process, through process 0 between processes.
 //!
 //! One mutex guards all groups. A meeting holds no data under the lock for longer than a pointer move: the arithmetic
-//! runs unlocked, in the thread of the last rank of the process to arrive. In a world of one process one lock sees every
-//! rank, so a deadlock is known the moment it happens.
+//! runs unlocked, in the thread of the last rank of the process to arrive. In a world of one process one lock sees
+//! every rank, so a deadlock is known the moment it happens.
 
 mod across;
 #[cfg(any(feature = "cuda", test))]

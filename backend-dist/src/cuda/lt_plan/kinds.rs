@@ -47,8 +47,8 @@ pub(in super::super) fn kinds(a: DType, b: DType, out: DType) -> Option<Kinds> {
     (kind(b)? == input && (out == input || widened)).then_some(Kinds { a: input, b: input, out })
 }
 
-/// The types of a product of FP8 operands with a result of type `out`, if the library has it: not both e5m2, and a result
-/// of 16 or 32 bits.
+/// The types of a product of FP8 operands with a result of type `out`, if the library has it: not both e5m2, and a
+/// result of 16 or 32 bits.
 pub(in super::super) fn fp8_kinds(a: Format, b: Format, out: DType) -> Option<Kinds> {
     let kind = |format| match format {
         Format::E4m3 => sys::cudaDataType::CUDA_R_8F_E4M3,

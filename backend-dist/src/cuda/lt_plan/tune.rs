@@ -1,7 +1,7 @@
 //! The fastest of cuBLASLt's suggestions for a product, by measurement, the same in all ranks and in later runs.
 //!
-//! The host waits for the compute stream while it measures, as a CPU rank waits for its operands: in the order in which this
-//! rank issues work, nothing that it has not issued yet is needed to get there.
+//! The host waits for the compute stream while it measures, as a CPU rank waits for its operands: in the order in which
+//! this rank issues work, nothing that it has not issued yet is needed to get there.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -39,8 +39,8 @@ pub(super) fn is_on() -> bool {
     ON.load(Relaxed)
 }
 
-/// If it is wanted, puts one of the plan's algorithms first: the one that was chosen for this product on this kind of GPU, or
-/// the quickest. What goes wrong leaves them as they are.
+/// If it is wanted, puts one of the plan's algorithms first: the one that was chosen for this product on this kind of
+/// GPU, or the quickest. What goes wrong leaves them as they are.
 ///
 /// Only what the library itself suggests is ever used: a file of another version, or a damaged one, says nothing.
 ///
@@ -94,9 +94,9 @@ fn place(plan: &Plan, chosen: u64) -> Option<usize> {
     plan.algorithms.iter().position(|algorithm| id(algorithm) == chosen)
 }
 
-/// The place of the algorithm that is quickest for these operands, and what was seen. A GPU that multiplies matrices without a
-/// pause is at its power limit, where what counts is how long an algorithm takes at the clock that it leaves itself: the quickest
-/// few are timed in long rows.
+/// The place of the algorithm that is quickest for these operands, and what was seen. A GPU that multiplies matrices
+/// without a pause is at its power limit, where what counts is how long an algorithm takes at the clock that it leaves
+/// itself: the quickest few are timed in long rows.
 ///
 /// # Safety
 /// As [`tune`].

@@ -75,7 +75,8 @@ impl Communicator {
             std::thread::sleep(Duration::from_millis(1));
         }
         // Copies from the peers' memory, which goes back when all members have come here.
-        // SAFETY: the context lives as long as the process, the stream as long as the communicator. An error is the run's no more.
+        // SAFETY: the context lives as long as the process, the stream as long as the communicator. An error is the
+        // run's no more.
         unsafe {
             let _ = driver::ctx::set_current(self.context as _)
                 .and_then(|()| driver::stream::synchronize(self.stream as _));

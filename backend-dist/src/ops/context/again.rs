@@ -1,5 +1,5 @@
-//! Attention in a context in front of a linear layer, of which only the packed projection is kept: the backward pass computes
-//! it again, and all ranks do its exchanges again.
+//! Attention in a context in front of a linear layer, of which only the packed projection is kept: the backward pass
+//! computes it again, and all ranks do its exchanges again.
 
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 

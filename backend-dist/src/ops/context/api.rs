@@ -13,14 +13,14 @@ use crate::ops::options::{AttentionOptions, PackedHeads};
 /// `v [s, b, hkv, dv]` are the rows at the [positions](ContextParallel::positions) of this rank, and so is the output
 /// `[s, b, hq, dv]`. All ranks of the group call it in the same order, also where the gradients are computed.
 ///
-/// A query sees keys of its own document only. Masks, windows and dropout count positions of the whole sequence: the result
-/// is that of one rank with all rows, whatever the number of ranks and the mechanism. Partial results and the sums of the
-/// gradients are kept in f32 at least.
+/// A query sees keys of its own document only. Masks, windows and dropout count positions of the whole sequence: the
+/// result is that of one rank with all rows, whatever the number of ranks and the mechanism. Partial results and the
+/// sums of the gradients are kept in f32 at least.
 ///
 /// # Panics
 ///
-/// If shapes do not fit, there are not as many samples as documents are for, a document begins behind the end, or the ranks
-/// do not divide the heads where they must ([`CpCommType::check`](super::CpCommType::check)).
+/// If shapes do not fit, there are not as many samples as documents are for, a document begins behind the end, or the
+/// ranks do not divide the heads where they must ([`CpCommType::check`](super::CpCommType::check)).
 pub fn attention_over_context(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -41,7 +41,8 @@ pub fn attention_over_context(
     Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_over(q, k, v, how))
 }
 
-/// [`attention_over_context`] on a packed projection `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`; its gradient is packed too.
+/// [`attention_over_context`] on a packed projection `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`; its gradient is packed
+/// too.
 ///
 /// # Panics
 ///

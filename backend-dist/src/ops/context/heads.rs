@@ -1,5 +1,5 @@
-//! The exchange of heads and sequence inside a group (DeepSpeed-Ulysses): every rank has its positions of all heads, or the
-//! positions of all ranks of its heads. And the order of positions: by rank, or as in the sequence.
+//! The exchange of heads and sequence inside a group (DeepSpeed-Ulysses): every rank has its positions of all heads, or
+//! the positions of all ranks of its heads. And the order of positions: by rank, or as in the sequence.
 
 use burn::backend::{Shape, TensorMetadata, tensor::FloatTensor};
 

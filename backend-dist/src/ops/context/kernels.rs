@@ -58,13 +58,15 @@ pub(crate) trait ContextKernels: LocalKernels + ExchangeOps {
         grads_apart::<Self>(qkv, seen, grad, piece, whole)
     }
 
-    /// `sum` after the keys of `piece`, whose result is `part`: with `l = ln(e^a + e^b)` for the log-sum-exps `a` and `b`, the
-    /// outputs are weighted with `e^(a - l)` and `e^(b - l)` and the new log-sum-exp is `l`. `sum` has [`wide`] type.
+    /// `sum` after the keys of `piece`, whose result is `part`: with `l = ln(e^a + e^b)` for the log-sum-exps `a` and
+    /// `b`, the outputs are weighted with `e^(a - l)` and `e^(b - l)` and the new log-sum-exp is `l`. `sum` has
+    /// [`wide`] type.
     fn merge(sum: Seen<Self>, part: Seen<Self>, piece: &Piece) -> Seen<Self> {
         merge_by_formula::<Self>(sum, part, piece)
     }
 
-    /// Adds `value` to rows and samples of `sum [all rows, b, heads, d]`, which nobody else holds and has [`wide`] type.
+    /// Adds `value` to rows and samples of `sum [all rows, b, heads, d]`, which nobody else holds and has [`wide`]
+    /// type.
     fn add_rows(
         sum: FloatTensor<Self>,
         value: FloatTensor<Self>,

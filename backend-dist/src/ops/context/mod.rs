@@ -1,7 +1,7 @@
 //! Sequences that several ranks share, and documents inside them: attention as if one rank had all positions.
 //!
-//! `plan` says which queries meet which keys in which call of a kernel, `kernels` computes a call and merges results, `ways`
-//! brings the keys to the queries, and `node` makes one node of the graph of it.
+//! `plan` says which queries meet which keys in which call of a kernel, `kernels` computes a call and merges results,
+//! `ways` brings the keys to the queries, and `node` makes one node of the graph of it.
 
 mod again;
 mod api;
@@ -100,9 +100,9 @@ impl ContextParallel {
     }
 }
 
-/// The positions of rank `rank` of `size` ranks that have `rows` positions each. The sequence is cut into `2 size` chunks, of
-/// which a rank has one from the front and the one as far from the end, so that under a causal mask all have the same
-/// work (`get_batch_on_this_cp_rank` in `megatron/core/utils.py`).
+/// The positions of rank `rank` of `size` ranks that have `rows` positions each. The sequence is cut into `2 size`
+/// chunks, of which a rank has one from the front and the one as far from the end, so that under a causal mask all have
+/// the same work (`get_batch_on_this_cp_rank` in `megatron/core/utils.py`).
 ///
 /// # Panics
 /// If `rows` is odd and there are several ranks.

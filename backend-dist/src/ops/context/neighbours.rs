@@ -12,8 +12,8 @@ pub(crate) trait Neighbours: Backend {
     /// Links neighbours in the ring of the members; collective when it is called for the first time.
     fn link(group: &Group, like: &FloatTensor<Self>);
 
-    /// Sends to member `to` in a ring of the members; the host does not wait for it. Each rank receives what it is sent in the
-    /// order in which all of them send, and starts to no more than two messages later.
+    /// Sends to member `to` in a ring of the members; the host does not wait for it. Each rank receives what it is sent
+    /// in the order in which all of them send, and starts to no more than two messages later.
     fn post(x: FloatTensor<Self>, to: usize, group: &Group);
 
     /// Starts to receive what member `from` sends next. What comes from one member is taken in with

@@ -1,10 +1,10 @@
 //! Which scores a rank computes, and in which calls of a kernel. Numbers only.
 //!
-//! A call takes queries in consecutive rows against keys in consecutive rows. Rows and positions run apart: a rank has two
-//! chunks of the sequence, one from the front and one from the back ([`zigzag`](super::zigzag)).
+//! A call takes queries in consecutive rows against keys in consecutive rows. Rows and positions run apart: a rank has
+//! two chunks of the sequence, one from the front and one from the back ([`zigzag`](super::zigzag)).
 //!
-//! Invariant: over all ranks and all chunks of keys that a rank meets, every query meets every key that it sees exactly once,
-//! and no other.
+//! Invariant: over all ranks and all chunks of keys that a rank meets, every query meets every key that it sees exactly
+//! once, and no other.
 
 use std::ops::Range;
 
@@ -49,8 +49,8 @@ pub(crate) struct Piece {
     pub causal: bool,
     /// Query `i` sees only keys less than this from `first_query + i`.
     pub window: Option<usize>,
-    /// Several documents that do not see each other: where the queries and the keys of each begin, counted from the first.
-    /// The last query of each stands at its last key. Empty for a single one.
+    /// Several documents that do not see each other: where the queries and the keys of each begin, counted from the
+    /// first. The last query of each stands at its last key. Empty for a single one.
     pub documents: Vec<[usize; 2]>,
 }
 
@@ -66,8 +66,8 @@ impl Sight {
         Self { causal: options.causal, window: options.window }
     }
 
-    /// What is left of positions `queries` and `keys` without the queries that see none of the keys, and without the keys that
-    /// none of the others sees.
+    /// What is left of positions `queries` and `keys` without the queries that see none of the keys, and without the
+    /// keys that none of the others sees.
     fn trimmed(self, mut queries: Range<usize>, mut keys: Range<usize>) -> Option<[Range<usize>; 2]> {
         let reach = self.window.map_or(usize::MAX, |window| window - 1);
         if queries.is_empty() || keys.is_empty() {
@@ -93,8 +93,8 @@ impl Sight {
     }
 }
 
-/// The calls for `queries` and `keys` of `samples` samples. Without `joined`, no call spans rows whose positions are not
-/// consecutive: what dropout needs, which counts from `Piece::first`.
+/// The calls for `queries` and `keys` of `samples` samples. Without `joined`, no call spans rows whose positions are
+/// not consecutive: what dropout needs, which counts from `Piece::first`.
 pub(crate) fn pieces(
     [queries, keys]: [&[Chunk]; 2],
     sight: Sight,
@@ -136,8 +136,8 @@ fn groups(samples: usize, documents: Option<&Documents>) -> Vec<(Range<usize>, &
     groups
 }
 
-/// All chunks at once if queries and keys lie in the same rows: under a causal mask alone only their order counts, which is
-/// that of the rows.
+/// All chunks at once if queries and keys lie in the same rows: under a causal mask alone only their order counts,
+/// which is that of the rows.
 fn ladder([queries, keys]: [&[Chunk]; 2], sight: Sight, samples: &Range<usize>) -> Option<Piece> {
     let ascends = queries.windows(2).all(|pair| pair[0].position < pair[1].position);
     let (first, last) = (queries.first()?, queries.last()?);

@@ -1,7 +1,7 @@
 //! Forward and backward pass of each mechanism.
 //!
-//! Every mechanism is the same two steps: inside `inner` heads and sequence are exchanged, so that a rank has some heads of all
-//! positions of its block; then the keys of the ranks of `outer` come round a ring or are gathered.
+//! Every mechanism is the same two steps: inside `inner` heads and sequence are exchanged, so that a rank has some
+//! heads of all positions of its block; then the keys of the ranks of `outer` come round a ring or are gathered.
 
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 
@@ -206,8 +206,9 @@ fn ring<B: ContextKernels + Neighbours>(qkv: &Qkv<B>, call: &Call) -> Seen<B> {
     partial.finish(&q)
 }
 
-/// The same round again, and behind the keys and values their gradients, to which each rank adds its own; at last they are at
-/// home. A rank sends at step `i` first keys and values, then the sums of their gradients, and receives in the same order.
+/// The same round again, and behind the keys and values their gradients, to which each rank adds its own; at last they
+/// are at home. A rank sends at step `i` first keys and values, then the sums of their gradients, and receives in the
+/// same order.
 fn ring_grads<B: ContextKernels + Neighbours>(qkv: &Qkv<B>, slope: &Slope<B>, call: &Call) -> Qkv<B> {
     let [q, k, v] = qkv.clone();
     let (ring, dtype) = (Ring::new::<B>(&call.outer, &q), k.dtype());

@@ -1,6 +1,6 @@
-//! Flash attention: which kernel computes a call, and how it gets its tensors. Queries, keys and values are read where they
-//! lie, also within a packed projection, and their gradients are written there. The log-sum-exp has the layout of the
-//! kernels, `[b, hq, padded queries]` in f32.
+//! Flash attention: which kernel computes a call, and how it gets its tensors. Queries, keys and values are read where
+//! they lie, also within a packed projection, and their gradients are written there. The log-sum-exp has the layout of
+//! the kernels, `[b, hq, padded queries]` in f32.
 
 use std::ops::Range;
 
@@ -79,8 +79,8 @@ enum Kernel {
     Portable(Element),
 }
 
-/// One call of a kernel. Forward and backward pass make it of the same tensors and options, so they agree on the kernel and
-/// with it on the layout of the log-sum-exp.
+/// One call of a kernel. Forward and backward pass make it of the same tensors and options, so they agree on the kernel
+/// and with it on the layout of the log-sum-exp.
 pub(super) struct Call {
     kernel: Kernel,
     pub shape: AttentionShape,
@@ -210,8 +210,8 @@ impl Call {
         self.readable(if is_alike { grad } else { Cube::float_cast(grad, FloatDType::from(self.dtype)) })
     }
 
-    /// Writes the gradients, from the output and its gradient and the log-sum-exp `[b, hq, padded queries]`; `like` is on the
-    /// device.
+    /// Writes the gradients, from the output and its gradient and the log-sum-exp `[b, hq, padded queries]`; `like` is
+    /// on the device.
     pub fn backward_of(
         &self,
         like: &CubeTensor,

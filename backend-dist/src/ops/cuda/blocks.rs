@@ -11,8 +11,9 @@ pub(super) fn piece_of(x: &CubeTensor, cut: Cut, piece: usize) -> CubeTensor {
     blocks(x, [cut.parts, cut.rows(piece)], cut.part, cut.start(piece))
 }
 
-/// `parts` blocks of `rows` rows of the matrix `x`, which has no gaps, where they lie: `[parts, rows, columns]`. They start
-/// `stride` rows apart, the first at row `start`. Blocks that touch are one: a single product is quicker than a batch.
+/// `parts` blocks of `rows` rows of the matrix `x`, which has no gaps, where they lie: `[parts, rows, columns]`. They
+/// start `stride` rows apart, the first at row `start`. Blocks that touch are one: a single product is quicker than a
+/// batch.
 pub(super) fn blocks(x: &CubeTensor, [parts, rows]: [usize; 2], stride: usize, start: usize) -> CubeTensor {
     let columns = columns(x);
     let [parts, rows] = if stride == rows { [1, parts * rows] } else { [parts, rows] };
@@ -31,8 +32,8 @@ pub(super) fn shared(w: &CubeTensor, batches: usize) -> CubeTensor {
     view(w, [batches, shape[0], shape[1]], [0, strides[0], strides[1]], 0)
 }
 
-/// The elements of `x` from element `start` on with this shape and these strides. Strides of dimensions of one element do not
-/// count.
+/// The elements of `x` from element `start` on with this shape and these strides. Strides of dimensions of one element
+/// do not count.
 pub(super) fn view(x: &CubeTensor, shape: [usize; 3], strides: [usize; 3], start: usize) -> CubeTensor {
     let handle = x.handle.clone().offset_start((start * x.dtype.size()) as u64);
     let (client, device) = (x.client.clone(), x.device.clone());

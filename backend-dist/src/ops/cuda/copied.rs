@@ -105,8 +105,8 @@ impl Arriving {
     }
 }
 
-/// Gradients of a layer whose input is gathered: the kept input comes again beside the product that gives the input's gradient,
-/// and that gradient is summed up beside the product that gives the weight's.
+/// Gradients of a layer whose input is gathered: the kept input comes again beside the product that gives the input's
+/// gradient, and that gradient is summed up beside the product that gives the weight's.
 pub(super) fn column_grads(
     grad: Float,
     factor: &Factor,

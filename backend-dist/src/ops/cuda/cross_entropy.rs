@@ -59,8 +59,8 @@ fn run_sums(logits: Float, max: &CubeTensor, labels: Int, shape: LogitsShape, fi
     out
 }
 
-/// `statistics` are the log-sum-exp and the gradient of the loss. Logits that nobody else holds are overwritten: they are
-/// the largest tensor of a step.
+/// `statistics` are the log-sum-exp and the gradient of the loss. Logits that nobody else holds are overwritten: they
+/// are the largest tensor of a step.
 pub fn logits_grad(logits: Float, statistics: [Float; 2], labels: Int, first_row: usize, valid: usize) -> Float {
     let Some(shape) = shape_of(&logits, first_row, valid) else {
         let [lse, grad] = statistics;

@@ -1,5 +1,5 @@
-//! FP8 with a scale for each group of rows: one launch for the magnitudes of all groups, one for their casts, and a cuBLASLt
-//! product for each group. Scales stay on the GPU.
+//! FP8 with a scale for each group of rows: one launch for the magnitudes of all groups, one for their casts, and a
+//! cuBLASLt product for each group. Scales stay on the GPU.
 
 use std::sync::Arc;
 
@@ -17,7 +17,8 @@ use crate::cuda::lt_fp8::{Onto, Operand, Sums, multiply_one};
 use crate::ops::fp8::{Fp8GroupKernels, Groups, Number, Precision, QuantizedGroups, Scales, Sides};
 use crate::profile::{self, Kind, Operation, operation};
 
-/// Numbers between the scales of two groups: cuBLASLt takes every pointer of an FP8 product at multiples of 16 bytes only.
+/// Numbers between the scales of two groups: cuBLASLt takes every pointer of an FP8 product at multiples of 16 bytes
+/// only.
 const APART: usize = 4;
 
 /// A matrix where it lies, and its scale.

@@ -1,4 +1,5 @@
-//! Products of groups of rows, each with a matrix of its own: one launch for all of them, or a cuBLASLt product for each.
+//! Products of groups of rows, each with a matrix of its own: one launch for all of them, or a cuBLASLt product for
+//! each.
 
 use std::ops::Range;
 
@@ -18,8 +19,8 @@ use crate::profile::{Kind, Operation, Precision, operation};
 /// What the copy engine reads and writes starts at a multiple of this.
 const START: u64 = 16;
 
-/// The way that was asked for, else one launch for all groups where there is a kernel: by `grouped_check` it is as fast as a
-/// product for each of a few large groups, and nearly four times as fast for many small ones.
+/// The way that was asked for, else one launch for all groups where there is a kernel: by `grouped_check` it is as fast
+/// as a product for each of a few large groups, and nearly four times as fast for many small ones.
 fn way(asked: Option<Way>, call: GroupedCall, [left, right, out]: [&CubeTensor; 3]) -> Way {
     let start = |x: &CubeTensor| x.handle.offset_start.unwrap_or(0).is_multiple_of(START);
     let has_kernel =

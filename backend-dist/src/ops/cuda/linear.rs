@@ -1,8 +1,8 @@
 //! Matrix products, all by cuBLASLt where the operands lie, and biases.
 //!
 //! A bias is added by the product (`CUBLASLT_EPILOGUE_BIAS`). Activations are not: a product with GELU's epilogue would
-//! write activation and pre-activation (for `DGELU_BGRAD`) and tie two layers together, while the fused kernel in front of
-//! the next product reads the pre-activation, which is kept anyway, in one pass.
+//! write activation and pre-activation (for `DGELU_BGRAD`) and tie two layers together, while the fused kernel in front
+//! of the next product reads the pre-activation, which is kept anyway, in one pass.
 
 use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::Shape;
@@ -29,8 +29,8 @@ pub fn forward(x: Float, w: Float) -> Float {
     product(Operand::flat(x), Operand::flat(w).transposed(), shape, dtype)
 }
 
-/// The library adds the bias in f32 before it rounds. It has no such product in f64; a single row or feature is left to an
-/// addition, as in PyTorch's `addmm` (`aten/src/ATen/native/cuda/Blas.cpp`).
+/// The library adds the bias in f32 before it rounds. It has no such product in f64; a single row or feature is left to
+/// an addition, as in PyTorch's `addmm` (`aten/src/ATen/native/cuda/Blas.cpp`).
 pub fn bias_forward(x: Float, w: Float, b: Float) -> Float {
     let dtype = x.dtype;
     if !adds_bias(&x, &w, &b) {

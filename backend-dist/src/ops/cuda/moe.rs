@@ -22,8 +22,8 @@ impl MoeKernels for Cube {
         table.clone().try_into_primitive::<Self>().expect("a table beside the rows that it numbers")
     }
 
-    /// An exchange takes some multiprocessors while the products run, and a cube that has a fixed share of the tiles would wait
-    /// until one is free: with more cubes than fit, those that are left over go where there is room.
+    /// An exchange takes some multiprocessors while the products run, and a cube that has a fixed share of the tiles
+    /// would wait until one is free: with more cubes than fit, those that are left over go where there is room.
     fn sharing<T>(is_shared: bool, work: impl FnOnce() -> T) -> T {
         if is_shared { in_waves(WAVES, work) } else { work() }
     }
@@ -89,8 +89,8 @@ impl MoeKernels for Cube {
         product(Operand::flat(x), Operand::flat(w).transposed(), shape.into(), wide)
     }
 
-    /// Products with gradients in fp32 take matrix units too: a number of fp32 is the sum of three of bf16, so that the three are
-    /// beside each other in the product that gives the gradient of `x`, and below each other in that of `w`.
+    /// Products with gradients in fp32 take matrix units too: a number of fp32 is the sum of three of bf16, so that the
+    /// three are beside each other in the product that gives the gradient of `x`, and below each other in that of `w`.
     fn router_logits_grads(x: Float, w: Float, grad: Float, [of_x, of_w]: [bool; 2]) -> [Option<Float>; 2] {
         let (tokens, experts, hidden) = (rows(&x), rows(&w), columns(&x));
         let narrow = [&x, &w].iter().all(|x| x.dtype == DType::BF16) && grad.dtype == DType::F32;

@@ -1,5 +1,5 @@
-//! RMSNorm and LayerNorm. Gradients of weights and biases are f32: they are sums over all rows, and sums of gradients go on
-//! in f32.
+//! RMSNorm and LayerNorm. Gradients of weights and biases are f32: they are sums over all rows, and sums of gradients
+//! go on in f32.
 
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;

@@ -1,9 +1,9 @@
 //! Linear layers whose exchanges run beside their products (Megatron-LM's `--tp-comm-overlap` and
 //! `LinearWithGradAccumulationAndAsyncCommunication` in `megatron/core/tensor_parallel/layers.py`).
 //!
-//! Exchanges have a stream of their own. One that makes a product's rows is waited for by the product of these rows only;
-//! one of a product's result starts behind that product and is waited for where the result is handed on, which in a
-//! backward pass is behind the weight's gradient.
+//! Exchanges have a stream of their own. One that makes a product's rows is waited for by the product of these rows
+//! only; one of a product's result starts behind that product and is waited for where the result is handed on, which in
+//! a backward pass is behind the weight's gradient.
 
 use burn::backend::{Cube, autodiff::NodeId, autodiff::grads::Gradients};
 use burn_cubecl::tensor::CubeTensor;
@@ -92,8 +92,8 @@ impl Products for Cube {
     }
 }
 
-/// Gradients of a layer whose input is gathered or copied: the kept input is gathered again beside the product that gives
-/// the input's gradient, and that gradient is summed up beside the product that gives the weight's.
+/// Gradients of a layer whose input is gathered or copied: the kept input is gathered again beside the product that
+/// gives the input's gradient, and that gradient is summed up beside the product that gives the weight's.
 fn column_grads(
     grad: Float,
     factor: &Factor,
@@ -167,7 +167,8 @@ impl WeightGrad {
         Product { rows: outputs, inner, columns: columns(&self.input), element: self.grad.dtype.size() }
     }
 
-    /// Brings it to its place, by runs of its rows: start, number, and how many multiprocessors each leaves to an exchange.
+    /// Brings it to its place, by runs of its rows: start, number, and how many multiprocessors each leaves to an
+    /// exchange.
     pub(super) fn write(self, runs: impl IntoIterator<Item = (usize, usize, usize)>, grads: &mut Gradients) {
         let Self { grad, input, id } = self;
         let [outputs, inputs] = [columns(&grad), columns(&input)];
@@ -186,7 +187,8 @@ impl WeightGrad {
     }
 }
 
-/// The first `beside` of `all` rows, which leave multiprocessors to an exchange, and the others: start, number, what is left.
+/// The first `beside` of `all` rows, which leave multiprocessors to an exchange, and the others: start, number, what is
+/// left.
 fn in_two(all: usize, beside: usize) -> impl Iterator<Item = (usize, usize, usize)> {
     [(0, beside, LEFT), (beside, all - beside, 0)].into_iter().filter(|(_, count, _)| *count > 0)
 }
@@ -248,7 +250,8 @@ fn regathered(part: Float, group: &Group) -> (Float, Option<Pending>) {
     (whole, Some(pending))
 }
 
-/// This member's part of the sum of all members' products, once it is there: each piece is summed up behind its product.
+/// This member's part of the sum of all members' products, once it is there: each piece is summed up behind its
+/// product.
 fn scattered(x: Float, factor: &Factor, cut: Cut, group: &Group) -> (Float, Vec<Pending>) {
     let x = dense(x);
     let staged = empty(&x, resized(&x, |first| first, factor.columns()), x.dtype);

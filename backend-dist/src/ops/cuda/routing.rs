@@ -93,8 +93,8 @@ impl Totals {
         totals.map(int).collect::<Option<_>>().map(Self)
     }
 
-    /// The copy to the host stands in front of what `meanwhile` issues. CubeCL hands work to the device 32 commands at a time:
-    /// without the flush the last ones would begin when the host has read the counts and issues more.
+    /// The copy to the host stands in front of what `meanwhile` issues. CubeCL hands work to the device 32 commands at
+    /// a time: without the flush the last ones would begin when the host has read the counts and issues more.
     pub fn read<T>(self, meanwhile: impl FnOnce() -> T) -> (Vec<Vec<i32>>, T) {
         let client = self.0[0].client.clone();
         let reading = client.read_async(self.0.iter().map(|totals| totals.handle.clone()).collect());
@@ -173,8 +173,8 @@ fn part(all: &CubeTensor, start: &mut usize, shape: [usize; 2]) -> CubeTensor {
     CubeTensor::new_contiguous(all.client.clone(), all.device.clone(), Shape::from(shape), handle, DType::I32)
 }
 
-/// `[rows, 1]` of each of `tables`, which are runs by their first row and a number of rows: one copy to the device, one buffer
-/// and one launch for all.
+/// `[rows, 1]` of each of `tables`, which are runs by their first row and a number of rows: one copy to the device, one
+/// buffer and one launch for all.
 pub fn runs(tables: &[(Vec<Run>, usize)], device: &Device) -> Option<Vec<Tensor<2, Int>>> {
     let rows = |tables: &[(Vec<Run>, usize)]| tables.iter().map(|(_, rows)| room([*rows, 1])).sum::<usize>();
     let moved = |(at, (runs, _)): (usize, &(Vec<Run>, usize))| {

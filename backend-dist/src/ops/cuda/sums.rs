@@ -1,5 +1,5 @@
-//! Sums along a dimension as products with ones, by cuBLASLt: always the same algorithm, and sums at least in f32. Few slices are
-//! added one to the other.
+//! Sums along a dimension as products with ones, by cuBLASLt: always the same algorithm, and sums at least in f32. Few
+//! slices are added one to the other.
 
 use burn::backend::{Cube, DType, FloatDType, Scalar, Slice, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::Shape;

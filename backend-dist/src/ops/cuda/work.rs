@@ -26,8 +26,8 @@ pub fn rows(name: &'static str, x: &CubeTensor, ids: &CubeTensor, bytes: usize) 
     })
 }
 
-/// Attention of queries `q [s, b, h, d]` on `keys` keys: two products forward, five backward, in which nothing is counted
-/// twice (Dao, FlashAttention-2, 4.1). Keys that a query does not see are not counted.
+/// Attention of queries `q [s, b, h, d]` on `keys` keys: two products forward, five backward, in which nothing is
+/// counted twice (Dao, FlashAttention-2, 4.1). Keys that a query does not see are not counted.
 pub fn attention(q: &CubeTensor, keys: usize, options: &AttentionOptions, backward: bool) -> Noted {
     let shape = q.meta.shape();
     noted(q, [shape[0], keys], shape[1] * shape[2], shape[3], options, backward)

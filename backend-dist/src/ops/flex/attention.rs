@@ -22,8 +22,8 @@ use crate::ops::{
 /// causal diagonal.
 const BLOCK: usize = 128;
 
-/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys, length of a query and key,
-/// length of a value.
+/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys, length of a query and
+/// key, length of a value.
 #[derive(Clone, Copy)]
 struct Sizes {
     b: usize,
@@ -88,8 +88,8 @@ impl Sizes {
     }
 }
 
-/// Output `[s, b, hq, dv]` and log-sum-exp of the scaled scores `[b, hq, s]`; zero and minus infinity for a query that sees
-/// no key.
+/// Output `[s, b, hq, dv]` and log-sum-exp of the scaled scores `[b, hq, s]`; zero and minus infinity for a query that
+/// sees no key.
 pub(super) fn forward<E: Real>(
     qkv: [&FlexTensor; 3],
     options: AttentionOptions,

@@ -21,7 +21,8 @@ const COST: usize = 500;
 
 /// Rounding to the numbers of eight bits.
 pub(super) trait Grid: Real {
-    /// The nearest number of a format with `(mantissa bits, exponent bias)`, of two the even one; at most `most`. NaN stays.
+    /// The nearest number of a format with `(mantissa bits, exponent bias)`, of two the even one; at most `most`. NaN
+    /// stays.
     fn on_grid(self, fields: (i32, i32), most: Self) -> Self;
     /// Whether it is a number other than zero and infinity.
     fn is_size(self) -> bool;

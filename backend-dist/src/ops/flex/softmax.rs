@@ -85,8 +85,8 @@ vectorized! {
 }
 
 vectorized! {
-    /// `weights` with the dropped ones zero and the others times `scale`. Rows of `keys` columns, of which the first has
-    /// number `first`.
+    /// `weights` with the dropped ones zero and the others times `scale`. Rows of `keys` columns, of which the first
+    /// has number `first`.
     fn drop_rows<E>(weights: &mut [E], rows: &[RowKey], first: u32, keys: usize, limit: u32, scale: E) {
         for (weights, row) in weights.chunks_exact_mut(keys).zip(rows) {
             for (i, weight) in weights.iter_mut().enumerate() {

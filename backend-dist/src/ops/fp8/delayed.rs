@@ -1,9 +1,9 @@
-//! Delayed scaling: a tensor's scale comes from its largest magnitudes in earlier steps, so that a cast needs no pass of its
-//! own to find it (`transformer_engine/pytorch/fp8.py`, `FP8GlobalStateManager`).
+//! Delayed scaling: a tensor's scale comes from its largest magnitudes in earlier steps, so that a cast needs no pass
+//! of its own to find it (`transformer_engine/pytorch/fp8.py`, `FP8GlobalStateManager`).
 //!
 //! Transformer Engine moves the histories on with every forward pass; here they move once a step, over all ranks of a
-//! pipeline stage, so that they do not depend on how the batch is cut. A tensor without a history takes the scale of its own
-//! magnitude, where Transformer Engine would start with 1.
+//! pipeline stage, so that they do not depend on how the batch is cut. A tensor without a history takes the scale of
+//! its own magnitude, where Transformer Engine would start with 1.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,8 +26,8 @@ pub(super) enum Operand {
 
 const OPERANDS: usize = 3;
 
-/// What one layer has found in this step, and the scales that it uses: `[1]`, of a layer's experts `[experts]`, where 0 stands
-/// for nothing.
+/// What one layer has found in this step, and the scales that it uses: `[1]`, of a layer's experts `[experts]`, where 0
+/// stands for nothing.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     found: [Option<Tensor<1>>; OPERANDS],
@@ -114,9 +114,9 @@ impl DelayedScaling {
         Self { layers: BUILT.take(), ..Self::default() }
     }
 
-    /// Ends a step: what the layers have found in it goes into the histories, the largest over one group after the other,
-    /// whose ranks all hold parts or copies of the same layers and all call this, also those that had no rows and have found
-    /// nothing. `dtype` is that of the model. Nothing waits for the device.
+    /// Ends a step: what the layers have found in it goes into the histories, the largest over one group after the
+    /// other, whose ranks all hold parts or copies of the same layers and all call this, also those that had no rows
+    /// and have found nothing. `dtype` is that of the model. Nothing waits for the device.
     pub fn end_step(&mut self, groups: &[Group], device: &Device, dtype: DType) {
         if self.layers.is_empty() {
             return;
@@ -211,8 +211,8 @@ impl DelayedScaling {
         self.names().into_iter().map(of).collect()
     }
 
-    /// Takes up the histories of a run of any layout, in tensors of `dtype` (at least f32) on `device`. Without those of all
-    /// layers they start anew.
+    /// Takes up the histories of a run of any layout, in tensors of `dtype` (at least f32) on `device`. Without those
+    /// of all layers they start anew.
     pub fn restore(&mut self, state: &BTreeMap<String, LayerHistory>, device: &Device, dtype: DType) {
         let names = self.names();
         let found: Option<Vec<&LayerHistory>> = names.iter().map(|(name, _)| state.get(name)).collect();

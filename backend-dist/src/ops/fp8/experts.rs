@@ -1,11 +1,11 @@
 //! The FP8 side of one of the layers of a mixture's experts, and its products.
 //!
-//! An operand's scale is that of one expert, as in Transformer Engine's `GroupedLinear`, and of the tokens of one micro-batch
-//! of one replica: where tokens of several replicas meet at an expert, each replica's are a group of rows with a scale of its
-//! own, but for replicas that share sequences, whose groups have one. So a number does not depend on what else a call computes,
-//! and every layout casts what one device would. What is exchanged are the magnitudes of parts: ranks that share an expert's
-//! features, and, where tokens of a tensor parallel group, or of ranks that share sequences, go to several ranks that hold
-//! the same experts, all ranks of that group.
+//! An operand's scale is that of one expert, as in Transformer Engine's `GroupedLinear`, and of the tokens of one
+//! micro-batch of one replica: where tokens of several replicas meet at an expert, each replica's are a group of rows
+//! with a scale of its own, but for replicas that share sequences, whose groups have one. So a number does not depend
+//! on what else a call computes, and every layout casts what one device would. What is exchanged are the magnitudes of
+//! parts: ranks that share an expert's features, and, where tokens of a tensor parallel group, or of ranks that share
+//! sequences, go to several ranks that hold the same experts, all ranks of that group.
 
 mod scales;
 
@@ -50,9 +50,11 @@ pub struct ExpertRanks {
     pub own: Range<usize>,
     /// The ranks that share each of them.
     pub parts: Group,
-    /// The ranks that have the tokens of a micro-batch between them, if these go to several ranks that hold the same parts.
+    /// The ranks that have the tokens of a micro-batch between them, if these go to several ranks that hold the same
+    /// parts.
     pub tokens: Option<Group>,
-    /// The replicas of the pipeline stage whose tokens come here. Where there are several, each has a group of an expert's rows.
+    /// The replicas of the pipeline stage whose tokens come here. Where there are several, each has a group of an
+    /// expert's rows.
     pub replicas: Range<usize>,
 }
 
@@ -191,8 +193,8 @@ pub(super) struct Weight<B: LocalKernels> {
     pub input: Option<FloatTensor<B>>,
 }
 
-/// Brings the gradient of `weight` to its place, now or later, and gives the gradient of the input if the matrices `w` are
-/// given.
+/// Brings the gradient of `weight` to its place, now or later, and gives the gradient of the input if the matrices `w`
+/// are given.
 pub(super) fn backward<B: Fp8GroupKernels>(
     layer: &Fp8Experts,
     kept: Kept<B>,
@@ -215,8 +217,8 @@ pub(super) fn backward<B: Fp8GroupKernels>(
     Some(B::fp8_groups_product(&by_rows.expect("rows were asked for"), &w, dtype, Precision::Full))
 }
 
-/// The gradient of a product's results as the gradient of its input needs it, and with the input as that of the matrices does;
-/// `again` makes an input that was not kept.
+/// The gradient of a product's results as the gradient of its input needs it, and with the input as that of the
+/// matrices does; `again` makes an input that was not kept.
 pub(super) fn gradient<B: Fp8GroupKernels>(
     layer: &Fp8Experts,
     kept: Kept<B>,

@@ -12,7 +12,8 @@ use crate::ops::kernels::LocalKernels;
 /// Groups of rows of a matrix `[rows, columns]`, quantised, each with a scale of its own.
 #[derive(Clone, Debug)]
 pub struct Groups<B: LocalKernels> {
-    /// The numbers of one group after the other, in the backend's own form: bytes on CUDA, floats on the FP8 grid on the CPU.
+    /// The numbers of one group after the other, in the backend's own form: bytes on CUDA, floats on the FP8 grid on
+    /// the CPU.
     pub data: FloatTensor<B>,
     /// Rows of each.
     pub counts: Arc<[usize]>,
@@ -44,7 +45,8 @@ pub struct QuantizedGroups<B: LocalKernels> {
     pub by_columns: Option<Groups<B>>,
 }
 
-/// [`Fp8Kernels`] for groups of rows. Counts are multiples of 16 or zero, and not all zero; columns are multiples of 16.
+/// [`Fp8Kernels`] for groups of rows. Counts are multiples of 16 or zero, and not all zero; columns are multiples
+/// of 16.
 ///
 /// `x` may have several groups for each of the matrices `w`: groups `i n .. (i + 1) n` belong to matrix `i`.
 pub trait Fp8GroupKernels: Fp8Kernels {
@@ -63,8 +65,8 @@ pub trait Fp8GroupKernels: Fp8Kernels {
     /// `x_g · w_iᵀ` below each other, `[rows, rows of a w]`.
     fn fp8_groups_product(x: &Groups<Self>, w: &Groups<Self>, dtype: DType, precision: Precision) -> FloatTensor<Self>;
 
-    /// `Σ_g grad_g · x_gᵀ` over the groups of each of `matrices` matrices, both transposes, below each other; zero for one
-    /// without rows.
+    /// `Σ_g grad_g · x_gᵀ` over the groups of each of `matrices` matrices, both transposes, below each other; zero for
+    /// one without rows.
     fn fp8_groups_weight_grad(
         grad: &Groups<Self>,
         x: &Groups<Self>,
@@ -72,7 +74,8 @@ pub trait Fp8GroupKernels: Fp8Kernels {
         dtype: DType,
     ) -> FloatTensor<Self>;
 
-    /// Writes [`fp8_groups_weight_grad`](Self::fp8_groups_weight_grad) to the f32 elements of `sum`, or adds it to them.
+    /// Writes [`fp8_groups_weight_grad`](Self::fp8_groups_weight_grad) to the f32 elements of `sum`, or adds it to
+    /// them.
     fn fp8_groups_accumulate(
         grad: &Groups<Self>,
         x: &Groups<Self>,

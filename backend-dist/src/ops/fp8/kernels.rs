@@ -61,8 +61,8 @@ pub enum Precision {
     Full,
 }
 
-/// Casts to FP8 and products of the results. A cast is `round(x · scale)` to nearest even; what is larger than the largest
-/// number becomes that number, NaN stays.
+/// Casts to FP8 and products of the results. A cast is `round(x · scale)` to nearest even; what is larger than the
+/// largest number becomes that number, NaN stays.
 pub trait Fp8Kernels: LocalKernels + ExchangeOps {
     /// The tensor as the public one.
     fn fp8_tensor(x: FloatTensor<Self>) -> Tensor<1>;
@@ -76,7 +76,8 @@ pub trait Fp8Kernels: LocalKernels + ExchangeOps {
     /// `max / amax / 2^margin` and its reciprocal for each number of `amax [n]`; 1 where it is 0 or not finite.
     fn fp8_scales(amax: FloatTensor<Self>, number: Number, margin: u32) -> Scales<Self>;
 
-    /// Quantises `x [.., columns]`; the transpose only if rows and columns are multiples of 16, which columns always are.
+    /// Quantises `x [.., columns]`; the transpose only if rows and columns are multiples of 16, which columns always
+    /// are.
     fn fp8_cast(x: FloatTensor<Self>, scales: &Scales<Self>, number: Number, sides: Sides) -> Quantized<Self>;
 
     /// The transpose.

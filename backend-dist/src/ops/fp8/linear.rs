@@ -4,9 +4,9 @@
 //! `y = x · wᵀ` takes both as they lie, `dx = dy · w` the transpose of the weight, `dw = dyᵀ · x` those of the output's
 //! gradient and of the input. What is kept for the backward pass is the quantised input, a byte for each number.
 //!
-//! Scales are those of the whole tensor: where ranks hold parts of it, its largest magnitude is the largest of theirs, over the
-//! tensor parallel ranks and then over those that share sequences. So a layer computes with the same numbers in every
-//! layout. Parts of a sequence are exchanged quantised.
+//! Scales are those of the whole tensor: where ranks hold parts of it, its largest magnitude is the largest of theirs,
+//! over the tensor parallel ranks and then over those that share sequences. So a layer computes with the same numbers
+//! in every layout. Parts of a sequence are exchanged quantised.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};

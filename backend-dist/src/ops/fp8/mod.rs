@@ -1,9 +1,9 @@
-//! Linear layers in FP8: inputs, weights and gradients of outputs are rounded to eight bits with a scale for each tensor,
-//! multiplied, and summed up in f32 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022; the recipes are
-//! Transformer Engine's).
+//! Linear layers in FP8: inputs, weights and gradients of outputs are rounded to eight bits with a scale for each
+//! tensor, multiplied, and summed up in f32 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022; the recipes
+//! are Transformer Engine's).
 //!
-//! On CUDA the products are cuBLASLt's (compute capability 8.9 or more). On the CPU they are emulated: the same numbers,
-//! multiplied in the working type.
+//! On CUDA the products are cuBLASLt's (compute capability 8.9 or more). On the CPU they are emulated: the same
+//! numbers, multiplied in the working type.
 
 mod delayed;
 mod experts;

@@ -19,8 +19,8 @@ use super::groups::Fp8GroupKernels;
 use super::linear::{MULTIPLE, Purpose};
 use crate::ops::moe::MoeKernels;
 
-/// [`moe::grouped_linear`](crate::ops::moe::grouped_linear) in FP8, with several groups of rows for each of the experts of
-/// `layer`: `counts` has as many groups of the first expert, then of the next. A group has a scale of its own.
+/// [`moe::grouped_linear`](crate::ops::moe::grouped_linear) in FP8, with several groups of rows for each of the experts
+/// of `layer`: `counts` has as many groups of the first expert, then of the next. A group has a scale of its own.
 ///
 /// # Panics
 /// If the shapes do not fit, or a group's rows, the inputs or the outputs are no multiple of [`MULTIPLE`].

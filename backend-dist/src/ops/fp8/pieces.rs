@@ -1,5 +1,5 @@
-//! Pieces of a rank's experts in FP8. A scale is that of all rows of an expert in a micro-batch, and these are in one piece: the
-//! numbers are those of all experts at once. The matrices are quantised once for all pieces.
+//! Pieces of a rank's experts in FP8. A scale is that of all rows of an expert in a micro-batch, and these are in one
+//! piece: the numbers are those of all experts at once. The matrices are quantised once for all pieces.
 
 use std::ops::Range;
 

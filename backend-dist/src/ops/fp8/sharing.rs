@@ -1,5 +1,5 @@
-//! The ranks that have the tokens of a micro-batch between them: where sequences are shared (context parallelism), an operand's
-//! scale is that of all of its tokens.
+//! The ranks that have the tokens of a micro-batch between them: where sequences are shared (context parallelism), an
+//! operand's scale is that of all of its tokens.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -15,8 +15,8 @@ use crate::exchange::{Exchange, ExchangeOps};
 pub struct Sharing {
     /// Those that share this rank's.
     pub ranks: Option<Group>,
-    /// Blocks of replicas that share sequences in this pass, in order and without gaps, where they differ in size; `None` where
-    /// all are as large as `ranks`. Who holds experts has tokens of other blocks than its own.
+    /// Blocks of replicas that share sequences in this pass, in order and without gaps, where they differ in size;
+    /// `None` where all are as large as `ranks`. Who holds experts has tokens of other blocks than its own.
     pub blocks: Option<Arc<[Range<usize>]>>,
     /// This rank's tokens mean nothing, and no history of delayed scaling knows of them.
     pub is_nothing: bool,
@@ -26,8 +26,8 @@ thread_local! {
     static SHARING: RefCell<Sharing> = RefCell::default();
 }
 
-/// Runs `layers`, in which the scales of inputs, and of gradients in their backward passes whenever these come, are those of
-/// all tokens that the ranks of `sharing` have. All of these ranks must call it with the same layers.
+/// Runs `layers`, in which the scales of inputs, and of gradients in their backward passes whenever these come, are
+/// those of all tokens that the ranks of `sharing` have. All of these ranks must call it with the same layers.
 pub fn with_sharing<T>(sharing: Sharing, layers: impl FnOnce() -> T) -> T {
     let _restore = Restore(SHARING.replace(sharing));
     layers()

@@ -9,8 +9,8 @@ thread_local! {
     static VERSION: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// The weights of this thread's rank have changed, and from now on every change will be reported by this function: until
-/// the next call a weight is quantised once and the result, two bytes for each element, is kept.
+/// The weights of this thread's rank have changed, and from now on every change will be reported by this function:
+/// until the next call a weight is quantised once and the result, two bytes for each element, is kept.
 ///
 /// Without a call weights are quantised whenever they are used, which is right for weights that come and go (ZeRO 3).
 pub fn weights_changed() {

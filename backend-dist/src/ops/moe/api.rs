@@ -12,7 +12,8 @@ use crate::comm::Group;
 use crate::exchange::{Exchange, ExchangeOps};
 use crate::ops::fp8;
 
-/// Rows of `x [rows, n]` as `map` says: a row of the result is the sum of rows of `x`, of at most one for a map that picks.
+/// Rows of `x [rows, n]` as `map` says: a row of the result is the sum of rows of `x`, of at most one for a map that
+/// picks.
 ///
 /// # Panics
 /// If the map takes another number of rows.
@@ -26,7 +27,8 @@ pub fn gather_rows(x: Tensor<2>, map: &RowMap) -> Tensor<2> {
     ))
 }
 
-/// Rows `send[j]` of dimension 0 go to member `j`, the result has `receive[i]` rows of each member `i`; gradients go back.
+/// Rows `send[j]` of dimension 0 go to member `j`, the result has `receive[i]` rows of each member `i`; gradients go
+/// back.
 pub fn all_to_all(x: Tensor<2>, send: &[usize], receive: &[usize], group: &Group) -> Tensor<2> {
     if group.size() == 1 {
         return x;
@@ -47,8 +49,8 @@ pub fn router_logits(x: Tensor<2>, w: Tensor<2>) -> Tensor<2> {
     Tensor::from_dispatch(<Dispatch as MoeOps>::op_router_logits(x.into_dispatch(), w.into_dispatch()))
 }
 
-/// A matrix for each group of rows: `x · w_gᵀ` for the `counts[g]` rows of group `g` of `x [rows, in]`, which follow each
-/// other. `w [groups · out, in]` has the groups' matrices below each other; the result is `[rows, out]`.
+/// A matrix for each group of rows: `x · w_gᵀ` for the `counts[g]` rows of group `g` of `x [rows, in]`, which follow
+/// each other. `w [groups · out, in]` has the groups' matrices below each other; the result is `[rows, out]`.
 ///
 /// The weight's gradient can be [deferred](crate::ops::weight_grads::deferred), and goes to its
 /// [main gradient](crate::ops::main_grads) if it has one.
@@ -60,8 +62,8 @@ pub fn grouped_linear(x: Tensor<2>, w: Tensor<2>, counts: &Arc<[usize]>) -> Tens
     Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_linear(x.into_dispatch(), w.into_dispatch(), counts.clone()))
 }
 
-/// [`grouped_linear`] of `silu(gate) up p` for `x [rows, 2 in] = [gate | up]` and a factor `p [rows]` of each row, in f32 or
-/// f64: with the factor in front of the product nobody needs the product's result again. With `recompute` the
+/// [`grouped_linear`] of `silu(gate) up p` for `x [rows, 2 in] = [gate | up]` and a factor `p [rows]` of each row, in
+/// f32 or f64: with the factor in front of the product nobody needs the product's result again. With `recompute` the
 /// product's input is made again in the backward pass.
 ///
 /// # Panics
@@ -83,9 +85,10 @@ pub fn grouped_swiglu_linear(
     Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_swiglu_linear(x, p, w, counts.clone(), recompute))
 }
 
-/// What its expert makes of each of the rows `x [rows, hidden]` that `journey` sends, on whichever rank: [`grouped_linear`] with
-/// `gate_up` and [`grouped_swiglu_linear`] with `down`, or the same in FP8, between two [`all_to_all`]s, which run beside the
-/// experts where every member has a GPU. `p [rows, 1]` are the probabilities. All members must call it.
+/// What its expert makes of each of the rows `x [rows, hidden]` that `journey` sends, on whichever rank:
+/// [`grouped_linear`] with `gate_up` and [`grouped_swiglu_linear`] with `down`, or the same in FP8, between two
+/// [`all_to_all`]s, which run beside the experts where every member has a GPU. `p [rows, 1]` are the probabilities. All
+/// members must call it.
 ///
 /// # Panics
 /// If the shapes or types do not fit.
@@ -118,8 +121,8 @@ pub fn through_experts(
     Tensor::from_dispatch(<Dispatch as MoeOps>::op_through_experts(x, p, gate_up, down, journey, recompute))
 }
 
-/// Whether [`through_experts`] is quicker with a rank's experts in two pieces than one after the other, if every rank has a
-/// GPU, an exchange brings `bytes` to a rank and the experts have this many features outside and inside.
+/// Whether [`through_experts`] is quicker with a rank's experts in two pieces than one after the other, if every rank
+/// has a GPU, an exchange brings `bytes` to a rank and the experts have this many features outside and inside.
 #[cfg(feature = "cuda")]
 pub fn is_quicker_in_two(bytes: usize, features: [usize; 2]) -> bool {
     crate::ops::pieces::is_worth_a_piece(bytes, features)
@@ -131,15 +134,15 @@ pub fn is_quicker_in_two(_: usize, _: [usize; 2]) -> bool {
     false
 }
 
-/// `x`, through which `loss [1]` gets the gradient `scale` when `x` gets one: an auxiliary loss that is added to no other
-/// loss (Megatron's `MoEAuxLossAutoScaler`).
+/// `x`, through which `loss [1]` gets the gradient `scale` when `x` gets one: an auxiliary loss that is added to no
+/// other loss (Megatron's `MoEAuxLossAutoScaler`).
 pub fn inject<const D: usize>(x: Tensor<D>, loss: Tensor<1>, scale: f64) -> Tensor<D> {
     assert_eq!(loss.dims(), [1], "inject: a loss is one number");
     Tensor::from_dispatch(<Dispatch as MoeOps>::op_inject(x.into_dispatch(), loss.into_dispatch(), scale))
 }
 
-/// What the number of rows of a group should be a multiple of on this device. On GPUs there is a plan for every size of a
-/// product, so sizes that change with every call are rounded up, with rows of zeros.
+/// What the number of rows of a group should be a multiple of on this device. On GPUs there is a plan for every size of
+/// a product, so sizes that change with every call are rounded up, with rows of zeros.
 pub fn row_multiple(device: &Device) -> usize {
     if is_gpu(device) { 128 } else { 1 }
 }

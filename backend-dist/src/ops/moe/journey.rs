@@ -1,11 +1,12 @@
-//! Rows to the ranks of their experts, through the experts and back, as one node of the graph. What makes rows of tokens and
-//! tokens of rows are nodes in front and behind, so that the rows can be made before the host knows where they go.
+//! Rows to the ranks of their experts, through the experts and back, as one node of the graph. What makes rows of
+//! tokens and tokens of rows are nodes in front and behind, so that the rows can be made before the host knows where
+//! they go.
 //!
-//! The experts of every rank are cut into pieces. Forward the rows of the second piece come while the first piece's experts
-//! compute, and the results of the first go back while the second's do. Backward it is the same, and gradients of the
-//! experts' first matrices, for which nobody waits, follow when the last gradients of rows are under way: Megatron-LM's
-//! `--overlap-moe-expert-parallel-comm` with `--delay-wgrad-compute`, within one micro-batch. Since an expert is in one
-//! piece, its products and its gradients are those of one piece, and so are its scales in FP8.
+//! The experts of every rank are cut into pieces. Forward the rows of the second piece come while the first piece's
+//! experts compute, and the results of the first go back while the second's do. Backward it is the same, and gradients
+//! of the experts' first matrices, for which nobody waits, follow when the last gradients of rows are under way:
+//! Megatron-LM's `--overlap-moe-expert-parallel-comm` with `--delay-wgrad-compute`, within one micro-batch. Since an
+//! expert is in one piece, its products and its gradients are those of one piece, and so are its scales in FP8.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -151,7 +152,8 @@ fn backward<B: MoeKernels, P: Products<B>>(
         of_second.push(pair);
         let is_last = of_second.len() == pieces.len();
         let [x_grad, p_grad] = B::sharing(shared && pieces.len() > 1, || {
-            // In front of the last piece's other gradients: what it needs is then gone before the largest of these are made.
+            // In front of the last piece's other gradients: what it needs is then gone before the largest of these are
+            // made.
             if is_last {
                 weight_grads::<B, P>(nodes[1], std::mem::take(&mut of_second), journey, grads);
             }

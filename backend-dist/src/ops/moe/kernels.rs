@@ -11,8 +11,8 @@ use super::travel::{self, Travel};
 use crate::exchange::ExchangeOps;
 use crate::ops::kernels::LocalKernels;
 
-/// Forward and gradients on a backend without autodiff. Shapes are checked by the public functions; the default bodies are
-/// the formulas in Burn's primitives.
+/// Forward and gradients on a backend without autodiff. Shapes are checked by the public functions; the default bodies
+/// are the formulas in Burn's primitives.
 pub(in crate::ops) trait MoeKernels: LocalKernels + ExchangeOps + Travel {
     /// A table of numbers of rows as this backend has it.
     fn table(table: &Tensor<2, Int>) -> IntTensor<Self>;
@@ -53,8 +53,8 @@ pub(in crate::ops) trait MoeKernels: LocalKernels + ExchangeOps + Travel {
         plain::router_logits::<Self>(x, w)
     }
 
-    /// Gradients of [`router_logits`](Self::router_logits) in `x`, of its type, and in `w`, at least in f32: those that are
-    /// needed.
+    /// Gradients of [`router_logits`](Self::router_logits) in `x`, of its type, and in `w`, at least in f32: those that
+    /// are needed.
     fn router_logits_grads(
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,

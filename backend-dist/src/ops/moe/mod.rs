@@ -1,8 +1,8 @@
-//! What a mixture-of-experts layer computes on one rank: rows brought into another order, a matrix for each group of rows,
-//! router logits, and auxiliary losses that only exist as gradients.
+//! What a mixture-of-experts layer computes on one rank: rows brought into another order, a matrix for each group of
+//! rows, router logits, and auxiliary losses that only exist as gradients.
 //!
-//! Nothing is scattered: a [`RowMap`] knows its own transpose, so that a gradient too is a sum over rows in a fixed order.
-//! The same input gives the same bits, on GPUs as well.
+//! Nothing is scattered: a [`RowMap`] knows its own transpose, so that a gradient too is a sum over rows in a fixed
+//! order. The same input gives the same bits, on GPUs as well.
 
 mod api;
 mod autodiff;

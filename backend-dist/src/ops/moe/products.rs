@@ -1,5 +1,5 @@
-//! How the pieces of a rank's experts multiply with one of their two layers: in the type of its matrices, here, or in FP8
-//! (`ops/fp8/pieces.rs`). All rows of an expert are in one piece, so that no number depends on the pieces.
+//! How the pieces of a rank's experts multiply with one of their two layers: in the type of its matrices, here, or in
+//! FP8 (`ops/fp8/pieces.rs`). All rows of an expert are in one piece, so that no number depends on the pieces.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -48,8 +48,8 @@ pub(in crate::ops) trait Products<B: MoeKernels>: Clone + Debug + Send + 'static
     /// The matrices with which `input` met in the forward pass.
     fn transposed(&self, w: &FloatTensor<B>, input: &Self::Input) -> Self::Transposed;
 
-    /// A gradient of results, and what the matrices' gradient is made of if it is wanted; `again` makes an input that was not
-    /// kept.
+    /// A gradient of results, and what the matrices' gradient is made of if it is wanted; `again` makes an input that
+    /// was not kept.
     fn gradient(
         &self,
         grad: FloatTensor<B>,

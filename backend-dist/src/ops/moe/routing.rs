@@ -1,6 +1,7 @@
-//! Routing of tokens without their numbers on the host: which experts a token uses, how many tokens each expert has, and
-//! where their copies stand. Everything is a table of `i32`. NVIDIA GPUs have kernels (`kernels_cubecl::pointwise::experts`);
-//! elsewhere, and for sizes without a kernel, the tables come to the host and go back. Both give the same tables.
+//! Routing of tokens without their numbers on the host: which experts a token uses, how many tokens each expert has,
+//! and where their copies stand. Everything is a table of `i32`. NVIDIA GPUs have kernels
+//! (`kernels_cubecl::pointwise::experts`); elsewhere, and for sizes without a kernel, the tables come to the host and
+//! go back. Both give the same tables.
 
 mod on_host;
 mod runs;
@@ -46,8 +47,8 @@ pub struct Counted {
 /// Where the rows of experts stand.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Starts {
-    /// `[parts, experts]`: the first row of an expert for each of the members that share it, ascending with the part; `None`
-    /// if no row is made.
+    /// `[parts, experts]`: the first row of an expert for each of the members that share it, ascending with the part;
+    /// `None` if no row is made.
     pub rows: Vec<Option<usize>>,
     /// Members that share an expert.
     pub parts: usize,
@@ -59,15 +60,16 @@ pub struct Starts {
     pub count: usize,
 }
 
-/// Rows of experts one behind the other without gaps: by piece of every member's experts, member, part, and expert. So they
-/// can stand before the host knows the counts.
+/// Rows of experts one behind the other without gaps: by piece of every member's experts, member, part, and expert. So
+/// they can stand before the host knows the counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     /// Members that share an expert.
     pub parts: usize,
     /// Neighbouring experts that the same members share.
     pub each: usize,
-    /// Pieces of a member's experts: piece `i` is the experts from `each i / pieces` to `each (i + 1) / pieces` of them.
+    /// Pieces of a member's experts: piece `i` is the experts from `each i / pieces` to `each (i + 1) / pieces` of
+    /// them.
     pub pieces: usize,
     /// Rows in all.
     pub count: usize,
@@ -92,9 +94,10 @@ impl Order {
     }
 }
 
-/// Chooses experts for the first `valid` tokens by `scores [tokens, experts]`, to which `bias [experts]` is added: those with
-/// the greatest scores. With groups only the experts of the best groups count, where a group is as good as the sum of
-/// its two best experts. Of equal values the first one is better, a NaN is minus infinity. Sums and comparisons are f64.
+/// Chooses experts for the first `valid` tokens by `scores [tokens, experts]`, to which `bias [experts]` is added:
+/// those with the greatest scores. With groups only the experts of the best groups count, where a group is as good as
+/// the sum of its two best experts. Of equal values the first one is better, a NaN is minus infinity. Sums and
+/// comparisons are f64.
 ///
 /// # Panics
 /// If the sizes contradict each other.
@@ -172,8 +175,8 @@ impl Chosen {
         Counted { before: table(before, [chunks, width], &device), totals }
     }
 
-    /// The maps that make rows of copies of tokens, and of their slots: slot `token · experts + expert`. Tokens of an expert
-    /// stand in their order; rows without a token are zero. `counted` is [`Chosen::count`] of one sample.
+    /// The maps that make rows of copies of tokens, and of their slots: slot `token · experts + expert`. Tokens of an
+    /// expert stand in their order; rows without a token are zero. `counted` is [`Chosen::count`] of one sample.
     ///
     /// # Panics
     /// If the sizes contradict each other.
@@ -197,8 +200,8 @@ impl Chosen {
         (copies, map(placed.slots_of, placed.of_slots, tokens * experts, parts))
     }
 
-    /// [`Chosen::place`] where the rows stand in `order`, which NVIDIA GPUs do without the host's knowing the counts. Rows
-    /// behind the last of `order` are left out.
+    /// [`Chosen::place`] where the rows stand in `order`, which NVIDIA GPUs do without the host's knowing the counts.
+    /// Rows behind the last of `order` are left out.
     ///
     /// # Panics
     /// If the sizes contradict each other.
@@ -221,8 +224,8 @@ impl Chosen {
 }
 
 impl Counted {
-    /// The counts on the host, `[samples, experts]` of each, and what `meanwhile` gives: work that it issues need not be done
-    /// when the counts arrive. Waits for the device.
+    /// The counts on the host, `[samples, experts]` of each, and what `meanwhile` gives: work that it issues need not
+    /// be done when the counts arrive. Waits for the device.
     ///
     /// # Panics
     /// If the device failed.

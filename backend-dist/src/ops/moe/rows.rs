@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-/// A linear map of rows with zeros and ones: which rows of its input a row of its output is the sum of. Both directions are
-/// tables, `-1` stands for no row.
+/// A linear map of rows with zeros and ones: which rows of its input a row of its output is the sum of. Both directions
+/// are tables, `-1` stands for no row.
 #[derive(Clone, Debug)]
 pub struct RowMap {
     /// `[outputs, terms]`: rows of the input.

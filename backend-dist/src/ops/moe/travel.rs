@@ -1,4 +1,5 @@
-//! Rows that change owner while this rank computes. CPU ranks, and GPUs that several ranks share, do one after the other.
+//! Rows that change owner while this rank computes. CPU ranks, and GPUs that several ranks share, do one after the
+//! other.
 
 use std::ops::Range;
 
@@ -33,8 +34,8 @@ impl Splits {
     }
 }
 
-/// All-to-alls that may run beside the computation. Members start them in the same order. Matrices that travel together have
-/// the same rows, and go in one operation where that is possible.
+/// All-to-alls that may run beside the computation. Members start them in the same order. Matrices that travel together
+/// have the same rows, and go in one operation where that is possible.
 pub(in crate::ops) trait Travel: Backend {
     /// Matrices of rows on their way here.
     type Coming;

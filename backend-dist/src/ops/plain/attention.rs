@@ -134,8 +134,8 @@ pub fn forward_at<B: LocalKernels>(
 }
 
 /// Gradients in q, k and v. With `p = exp(scores - lse)`: `dv = pᵀ do`, `ds = p (do vᵀ - Σ do·out)`, `dq = ds k`,
-/// `dk = dsᵀ q`; the query heads of one key/value head are summed by the products themselves. Dropout multiplies `p` in `dv`
-/// and `do vᵀ`.
+/// `dk = dsᵀ q`; the query heads of one key/value head are summed by the products themselves. Dropout multiplies `p` in
+/// `dv` and `do vᵀ`.
 pub fn grads<B: LocalKernels>(
     qkv: [FloatTensor<B>; 3],
     result: [FloatTensor<B>; 2],

@@ -50,8 +50,8 @@ impl Joint {
         self.registered.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the gradient of the place, the first parent of `ops`, out of `grads`, if there is one yet. Nodes run from the
-    /// last to the first, so that the sum behind a norm has run when the norm does, if it runs at all.
+    /// Takes the gradient of the place, the first parent of `ops`, out of `grads`, if there is one yet. Nodes run from
+    /// the last to the first, so that the sum behind a norm has run when the norm does, if it runs at all.
     pub fn take_gradient<B: Backend, S, const N: usize>(
         &self,
         ops: &Ops<S, N>,

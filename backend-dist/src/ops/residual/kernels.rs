@@ -7,8 +7,8 @@ use crate::ops::{
     prologue::Step,
 };
 
-/// Sums that a backend may compute together with a norm; the default bodies do one after the other. `norm` is RMSNorm or
-/// LayerNorm, `params` its weight, and bias if it has one.
+/// Sums that a backend may compute together with a norm; the default bodies do one after the other. `norm` is RMSNorm
+/// or LayerNorm, `params` its weight, and bias if it has one.
 pub trait ResidualKernels: LocalKernels {
     /// `x + other`, and the norm of the sum.
     fn norm_of_sum(

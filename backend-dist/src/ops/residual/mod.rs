@@ -1,8 +1,8 @@
 //! The residual stream of a block, where norms read it and what is made of them is added to it.
 //!
-//! The sum in front of a norm and the norm are one pass over memory, and so are the norm's gradient and the sum with the
-//! gradient that has come past the norm. A node of Burn's graph has one output and registers its gradients by itself, so
-//! that two things go from operation to operation in a [`Joint`], beside the tensor.
+//! The sum in front of a norm and the norm are one pass over memory, and so are the norm's gradient and the sum with
+//! the gradient that has come past the norm. A node of Burn's graph has one output and registers its gradients by
+//! itself, so that two things go from operation to operation in a [`Joint`], beside the tensor.
 
 mod joint;
 pub(super) mod kernels;
@@ -24,8 +24,8 @@ use node::ResidualOps;
 
 /// The residual stream at one place, `[s, b, hidden]`: what norms read there and what is added goes through this.
 ///
-/// All values and gradients are those of the separate operations, bit for bit where a backend has no kernels of its own for
-/// this. A tensor that nothing is added to becomes one by `into`.
+/// All values and gradients are those of the separate operations, bit for bit where a backend has no kernels of its own
+/// for this. A tensor that nothing is added to becomes one by `into`.
 #[derive(Clone, Debug)]
 pub struct Residual {
     x: Tensor<3>,

@@ -26,7 +26,8 @@ pub struct Ceilings {
     pub source: String,
 }
 
-/// The clock behind the rates of H100 and H200 (SXM): 132 multiprocessors, each 4,096 bf16 FLOPs a cycle (NVIDIA H100 whitepaper).
+/// The clock behind the rates of H100 and H200 (SXM): 132 multiprocessors, each 4,096 bf16 FLOPs a cycle (NVIDIA H100
+/// whitepaper).
 const HOPPER_CLOCK: f64 = 1830.0;
 
 /// A copy of 8 GB on an H200, bytes read plus bytes written, in GB/s; 4,800 stand on the data sheet.

@@ -21,8 +21,8 @@ pub struct Arithmetic {
     pub teraflops_beside: f64,
 }
 
-/// Sums of one GPU, in milliseconds per step. Kinds add up to what kernels took one by one; busy time, exposed exchanges and
-/// idle time add up to the step.
+/// Sums of one GPU, in milliseconds per step. Kinds add up to what kernels took one by one; busy time, exposed
+/// exchanges and idle time add up to the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
     /// Matrix products.

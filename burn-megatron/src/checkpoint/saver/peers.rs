@@ -14,7 +14,8 @@ use super::super::names::Folder;
 use super::super::part::Part;
 use super::SaveReport;
 
-/// How long a folder that another host has made may take to be seen here; NFS keeps what it has seen for up to a minute.
+/// How long a folder that another host has made may take to be seen here; NFS keeps what it has seen for up to a
+/// minute.
 const SIGHT: Duration = Duration::from_secs(90);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -27,7 +27,8 @@ use crate::schedule::draw::{self, Colors};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "With a CONFIG every key of the file is also a flag, as for train: --SECTION.KEY VALUE.")]
 pub struct Args {
-    /// The run's TOML file: memory, traffic and time of its step, and layouts that suit it. Without one only the schedule is planned
+    /// The run's TOML file: memory, traffic and time of its step, and layouts that suit it. Without one only the
+    /// schedule is planned
     #[arg(value_name = "CONFIG")]
     config: Option<PathBuf>,
     /// Draw the time line of every rank

@@ -18,8 +18,8 @@ pub enum Family {
     Mixtral,
     /// The same with norms of every query and key head, and an MLP in the first layer
     Qwen3Moe,
-    /// Latent attention with YaRN, an MLP in the first layer, then eight experts in four groups, chosen by sigmoid scores and
-    /// a bias, and a shared one; two modules that predict further tokens
+    /// Latent attention with YaRN, an MLP in the first layer, then eight experts in four groups, chosen by sigmoid
+    /// scores and a bias, and a shared one; two modules that predict further tokens
     #[value(name = "deepseek-v3", alias = "deepseek_v3")]
     DeepSeekV3,
     /// LayerNorm, learned positions, GELU, biases, dropout, tied output

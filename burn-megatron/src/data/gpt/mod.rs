@@ -128,8 +128,8 @@ impl TokenDataset for GptDataset {
     }
 }
 
-/// Where documents start in a row of tokens: at its first one and behind each end of a document (`megatron/core/datasets/gpt_dataset.py`,
-/// `_get_ltor_masks_and_position_ids`).
+/// Where documents start in a row of tokens: at its first one and behind each end of a document
+/// (`megatron/core/datasets/gpt_dataset.py`, `_get_ltor_masks_and_position_ids`).
 fn starts(tokens: &[i64], eod: i64) -> Vec<usize> {
     let behind = (1..tokens.len()).filter(|place| tokens[place - 1] == eod);
     std::iter::once(0).chain(behind).collect()

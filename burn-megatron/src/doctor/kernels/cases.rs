@@ -239,7 +239,8 @@ fn rows(scale: &Scale) -> Vec<Case> {
     ]
 }
 
-/// Sums together with norms of them, and the gradients that meet there: `s + norm(s)` and `s + norm(s) · wᵀ` of `s = x + a`.
+/// Sums together with norms of them, and the gradients that meet there: `s + norm(s)` and `s + norm(s) · wᵀ` of `s =
+/// x + a`.
 fn residual_streams(scale: &Scale) -> Vec<Case> {
     let Scale { seq, batch, hidden, .. } = *scale;
     let tokens = scale.tokens();

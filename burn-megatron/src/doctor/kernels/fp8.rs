@@ -1,5 +1,5 @@
-//! Linear layers in FP8 against their emulation on the CPU in f64: both cast the same numbers with the same scales, so what
-//! is left is the rounding of sums and results.
+//! Linear layers in FP8 against their emulation on the CPU in f64: both cast the same numbers with the same scales, so
+//! what is left is the rounding of sums and results.
 
 use backend_dist::comm::Group;
 use backend_dist::ops::fp8::{Fp8Format, Fp8Linear, Fp8Recipe, MULTIPLE};

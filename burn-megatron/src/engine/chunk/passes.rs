@@ -56,8 +56,8 @@ impl<M: CausalLm> Chunk<M> {
         }
     }
 
-    /// The backward pass, from the gradient of the output, which is missing on the last stage, to that of the input. With
-    /// `defer` the gradients of weights of linear layers are left for [`Chunk::weight_gradients`].
+    /// The backward pass, from the gradient of the output, which is missing on the last stage, to that of the input.
+    /// With `defer` the gradients of weights of linear layers are left for [`Chunk::weight_gradients`].
     pub fn backward(&mut self, pass: &mut Pass, grad: Option<Tensor<3>>, defer: bool) -> Option<Tensor<3>> {
         let mut kept = self.live.remove(&pass.place.1).expect("a forward pass comes before the backward pass");
         let (mut dy, mut late) = (grad, Vec::new());

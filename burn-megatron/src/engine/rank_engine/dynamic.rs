@@ -1,10 +1,11 @@
 //! Steps in which each document is shared by as many replicas as its length asks for, and short ones share a row.
 //!
-//! Ranks take rows at their own pace, as many as they were dealt. Where more than the ranks of a row must be there for a pass
-//! (to gather weights under ZeRO 3 or sum gradients under ZeRO 2, to exchange tokens between experts, or because a schedule
-//! orders passes over several stages) all go in rounds: wide rows come first, so a row has one number on all its ranks, and
-//! who has no row left takes part with one that has no tokens. So do ranks whose exchanges stop them: the last backward pass
-//! sums each unit's gradients over all replicas, and a rank that waits there cannot give its keys to one that has more rows.
+//! Ranks take rows at their own pace, as many as they were dealt. Where more than the ranks of a row must be there for
+//! a pass (to gather weights under ZeRO 3 or sum gradients under ZeRO 2, to exchange tokens between experts, or because
+//! a schedule orders passes over several stages) all go in rounds: wide rows come first, so a row has one number on all
+//! its ranks, and who has no row left takes part with one that has no tokens. So do ranks whose exchanges stop them:
+//! the last backward pass sums each unit's gradients over all replicas, and a rank that waits there cannot give its
+//! keys to one that has more rows.
 
 use super::super::share::Share;
 use super::RankEngine;
@@ -52,17 +53,17 @@ impl DynamicGroups {
     }
 }
 
-/// Tokens of a row of packed documents with `tokens` tokens that `cp` ranks share: what these can cut evenly. With `fills_up`
-/// each has a multiple of 512 of it: for every other number of rows a GPU needs a plan of cuBLASLt's of its own, and memory
-/// of another size.
+/// Tokens of a row of packed documents with `tokens` tokens that `cp` ranks share: what these can cut evenly. With
+/// `fills_up` each has a multiple of 512 of it: for every other number of rows a GPU needs a plan of cuBLASLt's of its
+/// own, and memory of another size.
 pub fn packed_length(layout: &ParallelLayout, cp: usize, tokens: usize, fills_up: bool) -> usize {
     let unit = sequence_unit(&ParallelLayout { cp, ..layout.clone() });
     tokens.next_multiple_of(if fills_up { (512 * cp).next_multiple_of(unit) } else { unit })
 }
 
 impl<M: CausalLm> RankEngine<M> {
-    /// Rows of the global batch that this rank must be given for a step, micro-batch by micro-batch: its own ones, or all
-    /// where documents are dealt out over the replicas.
+    /// Rows of the global batch that this rank must be given for a step, micro-batch by micro-batch: its own ones, or
+    /// all where documents are dealt out over the replicas.
     pub fn rows_of_step(&self) -> Vec<Range<usize>> {
         match self.dynamic {
             Some(_) => Vec::from([0..self.plan.global()]),

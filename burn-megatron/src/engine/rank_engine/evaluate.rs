@@ -15,8 +15,8 @@ impl<M: CausalLm> RankEngine<M> {
     /// Mean loss over the rows of a held-out batch, without gradients. The rows may be any multiple of micro-batch
     /// times data-parallel ranks.
     ///
-    /// Tokens behind the last prediction that counts fill a row up: in a mixture no expert gets them, and rows of a batch that
-    /// has such are computed one by one. So what an expert has room for does not depend on them.
+    /// Tokens behind the last prediction that counts fill a row up: in a mixture no expert gets them, and rows of a
+    /// batch that has such are computed one by one. So what an expert has room for does not depend on them.
     ///
     /// # Errors
     /// If the rows or their length do not divide, or have tokens that the model lacks.

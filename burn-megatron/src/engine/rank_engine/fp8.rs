@@ -9,8 +9,8 @@ use models::CausalLm;
 use serde_json::Value;
 
 impl<M: CausalLm> RankEngine<M> {
-    /// Quantised weights of the last step are stale. Under ZeRO 3, where weights are here only while they are used, none is
-    /// kept, nor where the configuration says so.
+    /// Quantised weights of the last step are stale. Under ZeRO 3, where weights are here only while they are used,
+    /// none is kept, nor where the configuration says so.
     pub(super) fn weights_changed(&self) {
         let copies = |(grid, _): &(GridKind, _)| self.rank.mesh.axis_size(grid.replicas()) > 1;
         let come_and_go = self.rank.mesh.layout().zero == 3 && self.model_parallel.iter().any(copies);
@@ -20,15 +20,16 @@ impl<M: CausalLm> RankEngine<M> {
         }
     }
 
-    /// Moves the histories of delayed scaling on. They belong to the next step's scales, also where this one was skipped.
+    /// Moves the histories of delayed scaling on. They belong to the next step's scales, also where this one was
+    /// skipped.
     pub(super) fn end_fp8_step(&mut self) {
         let groups = [self.rank.group(Axis::Tp), self.replicas.clone()];
         self.fp8.end_step(&groups, &self.rank.device, self.dtype);
         self.weights_changed();
     }
 
-    /// The histories of delayed scaling of the whole model, by layer; null where there are none. All ranks call it together,
-    /// and it waits for the device.
+    /// The histories of delayed scaling of the whole model, by layer; null where there are none. All ranks call it
+    /// together, and it waits for the device.
     pub fn fp8_state(&self) -> Value {
         let parts = self.stages.all_gather_host(self.fp8.state());
         let all: BTreeMap<String, LayerHistory> = parts.into_iter().flatten().collect();

@@ -77,8 +77,8 @@ impl<M: CausalLm> RankEngine<M> {
         Mail::new(self.stages.clone(), self.rank.device.clone(), shapes, self.dtype, self.warm)
     }
 
-    /// One pass, `last` if no other adds to the stage's gradients, before one that uses the buckets `next` first; the losses of
-    /// a forward pass of the last stage.
+    /// One pass, `last` if no other adds to the stage's gradients, before one that uses the buckets `next` first; the
+    /// losses of a forward pass of the last stage.
     fn compute(
         &mut self,
         work: Work,

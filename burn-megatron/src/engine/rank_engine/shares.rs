@@ -32,8 +32,9 @@ impl<M: CausalLm> RankEngine<M> {
         share
     }
 
-    /// The gradient of each counted loss of a micro-batch in what is minimized, before the division by the tokens of the
-    /// global batch. Ranks that share the rows of a micro-batch have parts of one mean, and gradients are sums over them.
+    /// The gradient of each counted loss of a micro-batch in what is minimized, before the division by the tokens of
+    /// the global batch. Ranks that share the rows of a micro-batch have parts of one mean, and gradients are sums over
+    /// them.
     pub(super) fn loss_grad(&self, share: &Share) -> f64 {
         let scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
         match self.config.loss {
@@ -44,10 +45,10 @@ impl<M: CausalLm> RankEngine<M> {
         }
     }
 
-    /// The gradient of an auxiliary loss, a mean over the tokens of a micro-batch, in what is minimized, before the division
-    /// by the tokens of the global batch. Megatron multiplies it with all tokens, counted or not, but for those that fill
-    /// sequences up (megatron/core/transformer/moe/router.py, `attach_and_log_load_balancing_loss`), so that a loss of each
-    /// sequence by itself does not depend on how the batch is cut.
+    /// The gradient of an auxiliary loss, a mean over the tokens of a micro-batch, in what is minimized, before the
+    /// division by the tokens of the global batch. Megatron multiplies it with all tokens, counted or not, but for
+    /// those that fill sequences up (megatron/core/transformer/moe/router.py, `attach_and_log_load_balancing_loss`), so
+    /// that a loss of each sequence by itself does not depend on how the batch is cut.
     pub(super) fn auxiliary_grad(&self, batch: &TokenBatch, share: &Share) -> f64 {
         let tokens = match self.config.loss {
             LossMean::PerToken => batch.rows * share.of.filled_from.unwrap_or(batch.seq).clamp(1, batch.seq),

@@ -121,8 +121,8 @@ impl<M: CausalLm> RankEngine<M> {
         all
     }
 
-    /// `whole`, a model that this rank has built of all layers, with the trained weights. For generation at the end of a
-    /// run, whatever the layout; on every rank it takes the memory of all stages. All ranks call it together.
+    /// `whole`, a model that this rank has built of all layers, with the trained weights. For generation at the end of
+    /// a run, whatever the layout; on every rank it takes the memory of all stages. All ranks call it together.
     ///
     /// # Panics
     /// If `whole` has a parameter that the trained model does not have.

@@ -19,8 +19,8 @@ impl<M: CausalLm> RankEngine<M> {
     ///
     /// # Errors
     /// [`EngineError::NonFiniteLoss`] and [`EngineError::NonFiniteGradient`] before anything is updated;
-    /// [`EngineError::Rows`] and [`EngineError::Token`] if the batch does not have the configured rows or has tokens that the model
-    /// lacks.
+    /// [`EngineError::Rows`] and [`EngineError::Token`] if the batch does not have the configured rows or has tokens
+    /// that the model lacks.
     pub fn train_step(&mut self, batch: &TokenBatch) -> Result<StepReport, EngineError> {
         if batch.rows != self.plan.global() {
             return Err(EngineError::Rows { rows: batch.rows, expected: self.plan.global() });
@@ -54,7 +54,8 @@ impl<M: CausalLm> RankEngine<M> {
         let shares = shares.as_slice();
         self.follow(shares.len())?;
         let losses = self.passes(shares)?;
-        // A GPU waits for the host from the norm to the update: what else the ranks tell each other comes before or after.
+        // A GPU waits for the host from the norm to the update: what else the ranks tell each other comes before or
+        // after.
         let tokens = LossSum { loss: 0.0, tokens: counted(shares) }.total(&self.replicas).tokens;
         let mark = self.recorder.begin();
         let norm = self.optimizer.norm(1.0, &self.model_parallel);

@@ -105,8 +105,8 @@ impl BatchStream {
         Self { data, rows, batches: 0..total, per_pass, cursor: Some(Arc::default()) }
     }
 
-    /// Goes on after `batch` batches have consumed `sample` samples, in all clones of the stream. The pass in which that
-    /// happened is continued.
+    /// Goes on after `batch` batches have consumed `sample` samples, in all clones of the stream. The pass in which
+    /// that happened is continued.
     pub(super) fn go_on(&self, batch: usize, sample: usize) {
         if let Some(cursor) = &self.cursor {
             *lock(cursor) = Cursor { batch, sample };

@@ -9,8 +9,8 @@ use crate::data::TokenDataset;
 use crate::engine::{EngineError, RankEngine};
 use crate::metrics::TokenLoss;
 
-/// Mean loss per token over `data`, every row of it once in every layout: rows that fill up the last batch do not count. All
-/// ranks call it together and get the same number.
+/// Mean loss per token over `data`, every row of it once in every layout: rows that fill up the last batch do not
+/// count. All ranks call it together and get the same number.
 ///
 /// # Errors
 /// As [`RankEngine::eval_step`].

@@ -93,8 +93,8 @@ impl<M: CausalLm + 'static> Pretraining<M> {
 
 impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     /// The processes that host the ranks, which must be those of this mesh; all of them make the same `Pretraining` and
-    /// launch it once. Only the first writes logs, shows something and hears of metrics; checkpoints go to a folder that
-    /// all of them see. Without this, this process hosts all ranks.
+    /// launch it once. Only the first writes logs, shows something and hears of metrics; checkpoints go to a folder
+    /// that all of them see. Without this, this process hosts all ranks.
     ///
     /// # Panics
     /// If the processes have met for another mesh.
@@ -137,8 +137,8 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     }
 
     /// Where the run starts. `SupervisedTraining::checkpoint(epoch)` starts it at the checkpoint of that epoch's last
-    /// step instead. Weights, optimizer, learning rate and order of samples go on as if the run had not stopped, in this
-    /// layout or any other.
+    /// step instead. Weights, optimizer, learning rate and order of samples go on as if the run had not stopped, in
+    /// this layout or any other.
     pub fn resume(mut self, resume: Resume) -> Self {
         self.resume = resume;
         self

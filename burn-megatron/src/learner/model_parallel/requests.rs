@@ -1,8 +1,9 @@
 //! burn-train's checkpointing, turned into requests to the ranks.
 //!
 //! A checkpointing strategy of burn-train decides at the end of an epoch, and burn-train then saves the records of its
-//! learner. This learner is a facade, so its records mean nothing; that they are asked for means "save now". The learning
-//! rate is the one record that is taken on the calling thread, whatever the others do, so it carries the request.
+//! learner. This learner is a facade, so its records mean nothing; that they are asked for means "save now". The
+//! learning rate is the one record that is taken on the calling thread, whatever the others do, so it carries the
+//! request.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};

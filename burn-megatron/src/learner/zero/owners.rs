@@ -32,8 +32,8 @@ impl Owners {
     }
 }
 
-/// A rank for every parameter: the one with the fewest elements so far, the lowest of several. So no two ranks differ by
-/// more than the largest parameter.
+/// A rank for every parameter: the one with the fewest elements so far, the lowest of several. So no two ranks differ
+/// by more than the largest parameter.
 fn assign(lengths: &[usize], ranks: usize) -> Vec<usize> {
     let mut loads = vec![0; ranks];
     lengths

@@ -1,7 +1,7 @@
 //! Optimizer states as records: taken out of a learner, cut by owner, joined again.
 //!
-//! burn-train keeps a learner's optimizer to itself; a [`LearningCheckpointer`] may read it. Records are burnpack: names
-//! begin with the id of their parameter.
+//! burn-train keeps a learner's optimizer to itself; a [`LearningCheckpointer`] may read it. Records are burnpack:
+//! names begin with the id of their parameter.
 
 use std::sync::{Arc, Mutex};
 

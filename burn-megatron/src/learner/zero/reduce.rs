@@ -56,8 +56,8 @@ pub(in crate::learner) fn reduce_to_owners<M: Module>(
     into_grads(module, means)
 }
 
-/// The sum of `parts` runs of `length` elements, first to last, as the in-process all-reduce adds: 16-bit floats in f32,
-/// rounded once.
+/// The sum of `parts` runs of `length` elements, first to last, as the in-process all-reduce adds: 16-bit floats in
+/// f32, rounded once.
 fn sum_in_order(runs: Tensor<1>, parts: usize, length: usize, dtype: DType) -> Tensor<1> {
     let narrow = matches!(dtype, DType::F16 | DType::BF16);
     let part = |index: usize| {

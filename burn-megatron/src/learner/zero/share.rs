@@ -12,8 +12,8 @@ use crate::learner::flat_grads::dtypes;
 
 /// `model` with the values that the owners' `stepped` models hold.
 ///
-/// Every rank passes the model of before the step, equal on all, and its own stepped model, of which only the parameters
-/// it owns count. Parameters that are not trained stay as they are in `model`.
+/// Every rank passes the model of before the step, equal on all, and its own stepped model, of which only the
+/// parameters it owns count. Parameters that are not trained stay as they are in `model`.
 pub(in crate::learner) fn share_parameters<M: Module>(model: M, stepped: &M, owners: &Owners, group: &Group) -> M {
     let mut slots = Slots { owners, seen: HashSet::new(), slots: Vec::new() };
     model.visit(&mut slots);

@@ -1,7 +1,7 @@
 //! The bytes of an event: protobuf messages in TFRecord frames.
 //!
-//! Sources: `tensorflow/core/util/event.proto` (Event, SessionLog), `tensorflow/core/framework/summary.proto` (Summary),
-//! `tensorflow/core/lib/io/record_writer.h` (frames); the wire format is protobuf's.
+//! Sources: `tensorflow/core/util/event.proto` (Event, SessionLog), `tensorflow/core/framework/summary.proto`
+//! (Summary), `tensorflow/core/lib/io/record_writer.h` (frames); the wire format is protobuf's.
 
 /// One event.
 pub(super) enum Event<'a> {

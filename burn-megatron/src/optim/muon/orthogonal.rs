@@ -21,7 +21,8 @@ const EPS: f64 = 1e-7;
 
 /// Roughly `U Vᵀ` of a matrix `U S Vᵀ`: singular values that are not tiny end up near one, between 0.7 and 1.2 or so.
 ///
-/// Newton-Schulz: `X ← aX + (bA + cA²)X` with `A = XXᵀ`, on the side where `A` is smaller, from `X` of Frobenius norm one.
+/// Newton-Schulz: `X ← aX + (bA + cA²)X` with `A = XXᵀ`, on the side where `A` is smaller, from `X` of Frobenius norm
+/// one.
 pub fn newton_schulz(matrix: Tensor<2>, steps: usize) -> Tensor<2> {
     let [rows, columns] = matrix.dims();
     let tall = rows > columns;
@@ -82,8 +83,8 @@ mod tests {
         tensor.into_data().iter::<f64>().collect()
     }
 
-    /// Singular values go through the odd polynomial `ax + bx³ + cx⁵` of every step; singular vectors stay. So a diagonal
-    /// matrix, also turned on its side, can be followed number by number.
+    /// Singular values go through the odd polynomial `ax + bx³ + cx⁵` of every step; singular vectors stay. So a
+    /// diagonal matrix, also turned on its side, can be followed number by number.
     #[test]
     fn singular_values_follow_the_polynomial() {
         let singular = [3.0f64, 1.0, 0.2];

@@ -13,9 +13,9 @@ use backend_dist::mesh::GridKind;
 use burn::tensor::Tensor;
 use std::collections::BTreeMap;
 
-/// Updates the momentum of the bucket's matrices and makes their steps. The momentum is gathered over the replicas where it
-/// is sharded, and each orthogonalises the matrices that its region touches, whole: gathered over the tensor parallel
-/// ranks, so that all layouts agree. `neighbours` are blocks of tensor parallel ranks by grid and size.
+/// Updates the momentum of the bucket's matrices and makes their steps. The momentum is gathered over the replicas
+/// where it is sharded, and each orthogonalises the matrices that its region touches, whole: gathered over the tensor
+/// parallel ranks, so that all layouts agree. `neighbours` are blocks of tensor parallel ranks by grid and size.
 pub(in super::super) fn matrix_steps(
     bucket: &mut Bucket,
     muon: &MuonConfig,
@@ -50,7 +50,8 @@ pub(in super::super) fn matrix_steps(
     MatrixSteps { steps: parts.iter().map(step).collect(), keep: 1.0 - info.lr * muon.weight_decay }
 }
 
-/// Updates the matrices' momentum on a GPU and gives what is orthogonalised, zeros elsewhere; one launch for each matrix.
+/// Updates the matrices' momentum on a GPU and gives what is orthogonalised, zeros elsewhere; one launch for each
+/// matrix.
 fn mix_at_once<'a>(
     matrices: impl Iterator<Item = &'a Part>,
     muon: &MuonConfig,

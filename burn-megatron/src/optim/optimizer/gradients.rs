@@ -48,8 +48,8 @@ impl Optimizer {
         }
     }
 
-    /// The rank's gradients of a bucket times `scale`, flat in the order of its parameters, from all replicas where they
-    /// are sharded. The sums of the last step stay until the next [`accumulate`](Self::accumulate).
+    /// The rank's gradients of a bucket times `scale`, flat in the order of its parameters, from all replicas where
+    /// they are sharded. The sums of the last step stay until the next [`accumulate`](Self::accumulate).
     pub fn gradients(&self, bucket: usize, scale: f64) -> Vec<f64> {
         let Bucket { layout, grads, replicas, zero, .. } = &self.buckets[bucket];
         let all = if *zero == 0 {

@@ -8,11 +8,11 @@ use backend_dist::mesh::GridKind;
 
 impl Optimizer {
     /// Norm of the gradients of the whole model times `scale`, every element counted once; the same bits on all ranks,
-    /// and NaN or infinite on all if it is on one. `model_parallel` are, for each grid on which any rank has parameters, the
-    /// ranks that together hold these once.
+    /// and NaN or infinite on all if it is on one. `model_parallel` are, for each grid on which any rank has
+    /// parameters, the ranks that together hold these once.
     ///
-    /// Squares are summed by bucket, shard and rank, and these sums in the order of [`key`](crate::optim::layout::BucketSpec::key),
-    /// so that neither the pipeline nor ZeRO changes a bit of it.
+    /// Squares are summed by bucket, shard and rank, and these sums in the order of
+    /// [`key`](crate::optim::layout::BucketSpec::key), so that neither the pipeline nor ZeRO changes a bit of it.
     pub fn norm(&self, scale: f64, model_parallel: &[(GridKind, Group)]) -> f64 {
         let sums = self.squares();
         let mut all = Vec::new();
@@ -45,8 +45,8 @@ impl Optimizer {
         fn on_gpu(bucket: &Bucket) -> Option<(&Buffer, &ChunkTable)> {
             Some((bucket.grads.buffer()?, &bucket.launches.as_ref()?.counted))
         }
-        // One wait of the host for all of them; the GPU waits for each sum over the replicas where it comes to it, so that
-        // the squares of the others run beside the last ones.
+        // One wait of the host for all of them; the GPU waits for each sum over the replicas where it comes to it, so
+        // that the squares of the others run beside the last ones.
         if let Some(buffers) = self.buckets.iter().map(on_gpu).collect::<Option<Vec<_>>>() {
             return buffer::squares(&buffers, |bucket| self.buckets[bucket].grads.wait());
         }

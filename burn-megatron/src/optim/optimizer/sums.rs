@@ -9,10 +9,11 @@ use backend_dist::mesh::GridKind;
 use burn::tensor::{DType, Tensor};
 
 impl Optimizer {
-    /// Ends the bucket's contributions of one micro-batch. ZeRO 2 and 3 sum them over the replicas, keep their shard and
-    /// free the rest.
+    /// Ends the bucket's contributions of one micro-batch. ZeRO 2 and 3 sum them over the replicas, keep their shard
+    /// and free the rest.
     pub fn complete(&mut self, bucket: usize) {
-        // The sum of one bucket runs beside the backward pass of the next; more of them would keep their buckets' memory.
+        // The sum of one bucket runs beside the backward pass of the next; more of them would keep their buckets'
+        // memory.
         if self.buckets[bucket].zero >= 2
             && let Some(before) = self.summed.insert(self.buckets[bucket].spec.grid(), bucket)
         {

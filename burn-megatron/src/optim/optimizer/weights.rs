@@ -9,16 +9,16 @@ use burn::module::Module;
 use burn::tensor::{DType, Device};
 
 impl Optimizer {
-    /// Takes the weights over, once before anything else: wide copies of narrow weights; under ZeRO 3 this rank's shard,
-    /// and the module's parameters are emptied. On GPUs the parameters become views of the bucket's weights, for good, and
-    /// backward passes of this thread add to the main gradients themselves; under ZeRO 3 they are views of memory that holds
-    /// the weights from [`gather`](Self::gather) until another bucket's are gathered there.
+    /// Takes the weights over, once before anything else: wide copies of narrow weights; under ZeRO 3 this rank's
+    /// shard, and the module's parameters are emptied. On GPUs the parameters become views of the bucket's weights, for
+    /// good, and backward passes of this thread add to the main gradients themselves; under ZeRO 3 they are views of
+    /// memory that holds the weights from [`gather`](Self::gather) until another bucket's are gathered there.
     pub fn shard<M: Module>(&mut self, bucket: usize, model: M) -> M {
         self.buckets[bucket].shard(model, &self.device)
     }
 
-    /// Makes sure that what the thread issues from now on finds the weights of the last step. A forward pass asks for each
-    /// bucket when it comes to it.
+    /// Makes sure that what the thread issues from now on finds the weights of the last step. A forward pass asks for
+    /// each bucket when it comes to it.
     pub fn ready(&self, bucket: usize) {
         if let Some(weights) = &self.buckets[bucket].weights {
             weights.wait();
@@ -41,9 +41,9 @@ impl Optimizer {
         bucket.fill(model, &bucket.gather(values.part(0..values.len())))
     }
 
-    /// Under ZeRO 3 on GPUs starts to gather the bucket's parameters beside what the thread issues from now on, which may read
-    /// those of the buckets `used`; nothing if they are there, or would come where `used` are. [`gather`](Self::gather) waits
-    /// for it. All replicas call it in the same order.
+    /// Under ZeRO 3 on GPUs starts to gather the bucket's parameters beside what the thread issues from now on, which
+    /// may read those of the buckets `used`; nothing if they are there, or would come where `used` are.
+    /// [`gather`](Self::gather) waits for it. All replicas call it in the same order.
     pub fn prefetch(&self, bucket: usize, used: &[usize]) {
         if let Some(slots) = &self.slots
             && slots.borrow_mut().enter_ahead(bucket, used)
@@ -52,8 +52,8 @@ impl Optimizer {
         }
     }
 
-    /// Under ZeRO 3 frees the parameters: empties them, to shape `[0; D]`, or on GPUs lets others have their memory; else
-    /// nothing.
+    /// Under ZeRO 3 frees the parameters: empties them, to shape `[0; D]`, or on GPUs lets others have their memory;
+    /// else nothing.
     pub fn release<M: Module>(&self, bucket: usize, model: M) -> M {
         if self.buckets[bucket].zero == 3 && self.slots.is_none() { self.buckets[bucket].release(model) } else { model }
     }

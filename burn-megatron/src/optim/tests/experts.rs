@@ -42,7 +42,8 @@ impl Folded {
     }
 }
 
-/// Copies of dense weights, copies of experts or neither: one rank, dense only, experts only, both, in every ZeRO stage.
+/// Copies of dense weights, copies of experts or neither: one rank, dense only, experts only, both, in every ZeRO
+/// stage.
 fn cases() -> impl Iterator<Item = Folded> {
     let sizes = [
         (1, 2, 1, 2),
@@ -106,8 +107,8 @@ impl Worker {
         Self { rank, specs, net, optimizer }
     }
 
-    /// One step. Every sample's gradient of an expert comes to one of the ranks that hold it, wherever the sample is: the
-    /// replicas of either grid have disjoint shares of the samples.
+    /// One step. Every sample's gradient of an expert comes to one of the ranks that hold it, wherever the sample is:
+    /// the replicas of either grid have disjoint shares of the samples.
     fn step(&mut self, index: usize, micro_batches: usize) -> f64 {
         for (bucket, spec) in self.specs.iter().enumerate() {
             let replicas = self.rank.group(spec.grid().replicas());
@@ -181,8 +182,8 @@ fn train(case: Folded, config: &OptimizerConfig, micro_batches: usize) -> Outcom
     (assembled(case, &weights), norms, assembled(case, &gradients))
 }
 
-/// With gradients whose sums are exact, every layout of both grids ends with the bits of one rank: weights, norms, in which
-/// every element counts once, and gradients.
+/// With gradients whose sums are exact, every layout of both grids ends with the bits of one rank: weights, norms, in
+/// which every element counts once, and gradients.
 fn equals_one_rank(config: OptimizerConfig) {
     let single = train(SINGLE, &config, 1);
     let squares = single.2.values().flat_map(|tensor| &tensor.data).map(|g| g * g).sum::<f64>();

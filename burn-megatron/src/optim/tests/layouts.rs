@@ -36,8 +36,8 @@ fn cases() -> impl Iterator<Item = Case> {
     sizes.flat_map(|(tp, dp)| (0..4).map(move |zero| Case { tp, dp, zero }))
 }
 
-/// With gradients whose sums are exact, ZeRO 0 to 3 over 1 to 4 replicas and 1 or 2 tensor parallel ranks all end with the
-/// same bits: weights, norms and gradients. One optimizer per test, for the sake of threads.
+/// With gradients whose sums are exact, ZeRO 0 to 3 over 1 to 4 replicas and 1 or 2 tensor parallel ranks all end with
+/// the same bits: weights, norms and gradients. One optimizer per test, for the sake of threads.
 fn equals_one_rank(config: OptimizerConfig) {
     let single = train(Case::SINGLE, &config, DType::F64, SAMPLES, exact);
     let by_hand = single.gradients[0].iter().map(|g| g * g).sum::<f64>().sqrt();

@@ -14,8 +14,8 @@ use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use std::collections::BTreeMap;
 
-/// An embedding with padded rows, and a layer with fused sections, a head that tensor parallel ranks share, a matrix cut
-/// the other way, and a norm whose gradient is partial.
+/// An embedding with padded rows, and a layer with fused sections, a head that tensor parallel ranks share, a matrix
+/// cut the other way, and a norm whose gradient is partial.
 #[derive(Module, Debug)]
 struct Net {
     embedding: Param<Tensor<2>>,

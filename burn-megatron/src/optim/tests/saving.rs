@@ -43,8 +43,8 @@ fn save(worker: &Worker) -> Vec<Slice> {
     (0..2).flat_map(|bucket| worker.optimizer.snapshot(bucket, &worker.net)).collect()
 }
 
-/// Saved after two steps by one layout, read by another, the third step ends with the bits of an uninterrupted run; and what
-/// the other layout saves is what it has read.
+/// Saved after two steps by one layout, read by another, the third step ends with the bits of an uninterrupted run; and
+/// what the other layout saves is what it has read.
 #[test]
 fn any_layout_goes_on_where_any_other_stopped() {
     let case = |tp, dp, zero| Case { tp, dp, zero };

@@ -178,9 +178,9 @@ impl StageMemory {
     }
 }
 
-/// On GPUs whole buckets lie in memory that the next bucket of this size uses again. Of gradients there is one that backward
-/// passes write to, and one whose sum over the replicas runs beside them; of ZeRO 3's weights those that a pass uses, and as
-/// many that are gathered beside it. Given the size of each bucket and how many a pass uses at once.
+/// On GPUs whole buckets lie in memory that the next bucket of this size uses again. Of gradients there is one that
+/// backward passes write to, and one whose sum over the replicas runs beside them; of ZeRO 3's weights those that a
+/// pass uses, and as many that are gathered beside it. Given the size of each bucket and how many a pass uses at once.
 fn turns(buckets: impl Iterator<Item = (u64, u64)>) -> u64 {
     let mut kinds: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     for (size, at_once) in buckets {

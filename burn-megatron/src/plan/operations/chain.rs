@@ -81,8 +81,8 @@ impl<'a> Chain<'a> {
         self.ops.last_mut().expect("it was just added").weight = 0;
     }
 
-    /// Goes into a tensor parallel region; gives what the linear layer there keeps, which gathers its part of the sequence
-    /// again for its weight's gradient.
+    /// Goes into a tensor parallel region; gives what the linear layer there keeps, which gathers its part of the
+    /// sequence again for its weight's gradient.
     pub fn enter_again(&mut self) -> Activation {
         self.enter_again_with(self.maker.share.hidden)
     }
@@ -150,8 +150,8 @@ impl<'a> Chain<'a> {
         });
     }
 
-    /// What a product with matrices of `weight` elements keeps of its input, and its bytes if it is in FP8, for `outputs` elements
-    /// of its result.
+    /// What a product with matrices of `weight` elements keeps of its input, and its bytes if it is in FP8, for
+    /// `outputs` elements of its result.
     pub fn kept_by_product(
         &mut self,
         fp8: bool,

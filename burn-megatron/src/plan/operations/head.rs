@@ -23,8 +23,8 @@ impl Maker<'_> {
         chain.unit(false, true, modules)
     }
 
-    /// Logits, whose weight has this many elements of its own, and their losses. Logits that are computed piece by piece
-    /// are not kept but computed again (backend-dist/src/ops/head.rs).
+    /// Logits, whose weight has this many elements of its own, and their losses. Logits that are computed piece by
+    /// piece are not kept but computed again (backend-dist/src/ops/head.rs).
     fn losses(&self, chain: &mut Chain, weight: u64) {
         let (share, wide) = (self.share, self.element.max(4));
         let positions = positions_at_once(share.tokens as usize, share.vocab as usize, self.logits_at_once) as u64;
@@ -61,8 +61,8 @@ impl Maker<'_> {
         });
     }
 
-    /// A module of multi-token prediction, which has the number of a layer: from the hidden states before it to its own,
-    /// normalised. Its embedding and output layer are the model's. Gives its operations.
+    /// A module of multi-token prediction, which has the number of a layer: from the hidden states before it to its
+    /// own, normalised. Its embedding and output layer are the model's. Gives its operations.
     fn predictor(&self, chain: &mut Chain, layer: usize) -> Range<usize> {
         let (first, hidden, features) = (chain.ops.len(), chain.at, self.share.hidden);
         let ids = chain.tensor(self.share.tokens * ID, None);

@@ -6,8 +6,8 @@ use super::super::decoder::Latent;
 use super::{Chain, Maker};
 
 impl Maker<'_> {
-    /// From the hidden states down to latents, which are normalised and become queries, and keys and values; all heads share
-    /// the rotated part of their keys. The core is not computed again.
+    /// From the hidden states down to latents, which are normalised and become queries, and keys and values; all heads
+    /// share the rotated part of their keys. The core is not computed again.
     pub(super) fn latent_attention(&self, chain: &mut Chain, latent: &Latent) {
         let share = self.share;
         let [keys, rotated, unrotated, value] =

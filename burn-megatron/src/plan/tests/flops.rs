@@ -23,8 +23,8 @@ impl WithModel for Shapes {
     }
 }
 
-/// Multiplications of a token by matrices: each element once, an expert's as often as a token uses it, the table of a tied
-/// or a second prediction's head as often as there are logits.
+/// Multiplications of a token by matrices: each element once, an expert's as often as a token uses it, the table of a
+/// tied or a second prediction's head as often as there are logits.
 fn multiplied(config: &FamilyConfig, used: f64, heads: usize) -> f64 {
     let (mut sum, mut tables) = (0.0, 0);
     for (name, shape) in config.visit(Shapes) {

@@ -33,8 +33,8 @@ fn latents_and_further_tokens_have_their_parameters() {
     assert_eq!([copied(0), copied(1)], [0, 2 * 129_280 * hidden]);
 }
 
-/// Latent attention keeps latents and whole heads, where a layer of the same heads without latents keeps queries, keys and
-/// values: per token the norms' outputs, the down projection's, and queries, keys, `[keys | values]`, output.
+/// Latent attention keeps latents and whole heads, where a layer of the same heads without latents keeps queries, keys
+/// and values: per token the norms' outputs, the down projection's, and queries, keys, `[keys | values]`, output.
 #[test]
 fn latent_attention_keeps_its_latents() {
     let job = single(deepseek_v3());
@@ -67,9 +67,9 @@ fn heads_in_pieces_do_not_keep_their_logits() {
     assert!(usual(131_072) < usual(32_768));
 }
 
-/// Pages are as large as the largest tensor. Logits at 8,192 tokens need one of their own; where the MLP's product is the
-/// largest, it, the activation of half its size and the gradients of both need four. Two H200s had 38.0 and about 30 GiB of tensors in
-/// 40.0 and 45.5 GiB of pages.
+/// Pages are as large as the largest tensor. Logits at 8,192 tokens need one of their own; where the MLP's product is
+/// the largest, it, the activation of half its size and the gradients of both need four. Two H200s had 38.0 and about
+/// 30 GiB of tensors in 40.0 and 45.5 GiB of pages.
 #[test]
 fn pages_have_gaps_on_gpus() {
     let job = |seq| Job { seq, micro_batch: 1, ..job(llama3_8b(), "CP2 ZeRO2", ScheduleKind::NoPipeline, 1) };
@@ -95,8 +95,8 @@ fn gpus_take_what_was_measured() {
     }
 }
 
-/// Mixed precision with AdamW: 2 + 4 + 4 + 8 bytes per parameter, cut by the number of replicas (arXiv 1910.02054 section 5
-/// with fp32 gradients).
+/// Mixed precision with AdamW: 2 + 4 + 4 + 8 bytes per parameter, cut by the number of replicas (arXiv 1910.02054
+/// section 5 with fp32 gradients).
 #[test]
 fn zero_cuts_states_as_the_paper_says() {
     let per_parameter = |layout: &str, element: u64| {
@@ -113,8 +113,8 @@ fn zero_cuts_states_as_the_paper_says() {
     assert!((per_parameter("DP8", 8) - 32.0).abs() < 1e-3);
 }
 
-/// On GPUs fp32 gradients are whole all the time under ZeRO 1, cut under ZeRO 2 beside two open buckets of each size, and
-/// nothing is copied for an exchange or an update.
+/// On GPUs fp32 gradients are whole all the time under ZeRO 1, cut under ZeRO 2 beside two open buckets of each size,
+/// and nothing is copied for an exchange or an update.
 #[test]
 fn gpus_keep_gradients_in_place_and_pay_for_their_libraries() {
     let on = |layout: &str| memory_of(&job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1).on_gpus())[0];
@@ -133,17 +133,18 @@ fn gpus_keep_gradients_in_place_and_pay_for_their_libraries() {
     assert!(on("TP1").working < cpu.working && on("TP1").activations == cpu.activations);
 }
 
-/// Under sequence parallelism a column-parallel layer holds its gathered input and the part of its input's gradient while
-/// it computes the weight's gradient. Over 8 ranks, which cut activations small, that makes the MLP's first layer the widest
-/// moment of a layer, where it was the MLP's last layer with its gathered gradient; over two it is the activation either way.
+/// Under sequence parallelism a column-parallel layer holds its gathered input and the part of its input's gradient
+/// while it computes the weight's gradient. Over 8 ranks, which cut activations small, that makes the MLP's first layer
+/// the widest moment of a layer, where it was the MLP's last layer with its gathered gradient; over two it is the
+/// activation either way.
 #[test]
 fn exchanges_in_flight_are_counted() {
     let backward = |layout: &str, overlap: bool| {
         let job = Job { overlap, ..job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1).on_gpus() };
         UnitMemory::new(&job.units(&job.stages.stages()[0])[1], &job).backward
     };
-    // In sixteenths of the stream: a part of it is 2; queries, keys and values 3; attention's output 2; the product of the
-    // MLP's first layer 14, the activation 7. Beside them attention keeps 4 bytes for each row of a rank's 4 heads.
+    // In sixteenths of the stream: a part of it is 2; queries, keys and values 3; attention's output 2; the product of
+    // the MLP's first layer 14, the activation 7. Beside them attention keeps 4 bytes for each row of a rank's 4 heads.
     let stream = 2 * 2 * 1024 * 4096;
     let sixteenths = |count: u64| stream / 16 * count + 4 * 2 * 1024 * 4;
     let attention = 2 + 2 + 3 + 2;
@@ -165,9 +166,9 @@ fn optimizers_differ_in_their_moments() {
     assert_eq!(moments(Moments::ADAMW) - moments(Moments::MUON), 4 * matrices);
 }
 
-/// "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198): sbh (10 + 24/t) bytes per layer of a
-/// GPT beside the score matrices, 10/t as well under sequence parallelism. Of them are no dropout masks here (2 sbh),
-/// and attention keeps the log-sum-exp of every row instead of its scores.
+/// "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198): sbh (10 + 24/t) bytes per layer
+/// of a GPT beside the score matrices, 10/t as well under sequence parallelism. Of them are no dropout masks here (2
+/// sbh), and attention keeps the log-sum-exp of every row instead of its scores.
 #[test]
 fn a_layer_keeps_what_the_paper_counts() {
     let (tokens, hidden) = (2 * 1024, 768);

@@ -3,8 +3,8 @@
 use super::*;
 use crate::plan::memory::UnitMemory;
 
-/// Two all-reduces per layer in each direction, the same bytes as gathers and scatters under sequence parallelism, where
-/// gathered inputs are gathered again for the weights' gradients (arXiv 2205.05198 section 4.2.2).
+/// Two all-reduces per layer in each direction, the same bytes as gathers and scatters under sequence parallelism,
+/// where gathered inputs are gathered again for the weights' gradients (arXiv 2205.05198 section 4.2.2).
 #[test]
 fn tensor_parallel_traffic() {
     let whole = 2 * 2 * 1024 * 4096;

@@ -50,8 +50,8 @@ impl Clock<'_> {
         bytes as f64 / self.hardware.bandwidth
     }
 
-    /// An operation at the rate of its arithmetic or of its memory traffic, whichever is slower; `pass` is the index of the
-    /// FLOPs.
+    /// An operation at the rate of its arithmetic or of its memory traffic, whichever is slower; `pass` is the index of
+    /// the FLOPs.
     fn roofline(&self, op: &Op, pass: usize, bytes: u64, again: bool) -> PassTime {
         let rate = match (op.attention, op.fp8) {
             (true, _) => self.hardware.attention(self.job.decoder.head_dim)[pass.min(1)],
@@ -70,8 +70,8 @@ impl Clock<'_> {
         if is_apart { self.job.share().experts.count * self.job.meeting() } else { 0 }
     }
 
-    /// What a product in FP8 takes besides: of a tensor of `bytes` the largest magnitude is looked for, it is read again and
-    /// written in bytes, as it lies and transposed.
+    /// What a product in FP8 takes besides: of a tensor of `bytes` the largest magnitude is looked for, it is read
+    /// again and written in bytes, as it lies and transposed.
     fn cast(&self, op: &Op, bytes: u64) -> f64 {
         if op.fp8.is_some() { self.moving(bytes / self.job.element * (2 * self.job.element + 2)) } else { 0.0 }
     }
@@ -85,8 +85,8 @@ impl Clock<'_> {
         self.job.fp8_weights && self.job.layout.zero < 3
     }
 
-    /// A weight's gradient is added up in wide numbers: the first micro-batch writes them, others read them too, in FP8 also
-    /// those that meet at an expert. Products do that at their end, when nothing is left to hide it.
+    /// A weight's gradient is added up in wide numbers: the first micro-batch writes them, others read them too, in FP8
+    /// also those that meet at an expert. Products do that at their end, when nothing is left to hide it.
     fn added_up(&self, op: &Op) -> f64 {
         let products = if op.expert && op.fp8.is_some() { self.job.meeting() } else { 1 };
         let times = 2.0 * products as f64 - 1.0 / self.job.schedule.micro_batches as f64;
@@ -103,9 +103,9 @@ impl Clock<'_> {
         passes
     }
 
-    /// What copy engines exchange beside products of tensor parallelism (backend-dist/src/ops/cuda/copied.rs). A rank's own part,
-    /// which needs no exchange, is multiplied meanwhile; in the backward pass of a layer that gathers its input the sum runs
-    /// beside the weight's gradient, and the input comes again beside the input's gradient.
+    /// What copy engines exchange beside products of tensor parallelism (backend-dist/src/ops/cuda/copied.rs). A rank's
+    /// own part, which needs no exchange, is multiplied meanwhile; in the backward pass of a layer that gathers its
+    /// input the sum runs beside the weight's gradient, and the input comes again beside the input's gradient.
     fn beside_products(&self, unit: &Unit, passes: &mut [PassTime; 3]) {
         let tp = self.job.layout.tp;
         if !self.job.gpu || !self.hardware.overlap || tp < 2 || tp > self.hardware.host {
@@ -215,8 +215,8 @@ impl Clock<'_> {
     }
 }
 
-/// Seconds of rows on their way to experts, computed and on their way back, `way` for one way of all, in pieces of which each is sent
-/// beside what is computed of another.
+/// Seconds of rows on their way to experts, computed and on their way back, `way` for one way of all, in pieces of
+/// which each is sent beside what is computed of another.
 fn in_pieces(way: f64, compute: f64, pieces: usize) -> f64 {
     let (way, compute) = (way / pieces as f64, compute / pieces as f64);
     let mut computed = 0.0f64;

@@ -20,8 +20,8 @@ const POWER: i32 = 16;
 
 impl StageLayout {
     /// The division whose costliest rank has least to do, stages as alike as that allows; Megatron-LM's
-    /// `--account-for-loss-in-pipeline-split` takes the end for one layer, here it is what it costs. Every stage has a layer, but
-    /// the last one need not. None where there are fewer layers than that.
+    /// `--account-for-loss-in-pipeline-split` takes the end for one layer, here it is what it costs. Every stage has a
+    /// layer, but the last one need not. None where there are fewer layers than that.
     pub fn by_cost(costs: &PartCosts, placement: Placement) -> Option<Self> {
         let (layers, stages) = (costs.layers.len(), placement.stages());
         if layers + 1 < stages || !(1..=MOST_STAGES).contains(&stages) {

@@ -41,8 +41,8 @@ pub fn joint_gradients(
     let (query_starts, key_starts) = starts(extras, &sums.sums);
     let (gathered_starts, _) = starts(extras, &sums.sums);
     let [by_row, by_batch, by_head] = gradients.q.strides.map(|stride| (stride / 8) as u32);
-    // SAFETY: the tensor maps bound every access but those to the parts, which have a place for every block of every sequence and
-    // for one more; `gather` writes rows that exist.
+    // SAFETY: the tensor maps bound every access but those to the parts, which have a place for every block of every
+    // sequence and for one more; `gather` writes rows that exist.
     unsafe {
         joint_sum::clear::launch_unchecked(
             client,

@@ -66,11 +66,11 @@ pub struct Sums {
     drop_keys: Option<Handle>,
 }
 
-/// The gradients of `q`, `k` and `v`, given that of the output. For ring attention `out` and `lse` are those of the whole
-/// ring.
+/// The gradients of `q`, `k` and `v`, given that of the output. For ring attention `out` and `lse` are those of the
+/// whole ring.
 ///
-/// Where there is a kernel for all three at once it is taken, and the last bits of the queries' gradients differ from call to
-/// call; [`Extras::deterministic`] prevents that.
+/// Where there is a kernel for all three at once it is taken, and the last bits of the queries' gradients differ from
+/// call to call; [`Extras::deterministic`] prevents that.
 pub fn backward(
     client: &Client,
     shape: &AttentionShape,

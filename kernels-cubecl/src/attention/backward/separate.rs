@@ -26,8 +26,8 @@ pub fn query_gradients(
     let (sequences, blocks) = grid(shape, extras, longest, shape.queries, QUERY_ROWS);
     let len = 2 * shape.statistics_len();
     let (query_starts, key_starts) = starts(extras, &sums.sums);
-    // SAFETY: the tensor maps bound every access but those to the statistics, whose rows are padded to whole blocks and which
-    // the kernel bounds itself when sequences are packed.
+    // SAFETY: the tensor maps bound every access but those to the statistics, whose rows are padded to whole blocks and
+    // which the kernel bounds itself when sequences are packed.
     unsafe {
         query_gradient::query_gradient::launch_unchecked(
             client,

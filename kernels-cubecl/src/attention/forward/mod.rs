@@ -20,8 +20,8 @@ use step::{FIRST_TURN, Operands, RowState, advance, softmax};
 const LN_2: f32 = core::f32::consts::LN_2;
 
 /// `out = softmax(q kᵀ · scale) v` for 128 query rows of one head; `lse` gets the natural logarithm of the sum of
-/// exponentials. 256 units; cube `(head, sequence, block)`; tensor maps as `maps` makes them, with boxes of 64 rows (`q`),
-/// `block` rows (`k`, `v`), and those for stores (`out`). A row that sees no key gets zeros and minus infinity.
+/// exponentials. 256 units; cube `(head, sequence, block)`; tensor maps as `maps` makes them, with boxes of 64 rows
+/// (`q`), `block` rows (`k`, `v`), and those for stores (`out`). A row that sees no key gets zeros and minus infinity.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn forward(

@@ -7,8 +7,8 @@ use cubecl::prelude::*;
 /// Below every query's number, and far from the least `i32`.
 const BEFORE_ALL: i32 = -(1 << 30);
 
-/// The queries that see the key of a unit's first row, counted from the unit's first column; those of its second row are
-/// eight further.
+/// The queries that see the key of a unit's first row, counted from the unit's first column; those of its second row
+/// are eight further.
 #[derive(CubeType)]
 pub struct Seen {
     pub from: i32,
@@ -37,8 +37,8 @@ pub fn seen_by(part: &Part, row: u32, column: u32, #[comptime] plan: JointGradie
     let mut first = end;
     let mut second = end;
     if comptime![variant.packed && !variant.causal] {
-        // What follows the last key are the keys of the next sequence: their scores would reach the queries' gradients. Causal
-        // queries do not see them.
+        // What follows the last key are the keys of the next sequence: their scores would reach the queries' gradients.
+        // Causal queries do not see them.
         first = select(row < part.sight.keys, end, BEFORE_ALL);
         second = select(row + 8 < part.sight.keys, end, BEFORE_ALL);
     }

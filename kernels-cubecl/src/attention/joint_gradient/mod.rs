@@ -26,9 +26,10 @@ use step::{JointState, Operands, Shares, advance, load};
 
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
 
-/// The gradients of keys and values as [`key_gradient`](super::key_gradient) writes them, and those of the queries, not yet
-/// scaled, added to `q_sum` in the order that [`gather`](super::joint_sum::gather()) reads. 256 units; cube `(key head, sequence,
-/// block)`; boxes of 64 rows, those for stores (the gradients), and a block's columns of both kinds of `sums`.
+/// The gradients of keys and values as [`key_gradient`](super::key_gradient) writes them, and those of the queries, not
+/// yet scaled, added to `q_sum` in the order that [`gather`](super::joint_sum::gather()) reads. 256 units; cube `(key
+/// head, sequence, block)`; boxes of 64 rows, those for stores (the gradients), and a block's columns of both kinds of
+/// `sums`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn joint_gradient(
@@ -49,8 +50,8 @@ pub fn joint_gradient(
     let variant = comptime![plan.variant];
     let kv_head = CUBE_POS_X;
     let part = part(query_starts, key_starts, &sizes, variant.packed);
-    // Causal keys further up have more queries: they start first, of all heads. Head by head the cache would hold the sums,
-    // but the last head's longest cubes would run alone at the end.
+    // Causal keys further up have more queries: they start first, of all heads. Head by head the cache would hold the
+    // sums, but the last head's longest cubes would run alone at the end.
     let first_key = CUBE_POS_Z * comptime![KEY_ROWS as u32];
     if comptime![variant.packed] {
         // The grid is as large as the longest sequence asks for.
@@ -134,8 +135,8 @@ pub fn joint_gradient(
     mma::fill(&mut state.v_sum, 0.0, comptime![D / 2]);
     let scale_log2 = scale * LOG2_E;
     let seen = seen_by(&part, row, (lane % 4) * 2, plan);
-    // Where this unit's part of the first step's queries lies. The blocks of a head are adjacent; from its last one to the
-    // first of the next head it is a jump over the blocks that see none of the keys.
+    // Where this unit's part of the first step's queries lies. The blocks of a head are adjacent; from its last one to
+    // the first of the next head it is a jump over the blocks that see none of the keys.
     let mut blocks_of_head = sizes.stride / comptime![BLOCK as u32];
     let mut head_before = (CUBE_POS_Y * CUBE_COUNT_X + kv_head) * sizes.group;
     let mut first_block = blocks.first;

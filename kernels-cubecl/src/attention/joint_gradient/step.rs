@@ -25,8 +25,8 @@ pub struct Shares {
     pub there: Shared<[u64]>,
 }
 
-/// Descriptors of the warpgroup's keys and values and of the first query and output gradient tile; some also as columns to
-/// sum over.
+/// Descriptors of the warpgroup's keys and values and of the first query and output gradient tile; some also as columns
+/// to sum over.
 #[derive(CubeType)]
 pub struct Operands {
     pub k: u64,
@@ -188,8 +188,8 @@ pub fn advance(
     mma::wait(1usize);
     mma::pin(&mut state.v_sum);
     tile::pin_operand(&mut state.weights, BLOCK);
-    // The queries of the step before: the other warpgroup has most likely come that far. In the first step this reads what
-    // happens to be there, and nobody takes the result.
+    // The queries of the step before: the other warpgroup has most likely come that far. In the first step this reads
+    // what happens to be there, and nobody takes the result.
     if step > 0 {
         wait_for_slopes(shared, step - 1);
     }

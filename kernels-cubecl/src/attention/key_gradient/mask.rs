@@ -7,8 +7,8 @@ use cubecl::prelude::*;
 /// Below every query's number, and far from the least `i32`.
 const BEFORE_ALL: i32 = -(1 << 30);
 
-/// The queries that see the key of a unit's first row, counted from the unit's first column; those of its second row are
-/// eight further.
+/// The queries that see the key of a unit's first row, counted from the unit's first column; those of its second row
+/// are eight further.
 #[derive(CubeType)]
 pub struct Seen {
     pub from: i32,

@@ -24,9 +24,9 @@ use step::{KeyState, Operands, Statistics, advance, load};
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
 
 /// `k_gradient = scale · dSᵀ q` and `v_gradient = Pᵀ out_gradient` with `dS` and `P` as in
-/// [`query_gradient`](super::query_gradient). 256 units; cube `(key head, sequence, block)`; boxes of 64 rows (`k`, `v`),
-/// `block` rows (`q`, `out_gradient`), those for stores (the gradients), and `block` columns of all kinds of `sums` and
-/// `drop_keys`.
+/// [`query_gradient`](super::query_gradient). 256 units; cube `(key head, sequence, block)`; boxes of 64 rows (`k`,
+/// `v`), `block` rows (`q`, `out_gradient`), those for stores (the gradients), and `block` columns of all kinds of
+/// `sums` and `drop_keys`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn key_gradient(

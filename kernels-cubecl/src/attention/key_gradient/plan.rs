@@ -29,8 +29,8 @@ pub struct KeyGradientPlan {
 }
 
 impl KeyGradientPlan {
-    /// The launches that were fastest on an H200 (8192 queries and keys, 32 and 8 heads) for head dimensions 64 and 128; for the
-    /// others, what fits into shared memory and registers.
+    /// The launches that were fastest on an H200 (8192 queries and keys, 32 and 8 heads) for head dimensions 64 and
+    /// 128; for the others, what fits into shared memory and registers.
     pub fn fastest(variant: Variant) -> Vec<Self> {
         let plan = |gradient, block, early| Self { variant, gradient, block, stages: 2, early };
         match variant.head_dim {
@@ -54,8 +54,8 @@ impl KeyGradientPlan {
         if self.keys() { mma::ROWS * self.variant.value_width() / 2 } else { 0 }
     }
 
-    /// Queries whose statistics come with a block. The copy engine reads from multiples of 16 bytes on, so that those of packed
-    /// sequences begin up to three numbers early.
+    /// Queries whose statistics come with a block. The copy engine reads from multiples of 16 bytes on, so that those
+    /// of packed sequences begin up to three numbers early.
     pub fn line(&self) -> usize {
         if self.variant.packed { self.block + 4 } else { self.block }
     }

@@ -10,7 +10,8 @@ use crate::hopper::ring::barrier_at;
 use cubecl::prelude::*;
 use half::bf16;
 
-/// What comes with the queries in the ring: for each stage `-lse` of every query, then `delta`; and the two dropout keys.
+/// What comes with the queries in the ring: for each stage `-lse` of every query, then `delta`; and the two dropout
+/// keys.
 #[derive(CubeType)]
 pub struct Statistics {
     pub sums: Shared<[f32]>,

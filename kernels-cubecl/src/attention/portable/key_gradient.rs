@@ -5,8 +5,8 @@ use super::sight::{self, Plan, Sizes};
 use super::{exponential, row};
 use cubecl::prelude::*;
 
-/// With `p`, `ds` and `keep` as in the gradient of the queries: `dv = Σ keep p do`, `dk = scale Σ ds q` over the queries
-/// of all heads of the group. Cube `(block of keys, key head, batch)`.
+/// With `p`, `ds` and `keep` as in the gradient of the queries: `dv = Σ keep p do`, `dk = scale Σ ds q` over the
+/// queries of all heads of the group. Cube `(block of keys, key head, batch)`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn key_gradient<E: Float, A: Float>(

@@ -19,7 +19,8 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 /// `out = softmax(q kᵀ · scale) v` and the log-sum-exp of the scaled scores, `lse` `[batch, heads,
-/// shape.padded_queries()]` in f32 (f64 for f64). A query that sees no key gets zeros and -∞. `extras.element` is not read.
+/// shape.padded_queries()]` in f32 (f64 for f64). A query that sees no key gets zeros and -∞. `extras.element` is not
+/// read.
 ///
 /// # Errors
 /// If sizes do not fit each other or their buffers.
@@ -62,8 +63,8 @@ pub fn forward(
     Ok(())
 }
 
-/// The gradients of `q`, `k` and `v`, given that of the output. Every sum is taken in one order. For ring attention `out`
-/// and `lse` are those of the whole ring.
+/// The gradients of `q`, `k` and `v`, given that of the output. Every sum is taken in one order. For ring attention
+/// `out` and `lse` are those of the whole ring.
 ///
 /// # Errors
 /// If sizes do not fit each other or their buffers.

@@ -15,10 +15,10 @@ use step::{Operands, RowState, advance};
 
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
 
-/// `q_gradient = scale · dS k` with `dS = P ∘ (out_gradient vᵀ - delta)` and `P = exp(q kᵀ · scale - lse)`; with dropout
-/// the product in the brackets is multiplied with 0 or `keep`. 256 units; cube `(head, sequence, block)`; boxes of 64 rows
-/// (`q`, `out_gradient`), `block` rows (`k`, `v`) and those for stores (`q_gradient`). `sums` is what [`super::delta`]
-/// leaves.
+/// `q_gradient = scale · dS k` with `dS = P ∘ (out_gradient vᵀ - delta)` and `P = exp(q kᵀ · scale - lse)`; with
+/// dropout the product in the brackets is multiplied with 0 or `keep`. 256 units; cube `(head, sequence, block)`; boxes
+/// of 64 rows (`q`, `out_gradient`), `block` rows (`k`, `v`) and those for stores (`q_gradient`). `sums` is what
+/// [`super::delta`] leaves.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn query_gradient(

@@ -13,8 +13,8 @@ pub struct QueryGradientPlan {
 }
 
 impl QueryGradientPlan {
-    /// What was fastest on an H200 (8192 queries and keys, 32 and 8 heads) for head dimensions 64 and 128; for the others,
-    /// what fits into shared memory and registers.
+    /// What was fastest on an H200 (8192 queries and keys, 32 and 8 heads) for head dimensions 64 and 128; for the
+    /// others, what fits into shared memory and registers.
     pub fn fastest(variant: Variant) -> Self {
         let block = match variant.head_dim {
             64..=128 => 112,

@@ -48,7 +48,8 @@ pub struct Draws {
     pub second: Array<u32>,
 }
 
-/// The dropout keys of rows `row` and `row + 8`, which begin at `at` in `keys`; rows past the last have those of the last.
+/// The dropout keys of rows `row` and `row + 8`, which begin at `at` in `keys`; rows past the last have those of the
+/// last.
 #[cube]
 pub fn draws(keys: &[u32], at: u32, row: u32, queries: u32, statistics: u32, #[comptime] dropout: bool) -> Draws {
     let mut first = Array::<u32>::new(2usize);

@@ -4,9 +4,9 @@ use crate::hopper::mma::{self, PANEL, Pair};
 use cubecl::prelude::*;
 use half::bf16;
 
-/// Stores 64 rows of `sum`, each times its factor, at `row` of a sequence that begins at `first` in the tensor. `tile` is
-/// 64 rows of shared memory that no MMA of this plane reads any more; each plane uses the 16 rows that its own MMAs read.
-/// Rows past the tensor's end are left out; when sequences are packed, those from `rows` on: the next sequence's.
+/// Stores 64 rows of `sum`, each times its factor, at `row` of a sequence that begins at `first` in the tensor. `tile`
+/// is 64 rows of shared memory that no MMA of this plane reads any more; each plane uses the 16 rows that its own MMAs
+/// read. Rows past the tensor's end are left out; when sequences are packed, those from `rows` on: the next sequence's.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub fn store(

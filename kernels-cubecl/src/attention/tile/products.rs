@@ -13,8 +13,8 @@ pub fn operand(#[comptime] block: usize) -> Sequence<Array<u32>> {
     registers
 }
 
-/// Rounds an accumulator of `block` columns to 16 bits, as the left operand of another product. With `dropped`, negative
-/// numbers stand for ones that were dropped.
+/// Rounds an accumulator of `block` columns to 16 bits, as the left operand of another product. With `dropped`,
+/// negative numbers stand for ones that were dropped.
 #[cube]
 pub fn pack_operand(
     registers: &mut Sequence<Array<u32>>,

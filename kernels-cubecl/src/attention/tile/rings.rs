@@ -70,8 +70,8 @@ pub fn load(
     fetch(&ring.full, to.stage, target, source, batch, head, row, rows, head_dim);
 }
 
-/// Has the copy engine bring `rows` rows to `target`, and tell barrier `index` of `barriers`. Columns that fill the last
-/// panel come as zeros.
+/// Has the copy engine bring `rows` rows to `target`, and tell barrier `index` of `barriers`. Columns that fill the
+/// last panel come as zeros.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub fn fetch(

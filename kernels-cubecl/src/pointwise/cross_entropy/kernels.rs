@@ -55,9 +55,9 @@ pub fn row_maximum<E: Float>(
     }
 }
 
-/// A cube takes a row: `out = [Σ exp(logit − top), the label's logit − top]`, each for all rows. `top` is in `greatest`, or
-/// with `find` it is the row's maximum and written there: one pass, in which a unit scales its sum down when its maximum
-/// grows.
+/// A cube takes a row: `out = [Σ exp(logit − top), the label's logit − top]`, each for all rows. `top` is in
+/// `greatest`, or with `find` it is the row's maximum and written there: one pass, in which a unit scales its sum down
+/// when its maximum grows.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn row_sums<E: Float>(

@@ -1,9 +1,9 @@
-//! The gradient of a table in one launch: a cube takes a bucket of ids and some columns, finds the bucket's tokens, sorts
-//! them by id and adds up their rows.
+//! The gradient of a table in one launch: a cube takes a bucket of ids and some columns, finds the bucket's tokens,
+//! sorts them by id and adds up their rows.
 //!
-//! All cubes look through all ids, which costs little next to the rows: ids stay in the L1 cache, and while some cubes of a
-//! multiprocessor search, others wait for memory. So there is no order to be written first, and nothing to be joined after.
-//! The same tokens give the same bits, however the table is split.
+//! All cubes look through all ids, which costs little next to the rows: ids stay in the L1 cache, and while some cubes
+//! of a multiprocessor search, others wait for memory. So there is no order to be written first, and nothing to be
+//! joined after. The same tokens give the same bits, however the table is split.
 use super::TableShape;
 use super::list::{collect, same_id, sort};
 use crate::pointwise::{CubeShape, F32x4, PointwiseError, buffer, check};
@@ -90,8 +90,9 @@ fn row_of(entry: u32, first_row: u32, #[comptime] plan: Plan) -> u32 {
     (entry >> comptime![plan.token_bits()]) * comptime![plan.buckets] + CUBE_POS_Y - first_row
 }
 
-/// Cube `(columns, bucket)`. Units on top of each other take as many of the bucket's sorted entries each. The sum of an id
-/// that began before, and ends or goes on behind them, is left in `heads`; the units where the id began add these up.
+/// Cube `(columns, bucket)`. Units on top of each other take as many of the bucket's sorted entries each. The sum of an
+/// id that began before, and ends or goes on behind them, is left in `heads`; the units where the id began add these
+/// up.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn sum_buckets<E: Float, T: Float, N: Size>(
@@ -209,9 +210,9 @@ pub fn sum_buckets<E: Float, T: Float, N: Size>(
     }
 }
 
-/// The gradient of the table, given that of the rows (type `E`): with `add` it is added to `table` (type `T`), else the rows
-/// that have tokens are written, and all are expected to be zero before. More tokens than a launch takes are added in several, in
-/// each of which a table that is not fp32 is rounded.
+/// The gradient of the table, given that of the rows (type `E`): with `add` it is added to `table` (type `T`), else the
+/// rows that have tokens are written, and all are expected to be zero before. More tokens than a launch takes are added
+/// in several, in each of which a table that is not fp32 is rounded.
 ///
 /// # Errors
 /// If there is no kernel for the shape, or a buffer is too short.

@@ -1,7 +1,7 @@
 //! The tokens of a bucket of ids in shared memory, in the order of their ids, those of an id in their own order.
 //!
-//! An entry is what the bucket leaves of an id, and behind it the token: no two are equal, so that their order as numbers does
-//! not depend on which unit finds them first.
+//! An entry is what the bucket leaves of an id, and behind it the token: no two are equal, so that their order as
+//! numbers does not depend on which unit finds them first.
 use super::gradient::Plan;
 use cubecl::prelude::*;
 
@@ -14,8 +14,8 @@ pub fn same_id(a: u32, b: u32, #[comptime] plan: Plan) -> bool {
     (a ^ b) >> comptime![plan.token_bits()] == 0
 }
 
-/// The entries of all tokens whose ids are in bucket `bucket`, in any order, and their number. Ids too great for an entry
-/// all become the greatest one, which no table has.
+/// The entries of all tokens whose ids are in bucket `bucket`, in any order, and their number. Ids too great for an
+/// entry all become the greatest one, which no table has.
 #[cube]
 pub fn collect<N: Size>(
     ids: &[Vector<i32, N>],

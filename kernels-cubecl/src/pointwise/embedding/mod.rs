@@ -53,8 +53,8 @@ pub fn gather(table: &[Bits], ids: &[i32], out: &mut [Bits], tokens: u32, width:
         let mut token = Array::<u32>::new(comptime![TOKENS as usize]);
         let mut from = Array::<u32>::new(comptime![TOKENS as usize]);
         let mut held = Array::<Bits>::new(comptime![TOKENS as usize]);
-        // All rows are on their way before the first is written: no load waits for a condition. Behind the last token its row
-        // is written again, and ids outside read the last row.
+        // All rows are on their way before the first is written: no load waits for a condition. Behind the last token
+        // its row is written again, and ids outside read the last row.
         #[unroll]
         for k in 0..comptime![TOKENS as usize] {
             token[k] = min(first + comptime![k as u32], tokens - 1);
@@ -76,8 +76,8 @@ pub fn gather(table: &[Bits], ids: &[i32], out: &mut [Bits], tokens: u32, width:
     }
 }
 
-/// `out [ids, hidden]` from `table [rows, hidden]`, numbers of `bytes` bytes without gaps; zero for an id outside. Ids are
-/// `i32`.
+/// `out [ids, hidden]` from `table [rows, hidden]`, numbers of `bytes` bytes without gaps; zero for an id outside. Ids
+/// are `i32`.
 pub fn forward(
     client: &Client,
     table: &Handle,

@@ -1,7 +1,7 @@
 //! Which experts a token uses: the best by score, of experts with the same score the first ones.
 //!
-//! Scores are compared in fp64, in which the sum of two fp32 numbers is nearly always exact: a host that adds and compares in
-//! fp64 chooses the same. Nothing depends on how units work together.
+//! Scores are compared in fp64, in which the sum of two fp32 numbers is nearly always exact: a host that adds and
+//! compares in fp64 chooses the same. Nothing depends on how units work together.
 use crate::pointwise::{CubeShape, MOST, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -72,7 +72,8 @@ fn score_of(scores: &[f32], bias: &[f32], row: u32, expert: u32, #[comptime] how
     ordered(score)
 }
 
-/// Eight units take a token. In every round each of them finds the best of its experts behind the expert that was chosen last.
+/// Eight units take a token. In every round each of them finds the best of its experts behind the expert that was
+/// chosen last.
 #[cube(launch_unchecked)]
 pub fn choose_experts(
     scores: &[f32],
@@ -198,10 +199,10 @@ pub fn choose_experts(
     }
 }
 
-/// `choice [tokens, top_k]` (`i32`): the experts of the first `valid` tokens, ascending, and -1 for the other tokens, by
-/// `scores [tokens, experts]`. With `how.biased` a `bias [experts]` is added to the scores. With groups only the experts of the
-/// best `top_groups` count, where a group is as good as the sum of its two best experts. Of equal values the first one is
-/// better, a NaN is minus infinity. All fp32 without gaps.
+/// `choice [tokens, top_k]` (`i32`): the experts of the first `valid` tokens, ascending, and -1 for the other tokens,
+/// by `scores [tokens, experts]`. With `how.biased` a `bias [experts]` is added to the scores. With groups only the
+/// experts of the best `top_groups` count, where a group is as good as the sum of its two best experts. Of equal values
+/// the first one is better, a NaN is minus infinity. All fp32 without gaps.
 ///
 /// # Errors
 /// If there is no kernel for these sizes, or a buffer is too short.

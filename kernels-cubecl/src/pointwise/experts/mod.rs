@@ -1,5 +1,5 @@
-//! What mixtures of experts move and weight: sums of rows by number, and SwiGLU with a factor for each row; and which rows go
-//! where: the choice of experts, counts, places.
+//! What mixtures of experts move and weight: sums of rows by number, and SwiGLU with a factor for each row; and which
+//! rows go where: the choice of experts, counts, places.
 pub mod choose;
 pub mod count;
 pub mod order;
@@ -61,7 +61,8 @@ pub fn add_rows<E: Float, N: Size>(
         while term < terms {
             let mut source = Array::<i32>::new(comptime![(results * together) as usize]);
             let mut held = Array::<Vector<E, N>>::new(comptime![(results * together) as usize]);
-            // All are on their way before the first is added: no load waits for a condition. What is not there reads row 0.
+            // All are on their way before the first is added: no load waits for a condition. What is not there reads
+            // row 0.
             #[unroll]
             for k in 0..comptime![(results * together) as usize] {
                 let nth = term + comptime![k as u32 % together];
@@ -99,8 +100,8 @@ pub fn has_sums(shape: RowSums) -> bool {
     most(rows, columns) && most(out, columns) && most(out, terms) && rows <= i32::MAX as usize
 }
 
-/// Row `i` of `out` is the sum of the rows `index[i, ..]` of `x`, in this order and in fp32; a negative number is no row. All
-/// without gaps, `index` is `i32`. The same bits every time.
+/// Row `i` of `out` is the sum of the rows `index[i, ..]` of `x`, in this order and in fp32; a negative number is no
+/// row. All without gaps, `index` is `i32`. The same bits every time.
 ///
 /// # Errors
 /// If a buffer is too short, or there are more than 32 bits count.
@@ -233,8 +234,8 @@ pub fn has_swiglu(rows: usize, half: usize) -> bool {
     check("half", half, 8, LONGEST).is_ok() && rows > 0 && rows <= MOST / (2 * half / 8)
 }
 
-/// `out [rows, half] = silu(gate) up factor` of `x [rows, 2 half] = [gate | up]` of type `E` (2 bytes) and `factors [rows]` of
-/// fp32, all without gaps.
+/// `out [rows, half] = silu(gate) up factor` of `x [rows, 2 half] = [gate | up]` of type `E` (2 bytes) and `factors
+/// [rows]` of fp32, all without gaps.
 ///
 /// # Errors
 /// If a buffer is too short, or half a row no multiple of 8.

@@ -15,7 +15,8 @@ pub struct OrderShape {
     pub each: usize,
     /// Members that share an expert, each of which gets a copy.
     pub parts: usize,
-    /// Pieces of a member's experts: piece `i` is the experts from `each i / pieces` to `each (i + 1) / pieces` of them.
+    /// Pieces of a member's experts: piece `i` is the experts from `each i / pieces` to `each (i + 1) / pieces` of
+    /// them.
     pub pieces: usize,
 }
 
@@ -69,8 +70,8 @@ pub fn starts_in_order(
     }
 }
 
-/// `starts [parts, experts]`: where the rows of an expert begin if `totals [experts]` tokens use it (both `i32`) and every part
-/// of it gets all of them.
+/// `starts [parts, experts]`: where the rows of an expert begin if `totals [experts]` tokens use it (both `i32`) and
+/// every part of it gets all of them.
 ///
 /// # Errors
 /// If the sizes are too large, or a buffer too short.

@@ -1,5 +1,5 @@
-//! Where the copies of tokens stand that are sent to experts or computed by them. Nothing is counted by atomics: a place is
-//! where the rows of an expert begin plus the number of tokens in front that use it.
+//! Where the copies of tokens stand that are sent to experts or computed by them. Nothing is counted by atomics: a
+//! place is where the rows of an expert begin plus the number of tokens in front that use it.
 use super::count::read_chunk;
 use crate::pointwise::{CubeShape, MOST, PointwiseError, buffer, check};
 use cubecl::prelude::*;
@@ -49,8 +49,8 @@ impl PlaceShape {
     }
 }
 
-/// A cube takes a chunk of tokens, a unit an expert of a token. In shared memory every expert has a bit for each of the tokens
-/// that use it: those in front are counted at once.
+/// A cube takes a chunk of tokens, a unit an expert of a token. In shared memory every expert has a bit for each of the
+/// tokens that use it: those in front are counted at once.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn place_copies(
@@ -152,10 +152,10 @@ pub struct Places<'a> {
     pub of_slots: &'a Handle,
 }
 
-/// Fills in the places of the copies of tokens; everything else in the tables is left as it is. `choice [tokens, top_k]` has
-/// ascending experts, then -1; `before [chunks, experts]` is of [`count`](super::count::count) with one sample;
-/// `starts [parts, experts]` says where the rows of an expert begin for each of the members that share it, ascending with the
-/// part, or is -1 where no row is made (`i32`).
+/// Fills in the places of the copies of tokens; everything else in the tables is left as it is. `choice [tokens,
+/// top_k]` has ascending experts, then -1; `before [chunks, experts]` is of [`count`](super::count::count) with one
+/// sample; `starts [parts, experts]` says where the rows of an expert begin for each of the members that share it,
+/// ascending with the part, or is -1 where no row is made (`i32`).
 ///
 /// # Errors
 /// If the sizes are too large, or a buffer too short.
@@ -228,8 +228,8 @@ pub fn spread_runs(runs: &[i32], out: &mut [i32], count: u32, rows: u32) {
     }
 }
 
-/// `out [rows]` (`i32`) of `runs [3, count]` (`i32`): run `i` begins at row `runs[0, i]`, ascending, and has `runs[2, i]` rows
-/// with the numbers from `runs[1, i]` on. Rows of no run have -1.
+/// `out [rows]` (`i32`) of `runs [3, count]` (`i32`): run `i` begins at row `runs[0, i]`, ascending, and has `runs[2,
+/// i]` rows with the numbers from `runs[1, i]` on. Rows of no run have -1.
 ///
 /// # Errors
 /// If a buffer is too short, or a size too large.

@@ -14,8 +14,8 @@ const RING: usize = 2;
 /// Multiprocessors of a device that does not tell.
 const PROCESSORS: u32 = 2;
 
-/// A unit's vectors of a head and of its gradient, to place `slot`. Behind the last head it is read again: the units of a plane
-/// add up together.
+/// A unit's vectors of a head and of its gradient, to place `slot`. Behind the last head it is read again: the units of
+/// a plane add up together.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn read_head<E: Float>(
@@ -37,9 +37,9 @@ fn read_head<E: Float>(
     }
 }
 
-/// A cube takes `side` heads at a time, every so manyth, and leaves its shares of the gradients of `q`, and behind them those of
-/// `k`, in a row of `parts`. A unit that takes several heads has the same one of each token, so that one weight and one sum are
-/// enough. The heads are a ring: a place is filled again as soon as it was used.
+/// A cube takes `side` heads at a time, every so manyth, and leaves its shares of the gradients of `q`, and behind them
+/// those of `k`, in a row of `parts`. A unit that takes several heads has the same one of each token, so that one
+/// weight and one sum are enough. The heads are a ring: a place is filled again as soon as it was used.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn norm_heads_gradients<E: Float>(
@@ -172,8 +172,8 @@ fn cubes(wanted: u32, line: Line, shape: HeadsShape) -> u32 {
     (wanted / period * period).max(period).min((shape.rows() as u32).div_ceil(line.side))
 }
 
-/// The gradients of `x` (type `E`, to `x_gradient`) and of both weights (fp32 `[2, head_dim]`, to `weight_gradients`) in
-/// [`forward`](super::forward), given that of `y`. Deterministic.
+/// The gradients of `x` (type `E`, to `x_gradient`) and of both weights (fp32 `[2, head_dim]`, to `weight_gradients`)
+/// in [`forward`](super::forward), given that of `y`. Deterministic.
 ///
 /// # Errors
 /// As [`forward`](super::forward).

@@ -1,5 +1,5 @@
-//! RMSNorm of the query heads and of the key heads of a packed projection, each kind with a weight of its own, where they lie;
-//! the value heads are copied. And its gradients.
+//! RMSNorm of the query heads and of the key heads of a packed projection, each kind with a weight of its own, where
+//! they lie; the value heads are copied. And its gradients.
 //!
 //! A head's units are parts of a plane, or one unit where planes are single units, so that they add up without meeting.
 pub mod gradient;
@@ -13,8 +13,8 @@ pub use gradient::backward;
 /// Longest head: a vector for each unit of a plane.
 const LONGEST: usize = 256;
 
-/// What a call works on: `x [tokens, all_heads, head_dim]`, of whose heads the first `heads` are queries and the next `kv_heads`
-/// keys.
+/// What a call works on: `x [tokens, all_heads, head_dim]`, of whose heads the first `heads` are queries and the next
+/// `kv_heads` keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadsShape {
     /// Positions of all sequences.

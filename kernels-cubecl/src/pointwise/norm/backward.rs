@@ -20,7 +20,8 @@ pub(in crate::pointwise) fn half(sums: &mut Array<f32>, #[comptime] first: usize
     half
 }
 
-/// Adds up the sums of the rows side by side, one kind behind the other, and leaves them from place `first` of `parts` on.
+/// Adds up the sums of the rows side by side, one kind behind the other, and leaves them from place `first` of `parts`
+/// on.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn leave(
@@ -71,8 +72,8 @@ fn leave(
     }
 }
 
-/// A cube takes `side` rows at a time, every so manyth, and leaves its shares of the gradients of `w`, and behind them those
-/// of `b`, in a row of `parts`. With `adds` the gradients `other` are added to those of `x`.
+/// A cube takes `side` rows at a time, every so manyth, and leaves its shares of the gradients of `w`, and behind them
+/// those of `b`, in a row of `parts`. With `adds` the gradients `other` are added to those of `x`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn norm_backward<E: Float>(
@@ -194,8 +195,9 @@ pub struct Gradients<'a> {
     pub affine: &'a Handle,
 }
 
-/// The gradients of `x` (type `E`) and of the weights (fp32) in [`forward`](super::forward), given that of `y`. With `adds`,
-/// which has the size of `x`, that is added to the gradient of `x`, as a sum of the two would be rounded. Deterministic.
+/// The gradients of `x` (type `E`) and of the weights (fp32) in [`forward`](super::forward), given that of `y`. With
+/// `adds`, which has the size of `x`, that is added to the gradient of `x`, as a sum of the two would be rounded.
+/// Deterministic.
 ///
 /// # Errors
 /// As [`forward`](super::forward).

@@ -8,8 +8,8 @@ use crate::pointwise::{F32x4, PointwiseError, Vec8, buffer};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// A cube takes `side` rows at a time, every so manyth, or as many as it reads at once. Without `centred` there is no mean and
-/// no `b`; with `adds` the rows are those of `x` and of `other` together, which are also written to `sum`.
+/// A cube takes `side` rows at a time, every so manyth, or as many as it reads at once. Without `centred` there is no
+/// mean and no `b`; with `adds` the rows are those of `x` and of `other` together, which are also written to `sum`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn norm_forward<E: Float>(
@@ -116,7 +116,8 @@ pub fn norm_forward<E: Float>(
         }
     } else {
         let first = CUBE_POS_X * comptime![plan.at_once()] + UNIT_POS / comptime![plan.units];
-        // Behind the last row it is read again: no load waits for a condition, and all are on their way before the first sum.
+        // Behind the last row it is read again: no load waits for a condition, and all are on their way before the
+        // first sum.
         #[unroll]
         for k in 0..comptime![plan.ahead + 1] {
             let row = min(first + comptime![k as u32 * plan.side], rows - 1);
@@ -136,8 +137,8 @@ pub fn norm_forward<E: Float>(
                 );
             }
         }
-        // Units that meet leave what they have read in shared memory until then: weights would be read behind the meeting, and rows
-        // be held unpacked, in so many registers that fewer cubes fit.
+        // Units that meet leave what they have read in shared memory until then: weights would be read behind the
+        // meeting, and rows be held unpacked, in so many registers that fewer cubes fit.
         let meets = comptime![plan.units > plan.plane];
         let mut kept = Weights::<E>::new_slice(comptime![if meets { plan.room() * (plan.ahead + 1) } else { 1 }]);
         let mut weights = Weights::<E>::new_slice(comptime![if meets { plan.room() } else { 1 }]);
@@ -207,8 +208,8 @@ pub fn norm_forward<E: Float>(
     }
 }
 
-/// `y [rows, columns]` from `x`, all of type `E` and without gaps; statistics in fp32. With `adds`, an addend and the place
-/// of the sum, the rows are those of the sum, after it was rounded to `E`.
+/// `y [rows, columns]` from `x`, all of type `E` and without gaps; statistics in fp32. With `adds`, an addend and the
+/// place of the sum, the rows are those of the sum, after it was rounded to `E`.
 ///
 /// # Errors
 /// If there is no kernel for the row length, or a buffer is too short.

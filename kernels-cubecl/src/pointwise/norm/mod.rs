@@ -1,9 +1,9 @@
 //! RMSNorm, `y = w x / √(mean(x²) + eps)`, and LayerNorm, `y = w (x − mean) / √(var + eps) + b`, over rows, and their
 //! gradients.
 //!
-//! The units of a row meet once for it; those of short rows are parts of a plane and need not. In the backward pass cubes stay
-//! for many rows: they read the next one while they sum up the one at hand, and write their share of the weights' gradients
-//! once. What is added to the residual stream in front
+//! The units of a row meet once for it; those of short rows are parts of a plane and need not. In the backward pass
+//! cubes stay for many rows: they read the next one while they sum up the one at hand, and write their share of the
+//! weights' gradients once. What is added to the residual stream in front
 //! of a norm, and the gradients that meet there, can be added on the way.
 pub mod backward;
 pub mod forward;
@@ -120,8 +120,8 @@ fn read_centred<E: Float>(
     }
 }
 
-/// A row of weights in shared memory, where each unit reads only what it has written. In registers they would stay there
-/// unpacked, and the rows would not.
+/// A row of weights in shared memory, where each unit reads only what it has written. In registers they would stay
+/// there unpacked, and the rows would not.
 type Weights<E> = Shared<[Vec8<E>]>;
 
 #[cube]

@@ -1,8 +1,9 @@
 //! The sums over a row that its units need together, at the price of one meeting.
 //!
-//! Sums about the mean follow from those about the row's first number: the square of its distance from the mean is at most
-//! as often the variance as there are numbers in the row, so that of fp32's digits enough are left for half precision
-//! types even if it lies far off, and all if it does not. Sums about zero would lose the digits that the mean has.
+//! Sums about the mean follow from those about the row's first number: the square of its distance from the mean is at
+//! most as often the variance as there are numbers in the row, so that of fp32's digits enough are left for half
+//! precision types even if it lies far off, and all if it does not. Sums about zero would lose the digits that the mean
+//! has.
 use super::{Plan, Weights, inside, place};
 use crate::hopper::ptx::named_barrier_sync;
 use crate::pointwise::cube::plane_total;
@@ -36,9 +37,9 @@ pub fn scratch(plan: Plan) -> usize {
     2 * plan.side as usize * plan.shape().planes().max(1)
 }
 
-/// The sums of the row in place `slot` of `values` and the first of `slopes`, whose first number is `start` (0 if sums are not
-/// about the mean). `inverse` is one over its length. Calls in a row alternate `turn` between 0 and 1, so that units need to meet
-/// only once for a call, which all of the cube make.
+/// The sums of the row in place `slot` of `values` and the first of `slopes`, whose first number is `start` (0 if sums
+/// are not about the mean). `inverse` is one over its length. Calls in a row alternate `turn` between 0 and 1, so that
+/// units need to meet only once for a call, which all of the cube make.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub fn moments<E: Float>(
@@ -135,9 +136,9 @@ pub fn moments<E: Float>(
     Moments { mean, squares, weighted, product }
 }
 
-/// Four sums over a row's units at once, in planes of 32: a unit has that whose number is its place's last two bits. A plane's
-/// units share the numbers out while they add them up, and each takes one of its row's planes' sums: a third of the instructions
-/// of four sums one by one.
+/// Four sums over a row's units at once, in planes of 32: a unit has that whose number is its place's last two bits. A
+/// plane's units share the numbers out while they add them up, and each takes one of its row's planes' sums: a third of
+/// the instructions of four sums one by one.
 #[cube]
 fn four_totals(a: f32, b: f32, c: f32, d: f32, turn: u32, #[comptime] plan: Plan) -> f32 {
     let planes = comptime![plan.shape().planes()];

@@ -3,10 +3,12 @@ use super::NormShape;
 use crate::pointwise::CubeShape;
 use cubecl::prelude::*;
 
-/// Units of a cube at most, and as nearly as whole rows allow. With 512 the assembler keeps to 128 registers a unit, which
-/// the backward pass needs and a multiprocessor has; the forward pass needs fewer, and is better off with small cubes.
+/// Units of a cube at most, and as nearly as whole rows allow. With 512 the assembler keeps to 128 registers a unit,
+/// which the backward pass needs and a multiprocessor has; the forward pass needs fewer, and is better off with small
+/// cubes.
 const UNITS: [u32; 2] = [256, 512];
-/// Units of a cube that takes the gradients of short rows: few of a row's numbers are in a unit, and 64 registers hold them.
+/// Units of a cube that takes the gradients of short rows: few of a row's numbers are in a unit, and 64 registers hold
+/// them.
 const SHORT_UNITS: u32 = 1024;
 /// Most units of a row.
 const MOST_UNITS: usize = 512;
@@ -29,7 +31,8 @@ pub struct Plan {
     pub ahead: usize,
     /// Whether the units' vectors are just the row.
     pub whole: bool,
-    /// Cubes that stay for as many rows as there are. Without, cubes of the forward pass take only what they read at once.
+    /// Cubes that stay for as many rows as there are. Without, cubes of the forward pass take only what they read at
+    /// once.
     pub cubes: Option<u32>,
 }
 

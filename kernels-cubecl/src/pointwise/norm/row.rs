@@ -39,8 +39,8 @@ pub fn add_row<E: Float>(
     }
 }
 
-/// Takes part in the sums over the row in place `slot` of `values`. Gives the factor of distances from `start`, and what is
-/// taken away from them then.
+/// Takes part in the sums over the row in place `slot` of `values`. Gives the factor of distances from `start`, and
+/// what is taken away from them then.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub fn scales<E: Float>(

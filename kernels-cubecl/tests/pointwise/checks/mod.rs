@@ -1,7 +1,7 @@
 //! The pointwise kernels against their formulas in fp64: the same checks for the cpu runtime and for a GPU.
 //!
-//! A check uploads random numbers, calls the kernels on poisoned outputs and gives the number of results that are further
-//! from the formula than they may be.
+//! A check uploads random numbers, calls the kernels on poisoned outputs and gives the number of results that are
+//! further from the formula than they may be.
 pub mod activation;
 pub mod experts;
 pub mod latent;
@@ -20,7 +20,8 @@ pub const EPS: f64 = 1e-5;
 /// A type of numbers in buffers.
 pub trait Element: Float {
     const NAME: &'static str;
-    /// Greatest error of a result that is rounded to this type once: half of its last digit, and of fp32 what sums need.
+    /// Greatest error of a result that is rounded to this type once: half of its last digit, and of fp32 what sums
+    /// need.
     const LIMIT: f64;
     fn write(value: f64, to: &mut Vec<u8>);
     fn read(bytes: &[u8]) -> f64;

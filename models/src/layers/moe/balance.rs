@@ -1,8 +1,8 @@
 //! Losses that balance the experts, after Megatron-LM's `switch_load_balancing_loss_func` and `z_loss_func` in
 //! `megatron/core/transformer/moe/moe_utils.py` and their callers in `router.py`.
 //!
-//! Each is a mean over the tokens of a micro-batch, of which a rank has some. A rank computes its own summand; what it needs
-//! to know of the others are counts, which have no gradient.
+//! Each is a mean over the tokens of a micro-batch, of which a rank has some. A rank computes its own summand; what it
+//! needs to know of the others are counts, which have no gradient.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,9 +45,9 @@ impl Shares {
         self.over_micro_batch(vec![own as f64], batch)[0]
     }
 
-    /// What the sums of scores are multiplied with, `experts` numbers or, over sequences, as many for each sample. `counted`
-    /// are this rank's tokens of each expert, as many numbers; `total` is [`Shares::tokens`]; `again` says that this pass will
-    /// be done again.
+    /// What the sums of scores are multiplied with, `experts` numbers or, over sequences, as many for each sample.
+    /// `counted` are this rank's tokens of each expert, as many numbers; `total` is [`Shares::tokens`]; `again` says
+    /// that this pass will be done again.
     pub fn weights(
         &self,
         over: BalanceOver,
@@ -80,8 +80,8 @@ impl Shares {
         groups.into_iter().flatten().fold(own, summed)
     }
 
-    /// Copies of a token that each expert gets, the mean over all ranks and the passes of this step. A pass that is done again
-    /// finds what it found before.
+    /// Copies of a token that each expert gets, the mean over all ranks and the passes of this step. A pass that is
+    /// done again finds what it found before.
     fn global(&self, own: Vec<f64>, tokens: f64, again: bool) -> Vec<f64> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if running.step != stats::step() {
@@ -115,7 +115,8 @@ fn summed(own: Vec<f64>, group: &Group) -> Vec<f64> {
     group.all_gather_host(own).into_iter().reduce(add).expect("a group has members")
 }
 
-/// `Σ_t scores[t]` for the scores `[tokens, experts]` of a rank, `[1, experts]`, or side by side for each of some samples.
+/// `Σ_t scores[t]` for the scores `[tokens, experts]` of a rank, `[1, experts]`, or side by side for each of some
+/// samples.
 pub(super) fn sums(scores: Tensor<2>, samples: usize) -> Tensor<2> {
     let [tokens, experts] = scores.dims();
     sum_dim(scores.reshape([tokens / samples, samples * experts]), 0)

@@ -4,13 +4,14 @@
 use super::config::{Capacity, DropPolicy};
 use super::select::{Choice, best};
 
-/// The most tokens that each of `experts` experts takes of `tokens` tokens of a rank: `ceil(tokens top_k / experts factor)`.
+/// The most tokens that each of `experts` experts takes of `tokens` tokens of a rank: `ceil(tokens top_k / experts
+/// factor)`.
 pub(super) fn room(tokens: usize, top_k: usize, experts: usize, capacity: &Capacity) -> usize {
     ((tokens * top_k) as f64 / experts as f64 * capacity.factor).ceil() as usize
 }
 
-/// Takes from each expert the tokens that it has no room for: those with the lowest `probability(token, expert)`, or the last
-/// ones. Returns how many were dropped.
+/// Takes from each expert the tokens that it has no room for: those with the lowest `probability(token, expert)`, or
+/// the last ones. Returns how many were dropped.
 pub(super) fn drop_tokens(
     choice: &mut Choice,
     experts: usize,

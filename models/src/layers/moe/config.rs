@@ -49,7 +49,8 @@ pub struct RouterConfig {
     pub groups: Option<ExpertGroups>,
     /// What probabilities are multiplied with in the end.
     pub scaling: f64,
-    /// Choose by score plus a bias (auxiliary-loss-free balancing, Wang et al. 2024), which this rate moves after each step.
+    /// Choose by score plus a bias (auxiliary-loss-free balancing, Wang et al. 2024), which this rate moves after each
+    /// step.
     pub bias_rate: Option<f64>,
     /// Load-balancing loss and its coefficient.
     pub balance: Option<Balance>,
@@ -88,8 +89,8 @@ pub enum Scores {
     PlainSigmoid,
 }
 
-/// Group-limited routing: a group's score is the sum of its two best experts, the best groups are chosen from (DeepSeek-V3,
-/// <https://arxiv.org/abs/2412.19437>; Megatron sums up `topk / group_topk` experts, which is two there).
+/// Group-limited routing: a group's score is the sum of its two best experts, the best groups are chosen from
+/// (DeepSeek-V3, <https://arxiv.org/abs/2412.19437>; Megatron sums up `topk / group_topk` experts, which is two there).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
     /// Groups of neighbouring experts.
@@ -119,8 +120,8 @@ pub enum BalanceOver {
     Global,
 }
 
-/// The most tokens that an expert takes from a rank: `ceil(tokens · top_k / experts · factor)`. The tokens are those of one
-/// rank, so what is dropped depends on the layout, as in Megatron-LM.
+/// The most tokens that an expert takes from a rank: `ceil(tokens · top_k / experts · factor)`. The tokens are those of
+/// one rank, so what is dropped depends on the layout, as in Megatron-LM.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Capacity {
     /// How much more than its even share an expert takes.

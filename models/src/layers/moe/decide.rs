@@ -1,5 +1,5 @@
-//! Which experts a rank's tokens use: decided on the host, or on the device, where the choice then stays. The host knows how
-//! many tokens each expert has; the sizes of everything behind depend on that.
+//! Which experts a rank's tokens use: decided on the host, or on the device, where the choice then stays. The host
+//! knows how many tokens each expert has; the sizes of everything behind depend on that.
 
 use std::ops::Range;
 
@@ -87,8 +87,8 @@ impl<'a> Uncounted<'a> {
 pub(super) struct Counts {
     /// Tokens of each expert.
     pub routed: Vec<usize>,
-    /// What a load-balancing loss counts: tokens of each expert by score alone, over sequences for each sample. Empty without
-    /// one.
+    /// What a load-balancing loss counts: tokens of each expert by score alone, over sequences for each sample. Empty
+    /// without one.
     pub counted: Vec<f64>,
 }
 

@@ -1,6 +1,6 @@
 //! Tokens to the ranks of their experts and back, after Megatron-LM's
-//! `megatron/core/transformer/moe/token_dispatcher.py`. Copies that several ranks have made for one token are added in a fixed
-//! order.
+//! `megatron/core/transformer/moe/token_dispatcher.py`. Copies that several ranks have made for one token are added in
+//! a fixed order.
 
 use std::sync::Arc;
 
@@ -58,9 +58,10 @@ pub(super) struct Early {
 }
 
 impl Dispatch {
-    /// The copies of tokens for other members, made before the host knows the counts. Their order follows from the counts on
-    /// the device, their number from the number of tokens: all that the host learns later is who gets how many of them. Whether
-    /// a piece has no rows at all for somebody it cannot know, see [`Members::order`]; then the copies are made once more.
+    /// The copies of tokens for other members, made before the host knows the counts. Their order follows from the
+    /// counts on the device, their number from the number of tokens: all that the host learns later is who gets how
+    /// many of them. Whether a piece has no rows at all for somebody it cannot know, see [`Members::order`]; then the
+    /// copies are made once more.
     pub fn early(&self, x: Tensor<2>, choice: Uncounted, experts: &Experts) -> Option<Early> {
         if self.how != Dispatcher::AllToAll || self.members.count() == 1 || choice.copies == 0 {
             return None;
@@ -71,8 +72,8 @@ impl Dispatch {
         Some(Early { order, sent })
     }
 
-    /// For each of this rank's tokens `x [tokens, hidden]` the sum of what its experts make of it, of which this rank has
-    /// `experts`; `early` are copies that were [made](Self::early) before.
+    /// For each of this rank's tokens `x [tokens, hidden]` the sum of what its experts make of it, of which this rank
+    /// has `experts`; `early` are copies that were [made](Self::early) before.
     pub fn through(&self, x: Tensor<2>, routing: Routing, early: Option<Early>, experts: &Experts) -> Tensor<2> {
         match self.how {
             _ if self.members.count() == 1 => self.alone(x, routing, experts),
@@ -148,9 +149,10 @@ impl Dispatch {
         gather_rows(all_to_all(y, &splits.receive, &splits.send, &group), &copies.reversed())
     }
 
-    /// Into how many pieces every member's experts are cut, so that exchanges run beside them; `None` if they do not. `sent` is
-    /// the mean number of rows that a member sends: all members come to the same. Scales of experts in FP8 may be shared with
-    /// ranks of other groups, which have other counts, and a piece exchanges its own: these are always as many.
+    /// Into how many pieces every member's experts are cut, so that exchanges run beside them; `None` if they do not.
+    /// `sent` is the mean number of rows that a member sends: all members come to the same. Scales of experts in FP8
+    /// may be shared with ranks of other groups, which have other counts, and a piece exchanges its own: these are
+    /// always as many.
     fn pieces(&self, sent: usize, x: &Tensor<2>, experts: &Experts) -> Option<usize> {
         let (members, features, most) = (self.members.count(), experts.features(), self.members.own().len());
         if !self.overlap || self.pieces.is_some() {

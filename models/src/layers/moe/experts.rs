@@ -12,7 +12,8 @@ use super::config::MoeConfig;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;
 
-/// `down_e(silu(gate_e x) up_e x)` for each of the rank's experts `e`, of which this rank may hold some of the features.
+/// `down_e(silu(gate_e x) up_e x)` for each of the rank's experts `e`, of which this rank may hold some of the
+/// features.
 #[derive(Module, Debug)]
 pub(super) struct Experts {
     /// `[experts · 2 intermediate, hidden]`: gate and up of an expert, then of the next.
@@ -60,13 +61,14 @@ impl Experts {
         })
     }
 
-    /// Both layers in FP8, if they are: then rows of an expert that are tokens of different micro-batches are groups of their own.
+    /// Both layers in FP8, if they are: then rows of an expert that are tokens of different micro-batches are groups of
+    /// their own.
     pub fn fp8(&self) -> Option<[Fp8Experts; 2]> {
         self.fp8.clone()
     }
 
-    /// What the experts make of `x [rows, hidden]`, `counts[e]` rows for expert `e`, in FP8 as many groups for each of them
-    /// that `counts` has, times the probabilities `p [rows]`. The
+    /// What the experts make of `x [rows, hidden]`, `counts[e]` rows for expert `e`, in FP8 as many groups for each of
+    /// them that `counts` has, times the probabilities `p [rows]`. The
     /// probabilities are multiplied with the activation, in front of the second layer, as in Megatron-LM
     /// (`megatron/core/transformer/moe/experts.py`).
     pub fn forward(&self, x: Tensor<2>, p: Tensor<1>, counts: &Arc<[usize]>) -> Tensor<2> {
@@ -79,8 +81,8 @@ impl Experts {
         grouped_swiglu_linear(x, p, self.down.val(), counts, self.recompute_activation)
     }
 
-    /// What its expert makes of each row `x [rows, hidden]`, with probabilities `p [rows, 1]`, on whichever rank. Exchanges run
-    /// beside these products.
+    /// What its expert makes of each row `x [rows, hidden]`, with probabilities `p [rows, 1]`, on whichever rank.
+    /// Exchanges run beside these products.
     pub fn through(&self, x: Tensor<2>, p: Tensor<2>, journey: &Arc<Journey>) -> Tensor<2> {
         through_experts(x, p, [self.gate_up.val(), self.down.val()], journey, self.recompute_activation)
     }

@@ -1,6 +1,6 @@
 //! Random logits in the place of a router's, so that experts are used alike: Megatron-LM's
-//! `--moe-router-force-load-balancing` (`apply_random_logits` in `megatron/core/transformer/moe/moe_utils.py`). For measurements:
-//! nothing is learned about which experts to choose.
+//! `--moe-router-force-load-balancing` (`apply_random_logits` in `megatron/core/transformer/moe/moe_utils.py`). For
+//! measurements: nothing is learned about which experts to choose.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -22,9 +22,9 @@ use crate::param::{BuildError, ExpertParallel, ParamBuilder, TensorParallel};
 
 /// `Σ_e p_e expert_e(norm(x)) + shared(norm(x))` over the experts that the router chooses for a token.
 ///
-/// Every rank routes tokens of its own: under sequence parallelism those that it has, else its part of the sequence, which is
-/// gathered again behind the experts. All ranks that together hold the layer's experts must compute it at the same
-/// time, also those without tokens.
+/// Every rank routes tokens of its own: under sequence parallelism those that it has, else its part of the sequence,
+/// which is gathered again behind the experts. All ranks that together hold the layer's experts must compute it at the
+/// same time, also those without tokens.
 #[derive(Module, Debug)]
 pub struct MoeLayer {
     router: Router,
@@ -109,8 +109,8 @@ impl MoeLayer {
     }
 }
 
-/// How many neighbours among the experts' ranks have tokens of one micro-batch, which alone share a scale; `on_device` is the
-/// dispatcher if experts are chosen on the device.
+/// How many neighbours among the experts' ranks have tokens of one micro-batch, which alone share a scale; `on_device`
+/// is the dispatcher if experts are chosen on the device.
 ///
 /// # Errors
 /// If rows cannot be told apart by micro-batch.

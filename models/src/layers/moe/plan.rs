@@ -1,7 +1,7 @@
 //! Which rows go where: the arithmetic of both dispatchers, on the host.
 //!
-//! Ranks are members of the group that holds all experts of the layer: member `p etp + j` has part `j` of the experts of
-//! expert parallel rank `p`. A copy of a token goes to all members that hold a part of its expert.
+//! Ranks are members of the group that holds all experts of the layer: member `p etp + j` has part `j` of the experts
+//! of expert parallel rank `p`. A copy of a token goes to all members that hold a part of its expert.
 
 #[cfg(test)]
 mod tests;
@@ -24,7 +24,8 @@ pub(super) struct Members {
     pub experts: usize,
     /// This member.
     pub rank: usize,
-    /// Neighbouring members whose tokens make one group of rows of an expert; an expert has a group for each such block.
+    /// Neighbouring members whose tokens make one group of rows of an expert; an expert has a group for each such
+    /// block.
     pub together: usize,
     /// Which piece of every member's experts, and how many there are.
     pub piece: [usize; 2],
@@ -54,8 +55,8 @@ impl Members {
         self.experts_of(self.rank)
     }
 
-    /// How `copies` of tokens stand that this member sends, if experts are cut into this many pieces and every member sends and
-    /// receives something in each: [`sent_starts`] of all pieces without counts.
+    /// How `copies` of tokens stand that this member sends, if experts are cut into this many pieces and every member
+    /// sends and receives something in each: [`sent_starts`] of all pieces without counts.
     pub fn order(&self, pieces: usize, copies: usize) -> Order {
         Order { parts: self.etp, each: self.experts / self.ep, pieces, count: copies * self.etp }
     }
@@ -115,8 +116,8 @@ fn padded(choice: &Choice, counts: &[usize]) -> Vec<Vec<Copy>> {
         .collect()
 }
 
-/// How many rows this rank sends and receives if member `m` sends `counts[m][e]` rows for expert `e`. Nobody sends or receives
-/// nothing: a rank without rows sends itself one of zeros.
+/// How many rows this rank sends and receives if member `m` sends `counts[m][e]` rows for expert `e`. Nobody sends or
+/// receives nothing: a rank without rows sends itself one of zeros.
 pub(super) fn splits(members: &Members, counts: &[Vec<usize>]) -> Splits {
     let of = |from: usize, to: usize| counts[from][members.experts_of(to)].iter().sum();
     let mut send: Vec<usize> = (0..members.count()).map(|to| of(members.rank, to)).collect();
@@ -185,8 +186,8 @@ pub(super) fn sort(
     Grouped { rows: runs, counts: filled }
 }
 
-/// Rows of this rank's experts out of all members' tokens, of which each has room for `tokens`, one member after the other. With
-/// every choice comes how many rows its experts are filled up to.
+/// Rows of this rank's experts out of all members' tokens, of which each has room for `tokens`, one member after the
+/// other. With every choice comes how many rows its experts are filled up to.
 pub(super) fn pick(
     members: &Members,
     choices: &[(Choice, Option<usize>)],
@@ -212,8 +213,8 @@ pub(super) fn pick(
     Grouped { rows: groups.into_iter().zip(&counts).flat_map(fill).collect(), counts }
 }
 
-/// [`pick`] without the choices: where the rows of each of this rank's experts begin, if member `m` has `counts[m][e]` rows for
-/// expert `e`, all of them tokens but for the last member's. All members are one block.
+/// [`pick`] without the choices: where the rows of each of this rank's experts begin, if member `m` has `counts[m][e]`
+/// rows for expert `e`, all of them tokens but for the last member's. All members are one block.
 pub(super) fn picked_starts(members: &Members, counts: &[Vec<usize>], multiple: usize) -> Grouped<Starts> {
     let own = members.own();
     debug_assert_eq!(members.together, members.count(), "a place is counted over all members");

@@ -1,10 +1,11 @@
-//! The router: logits, the choice of experts, their probabilities, and beside these (`aside`) auxiliary losses and counts.
+//! The router: logits, the choice of experts, their probabilities, and beside these (`aside`) auxiliary losses and
+//! counts.
 //!
-//! On GPUs the host waits for the counts of the choice once in a layer, and the GPU must have work until it has read them,
-//! exchanged them with the other members and begun the exchange of rows. So all that does not need the counts on the host is
-//! queued behind their copy and before the wait: probabilities, shared experts, what losses and statistics need of the logits,
-//! and, by counts on the device, the copies of tokens for other members (`Dispatch::early`). What does need them but nobody
-//! waits for, weights of a load-balancing loss, comes behind the experts.
+//! On GPUs the host waits for the counts of the choice once in a layer, and the GPU must have work until it has read
+//! them, exchanged them with the other members and begun the exchange of rows. So all that does not need the counts on
+//! the host is queued behind their copy and before the wait: probabilities, shared experts, what losses and statistics
+//! need of the logits, and, by counts on the device, the copies of tokens for other members (`Dispatch::early`). What
+//! does need them but nobody waits for, weights of a load-balancing loss, comes behind the experts.
 
 mod aside;
 
@@ -91,9 +92,9 @@ impl Router {
         self.on_device
     }
 
-    /// Experts and probabilities of `x [tokens, hidden]`, what is to be done [`behind`](Self::behind) the experts, and what
-    /// `meanwhile` makes, of the choice if the host does not know its counts yet: the device can compute that while the host
-    /// learns them.
+    /// Experts and probabilities of `x [tokens, hidden]`, what is to be done [`behind`](Self::behind) the experts, and
+    /// what `meanwhile` makes, of the choice if the host does not know its counts yet: the device can compute that
+    /// while the host learns them.
     pub fn forward<T>(
         &self,
         x: Tensor<2>,
@@ -166,8 +167,8 @@ impl Router {
         }
     }
 
-    /// `[tokens, experts]`, right where an expert was chosen. `others` are the experts that were not; `choice` is known on the
-    /// host.
+    /// `[tokens, experts]`, right where an expert was chosen. `others` are the experts that were not; `choice` is known
+    /// on the host.
     fn probabilities(
         &self,
         logits: &Tensor<2>,
@@ -201,14 +202,15 @@ const LEAST: f64 = -1e30;
 /// Keeps a sum of scores from zero, as in Megatron-LM and DeepSeek-V3.
 const TINY: f64 = 1e-20;
 
-/// Whether the rows of a layer depend on nothing but the number of each expert's tokens on its ranks: what is dropped by
-/// probability does, and so do rows between the tokens of two ranks.
+/// Whether the rows of a layer depend on nothing but the number of each expert's tokens on its ranks: what is dropped
+/// by probability does, and so do rows between the tokens of two ranks.
 fn is_counted(config: &MoeConfig, members: usize) -> bool {
     let apart = members == 1 || config.dispatcher == Dispatcher::AllToAll;
     config.capacity.is_none_or(|capacity| capacity.policy == DropPolicy::Position && apart)
 }
 
-/// The probabilities as transformers rounds them: softmax in fp32, and with a choice divided by the chosen experts' sum.
+/// The probabilities as transformers rounds them: softmax in fp32, and with a choice divided by the chosen experts'
+/// sum.
 fn rounded(logits: &[f64], experts: usize, choice: Option<&Choice>) -> Vec<f64> {
     let mut probs = fp32_softmax::softmax(logits, experts);
     for (token, probs) in probs.chunks_exact_mut(experts).enumerate() {

@@ -1,8 +1,8 @@
 //! A run whose tokens use the experts that they used in another run, as with Megatron-LM's `RouterReplay`
 //! (`megatron/core/transformer/moe/router_replay.py`).
 //!
-//! The choice of experts jumps: between two that are nearly equally good a rounding decides, and what follows differs by all that
-//! two experts differ. Runs that shall differ by rounding alone have to use the same ones.
+//! The choice of experts jumps: between two that are nearly equally good a rounding decides, and what follows differs
+//! by all that two experts differ. Runs that shall differ by rounding alone have to use the same ones.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -78,8 +78,9 @@ impl Choice {
     }
 }
 
-/// The experts of the first `valid` of `tokens` tokens; the others have none. `scores` are `[tokens, experts]`, whatever experts
-/// are compared by, and `bias` is added to them. Of experts with the same score the first one is chosen.
+/// The experts of the first `valid` of `tokens` tokens; the others have none. `scores` are `[tokens, experts]`,
+/// whatever experts are compared by, and `bias` is added to them. Of experts with the same score the first one is
+/// chosen.
 pub(super) fn choose(
     scores: &[f64],
     [tokens, valid]: [usize; 2],

@@ -1,5 +1,5 @@
-//! What the mixture layers of a rank count while they route: how full the experts are, what was dropped, how sure the router
-//! is, auxiliary losses. By thread, as ranks are threads; the engine takes it once per step.
+//! What the mixture layers of a rank count while they route: how full the experts are, what was dropped, how sure the
+//! router is, auxiliary losses. By thread, as ranks are threads; the engine takes it once per step.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -74,8 +74,8 @@ impl Layer {
         self.auxiliary.insert(kind, (added(sum, loss), count.unwrap_or(0) + 1));
     }
 
-    /// The engine changes the state `param` by `rate` per step, up for experts with less tokens than the mean and down for
-    /// those with more.
+    /// The engine changes the state `param` by `rate` per step, up for experts with less tokens than the mean and down
+    /// for those with more.
     pub fn bias(&mut self, param: u64, rate: f64) {
         self.bias = Some((param, rate));
     }
@@ -119,8 +119,8 @@ pub fn paused<T>(f: impl FnOnce() -> T) -> T {
     with_pause(true, f)
 }
 
-/// Runs `f` and counts, also inside [`paused`]: what is computed only where gradients are recorded is computed once, and
-/// perhaps in a forward pass whose other parts are done again.
+/// Runs `f` and counts, also inside [`paused`]: what is computed only where gradients are recorded is computed once,
+/// and perhaps in a forward pass whose other parts are done again.
 pub fn counted<T>(f: impl FnOnce() -> T) -> T {
     with_pause(false, f)
 }

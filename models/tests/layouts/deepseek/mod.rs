@@ -34,7 +34,8 @@ fn dense() -> DeepSeekV3Config {
 }
 
 /// As ROCm/TransformerEngine#715 had not: its gradients of the projections to the latents were off by half under tensor
-/// parallelism. Those weights are whole on every rank; under sequence parallelism each has the gradient of its positions.
+/// parallelism. Those weights are whole on every rank; under sequence parallelism each has the gradient of its
+/// positions.
 #[test]
 fn latent_attention() {
     assert_layouts_agree::<DeepSeekV3>(&dense(), &LAYOUTS, None);
@@ -135,8 +136,8 @@ impl ModuleVisitor for Flat<'_> {
     }
 }
 
-/// `Σ w_i loss_i + 0.3/2 Σ_k Σ_i w_(i+k) loss_(k, i)`: a token's weight, 0 where it is masked, counts wherever the token is
-/// predicted.
+/// `Σ w_i loss_i + 0.3/2 Σ_k Σ_i w_(i+k) loss_(k, i)`: a token's weight, 0 where it is masked, counts wherever the
+/// token is predicted.
 #[test]
 fn weights_of_tokens_count_for_all_predictions_of_them() {
     let batch = Batch::synthetic(99);
@@ -170,8 +171,8 @@ fn weights_of_tokens_count_for_all_predictions_of_them() {
     assert_close("gradients", &found, &expected, 1e-12);
 }
 
-/// Layers with experts behind one without, and a module of multi-token prediction with experts. Ranks that hold the same
-/// experts, as in `TP2 ETP1`, see other tokens.
+/// Layers with experts behind one without, and a module of multi-token prediction with experts. Ranks that hold the
+/// same experts, as in `TP2 ETP1`, see other tokens.
 #[test]
 fn experts() {
     let config = DeepSeekV3Config {

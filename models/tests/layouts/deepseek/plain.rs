@@ -126,9 +126,9 @@ impl Plain<'_> {
         logits.iter().zip(targets).map(loss).collect()
     }
 
-    /// Of the next token, then of those that each module predicts, as long as there are such. Position `i` of module `k`
-    /// combines the hidden states there with the embedding of the token at `i + k`, `labels[i + k - 1]`, and predicts
-    /// `labels[i + k]`.
+    /// Of the next token, then of those that each module predicts, as long as there are such. Position `i` of module
+    /// `k` combines the hidden states there with the embedding of the token at `i + k`, `labels[i + k - 1]`, and
+    /// predicts `labels[i + k]`.
     pub fn all_losses(&self, tokens: &[usize], labels: &[usize]) -> Vec<Vec<f64>> {
         let layers = self.config.num_hidden_layers;
         let x = (0..layers).fold(self.embedded(tokens), |x, layer| self.block(&x, layer));

@@ -1,5 +1,5 @@
-//! The scales of experts' operands: of which numbers the largest magnitude is taken, on which ranks these are, and which number a
-//! history knows.
+//! The scales of experts' operands: of which numbers the largest magnitude is taken, on which ranks these are, and
+//! which number a history knows.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ use super::{ExpertCut, ExpertRanks, Fp8Experts};
 use crate::comm::Group;
 
 impl Fp8Experts {
-    /// Scales for the groups of `x`, as many for each expert, of replicas that share tokens as `sharing` says. With `note`
-    /// their magnitudes go into the histories.
+    /// Scales for the groups of `x`, as many for each expert, of replicas that share tokens as `sharing` says. With
+    /// `note` their magnitudes go into the histories.
     pub(super) fn scales<B: Fp8GroupKernels>(
         &self,
         x: FloatTensor<B>,
@@ -60,8 +60,8 @@ impl Fp8Experts {
         if is_whole { amax } else { largest::<B>(amax, &self.ranks.parts) }
     }
 
-    /// The largest magnitudes of the groups of replicas that share sequences, for each of these groups: of those that are here,
-    /// and of those of other ranks if such have tokens of the same sequences.
+    /// The largest magnitudes of the groups of replicas that share sequences, for each of these groups: of those that
+    /// are here, and of those of other ranks if such have tokens of the same sequences.
     fn over_blocks<B: Fp8GroupKernels>(&self, amax: FloatTensor<B>, sharing: &Sharing) -> FloatTensor<B> {
         let (replicas, experts) = (&self.ranks.replicas, self.count());
         let blocks = sharing.blocks_of(replicas);

@@ -20,8 +20,8 @@ pub struct Run {
 pub type Runs = ([usize; 2], Vec<Run>);
 
 impl RowMap {
-    /// The maps that make rows of other rows: those of runs are copies, others zero. No row is in two runs of a map. All tables
-    /// are made at once.
+    /// The maps that make rows of other rows: those of runs are copies, others zero. No row is in two runs of a map.
+    /// All tables are made at once.
     ///
     /// # Panics
     /// If a run is outside, or the rows of runs are not apart.

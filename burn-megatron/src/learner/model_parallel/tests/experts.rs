@@ -1,5 +1,5 @@
-//! A mixture of experts with a bias that balances them: any layout goes on from any other, and a run says how full its experts
-//! are.
+//! A mixture of experts with a bias that balances them: any layout goes on from any other, and a run says how full its
+//! experts are.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Training in FP8, emulated: it learns what training without it learns, goes on bit for bit, and does not depend on the
-//! layout.
+//! Training in FP8, emulated: it learns what training without it learns, goes on bit for bit, and does not depend on
+//! the layout.
 
 use backend_dist::ops::fp8::{AmaxAlgorithm, Fp8Format, Fp8Scaling};
 use models::Fp8Config;
@@ -107,9 +107,10 @@ fn half_random(length: usize, seed: u64) -> Arc<dyn TokenDataset> {
     Arc::new(TokensInMemory::new(tokens, SEQ))
 }
 
-/// Rounding leads elsewhere, to lower losses as often as to higher ones. Over seven seeds the mean loss of the first 100 steps
-/// differed with a standard deviation of 0.08 %, that of the next 100 with 0.3 % (current scaling) and 0.6 % (delayed), and the
-/// means over the seeds by no more than 0.035 %. Later, when nothing more is learned, single seeds are up to 1.5 % apart.
+/// Rounding leads elsewhere, to lower losses as often as to higher ones. Over seven seeds the mean loss of the first
+/// 100 steps differed with a standard deviation of 0.08 %, that of the next 100 with 0.3 % (current scaling) and 0.6 %
+/// (delayed), and the means over the seeds by no more than 0.035 %. Later, when nothing more is learned, single seeds
+/// are up to 1.5 % apart.
 #[test]
 fn fp8_learns_what_f32_learns() {
     const STEPS: usize = 200;
@@ -148,8 +149,8 @@ fn fp8_learns_what_f32_learns() {
     }
 }
 
-/// NVIDIA/TransformerEngine issues 1190 and 539: with layers computed again, and several micro-batches in a pipeline, magnitudes of
-/// gradients were lost, or a pass was done again with other scales.
+/// NVIDIA/TransformerEngine issues 1190 and 539: with layers computed again, and several micro-batches in a pipeline,
+/// magnitudes of gradients were lost, or a pass was done again with other scales.
 #[test]
 fn transformer_engine_1190_539_layers_that_are_computed_again_use_the_same_scales() {
     let steps = |layout: &str, fp8: &Fp8Config, recompute: Recompute| {

@@ -81,8 +81,8 @@ fn assert_layouts(recipe: Fp8Scaling, dispatcher: Dispatcher, layouts: &[&str]) 
     }
 }
 
-/// Replicas' tokens meet at an expert, experts are cut, and a tensor parallel group's tokens go to two ranks that hold the
-/// same experts.
+/// Replicas' tokens meet at an expert, experts are cut, and a tensor parallel group's tokens go to two ranks that hold
+/// the same experts.
 #[test]
 fn experts_in_fp8_compute_the_same_wherever_they_are() {
     let layouts = ["DP2 EP2", "TP2 SP DP2 EP2 ETP2", "TP2 DP2 EP4 ETP1", "TP4 SP EP2 ETP1", "DP4 EP2 ETP2 ZeRO3"];

@@ -139,8 +139,8 @@ impl TokenDataset for Uneven {
     }
 }
 
-/// pytorch/torchtitan pull request 4167, NVIDIA/Megatron-LM pull request 7207: the validation loss was a mean of the batches' means,
-/// so that tokens of batches in which few count weighed more.
+/// pytorch/torchtitan pull request 4167, NVIDIA/Megatron-LM pull request 7207: the validation loss was a mean of the
+/// batches' means, so that tokens of batches in which few count weighed more.
 #[test]
 fn torchtitan_4167_megatron_lm_7207_tokens_weigh_the_same_in_every_batch_of_a_validation() {
     let folder = tempfile::tempdir().unwrap();

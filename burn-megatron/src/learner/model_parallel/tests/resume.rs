@@ -223,8 +223,8 @@ fn other_data_another_model_and_a_missing_checkpoint_are_refused() {
     assert!(error.contains("nothing"), "{error}");
 }
 
-/// THUDM/slime issue 1761: a run that went on had another learning rate than the one that was stopped. Steps that an overflow
-/// has skipped do not count, each with the rows that it had, however many a step has now.
+/// THUDM/slime issue 1761: a run that went on had another learning rate than the one that was stopped. Steps that an
+/// overflow has skipped do not count, each with the rows that it had, however many a step has now.
 #[test]
 fn slime_1761_the_learning_rate_goes_on_with_batches_of_another_size() {
     let lr = LrConfig { warmup: Span::Samples(8), decay: Span::Samples(400), ..engine().lr };

@@ -13,7 +13,8 @@ pub fn block(head_dim: usize, value_dim: usize) -> usize {
     if head_dim.max(value_dim) <= 128 { 64 } else { 32 }
 }
 
-/// What [`portable::forward`](crate::attention::portable::forward) gives. Cube `(block of queries, head, batch)`, 128 units.
+/// What [`portable::forward`](crate::attention::portable::forward) gives. Cube `(block of queries, head, batch)`, 128
+/// units.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn mma_forward<E: Float>(

@@ -1,4 +1,5 @@
-//! The gradients of the keys and values: four planes of 16 keys each go through the queries block by block, head by head.
+//! The gradients of the keys and values: four planes of 16 keys each go through the queries block by block, head by
+//! head.
 use super::tile::{self, Pair, Place, ROWS, Vec8};
 use crate::attention::portable::draw::{self, Draws};
 use crate::attention::portable::exponential::exp;
@@ -8,8 +9,8 @@ use cubecl::prelude::*;
 /// Queries of a step.
 pub const BLOCK: usize = 32;
 
-/// `dk` and `dv` of [`portable::backward`](crate::attention::portable::backward). Cube `(block of keys, key head, batch)`,
-/// 128 units.
+/// `dk` and `dv` of [`portable::backward`](crate::attention::portable::backward). Cube `(block of keys, key head,
+/// batch)`, 128 units.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn mma_key_gradient<E: Float>(

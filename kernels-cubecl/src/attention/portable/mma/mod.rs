@@ -1,6 +1,6 @@
-//! Flash attention with `mma.sync` on bf16 and f16, for NVIDIA GPUs from Ampere on: head sizes that are multiples of 16, up
-//! to 256. Sums and statistics are f32, every sum has one order, no atomics. What the products read is rounded to the type
-//! of the tensors.
+//! Flash attention with `mma.sync` on bf16 and f16, for NVIDIA GPUs from Ampere on: head sizes that are multiples of
+//! 16, up to 256. Sums and statistics are f32, every sum has one order, no atomics. What the products read is rounded
+//! to the type of the tensors.
 pub mod forward;
 pub mod key_gradient;
 pub mod query_gradient;
@@ -99,7 +99,8 @@ fn cubes(shape: &AttentionShape, rows: usize, heads: usize) -> CubeCount {
     CubeCount::Static(rows.div_ceil(ROWS) as u32, heads as u32, shape.batch as u32)
 }
 
-/// As [`portable::forward`](super::forward), for tensors of type `extras.element` whose strides are multiples of 16 bytes.
+/// As [`portable::forward`](super::forward), for tensors of type `extras.element` whose strides are multiples of 16
+/// bytes.
 ///
 /// # Errors
 /// If there is no kernel ([`has_kernel`]), or sizes do not fit each other or their buffers.
@@ -146,7 +147,8 @@ pub fn forward(
     Ok(())
 }
 
-/// As [`portable::backward`](super::backward), for tensors of type `extras.element` whose strides are multiples of 16 bytes.
+/// As [`portable::backward`](super::backward), for tensors of type `extras.element` whose strides are multiples of 16
+/// bytes.
 ///
 /// # Errors
 /// If there is no kernel ([`has_kernel`]), or sizes do not fit each other or their buffers.

@@ -8,7 +8,8 @@ use cubecl::prelude::*;
 /// Keys of a step.
 pub const BLOCK: usize = 32;
 
-/// `dq` of [`portable::backward`](crate::attention::portable::backward). Cube `(block of queries, head, batch)`, 128 units.
+/// `dq` of [`portable::backward`](crate::attention::portable::backward). Cube `(block of queries, head, batch)`, 128
+/// units.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn mma_query_gradient<E: Float>(

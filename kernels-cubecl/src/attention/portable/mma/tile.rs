@@ -1,8 +1,9 @@
 //! Tiles in shared memory, and the registers of `mma.sync.m16n8k16` that come from them.
 //!
-//! In these registers unit `4 g + t` of a plane holds of a 16 × 8 accumulator the columns `2 t, 2 t + 1` of rows `g` and
-//! `g + 8`; of a left operand (16 × 16) the same of columns `2 t ..` and `2 t + 8 ..`; of a right operand (16 × 8) rows
-//! `2 t, 2 t + 1` and `2 t + 8, 2 t + 9` of column `g`. So two accumulators side by side are a left operand once rounded.
+//! In these registers unit `4 g + t` of a plane holds of a 16 × 8 accumulator the columns `2 t, 2 t + 1` of rows `g`
+//! and `g + 8`; of a left operand (16 × 16) the same of columns `2 t ..` and `2 t + 8 ..`; of a right operand (16 × 8)
+//! rows `2 t, 2 t + 1` and `2 t + 8, 2 t + 9` of column `g`. So two accumulators side by side are a left operand once
+//! rounded.
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
@@ -183,7 +184,8 @@ pub fn multiply<E: Float>(sums: &mut Array<Sums>, a: &Array<Pair<E>>, b: &Array<
     sums[1] = next[1];
 }
 
-/// `own · rowsᵀ`: 16 rows of the tile `own` from `first` on with all `block` rows of the tile `rows`, both `length` long.
+/// `own · rowsᵀ`: 16 rows of the tile `own` from `first` on with all `block` rows of the tile `rows`, both `length`
+/// long.
 #[cube]
 pub fn product_with_rows<E: Float>(
     own: &Shared<[Pair<E>]>,
@@ -204,8 +206,8 @@ pub fn product_with_rows<E: Float>(
     sums
 }
 
-/// `sums += weights · rows`: `weights` are accumulators of 16 rows and `block` columns, rounded here; `rows` is a tile of
-/// `block` rows.
+/// `sums += weights · rows`: `weights` are accumulators of 16 rows and `block` columns, rounded here; `rows` is a tile
+/// of `block` rows.
 #[cube]
 pub fn add_product<E: Float>(
     sums: &mut Sequence<Array<Sums>>,

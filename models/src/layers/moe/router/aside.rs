@@ -1,5 +1,6 @@
-//! What a router computes beside its choice: auxiliary losses, and what is counted. What the logits alone say is made while the
-//! host waits for the counts of the choice; what the counts say follows behind the experts, where nobody waits for it.
+//! What a router computes beside its choice: auxiliary losses, and what is counted. What the logits alone say is made
+//! while the host waits for the counts of the choice; what the counts say follows behind the experts, where nobody
+//! waits for it.
 
 use backend_dist::ops::moe::inject;
 use backend_dist::ops::{log_sum_exp, shares, softmax, sum};
