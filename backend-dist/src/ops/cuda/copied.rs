@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::slices;
 
 use super::blocks::{blocks, resized};
-use super::product::{Factor, WeightGrad};
+use super::factors::{Factor, WeightGrad};
 use super::{Float, columns, empty, launched, packed, rows, work};
 use crate::comm::Group;
 use crate::cuda::dense;

@@ -23,6 +23,7 @@ mod copied;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+mod factors;
 mod fp8;
 mod fp8_groups;
 pub(super) mod grouped;

@@ -5,18 +5,18 @@
 //! only; one of a product's result starts behind that product and is waited for where the result is handed on, which in
 //! a backward pass is behind the weight's gradient.
 
-use burn::backend::{Cube, autodiff::NodeId, autodiff::grads::Gradients};
+use burn::backend::{Cube, autodiff::grads::Gradients};
 use burn_cubecl::tensor::CubeTensor;
 
-use super::blocks::{blocks, columns_of, piece_of, resized, shared, view};
+use super::blocks::{blocks, piece_of, resized};
 use super::copied::{self, is_copied};
+use super::factors::{Factor, WeightGrad};
 use super::{Float, columns, empty, linear, packed, rows};
 use crate::comm::Group;
 use crate::cuda::dense;
-use crate::cuda::lt::{Onto, Operand, leaving, multiply, multiply_and_add_bias};
+use crate::cuda::lt::leaving;
 use crate::nccl::{connect, gpu_of};
-use crate::ops::main_grads::place;
-use crate::ops::pieces::{Cut, LEFT, Product};
+use crate::ops::pieces::{Cut, LEFT};
 use crate::ops::product::{self, Ends, Entry, Exit, Products, Weight};
 use crate::ops::{plain, weight_grads};
 use crate::overlap::{Pending, pieces};
@@ -148,83 +148,10 @@ fn column_grads(
     arrived((input_grad, vec![sum]))
 }
 
-/// The gradient of the weight `id`: the product of an output's gradient and a layer's input.
-pub(super) struct WeightGrad {
-    grad: Float,
-    input: Float,
-    id: NodeId,
-}
-
-impl WeightGrad {
-    /// That of the weight `id`.
-    pub(super) fn new(grad: Float, input: Float, id: NodeId) -> Self {
-        Self { grad, input, id }
-    }
-
-    /// The product.
-    pub(super) fn product(&self) -> Product {
-        let (outputs, inner) = (columns(&self.grad), rows(&self.grad));
-        Product { rows: outputs, inner, columns: columns(&self.input), element: self.grad.dtype.size() }
-    }
-
-    /// Brings it to its place, by runs of its rows: start, number, and how many multiprocessors each leaves to an
-    /// exchange.
-    pub(super) fn write(self, runs: impl IntoIterator<Item = (usize, usize, usize)>, grads: &mut Gradients) {
-        let Self { grad, input, id } = self;
-        let [outputs, inputs] = [columns(&grad), columns(&input)];
-        let placed = place::<Cube>(id);
-        let is_placed = placed.is_some();
-        let (sum, add) = placed.unwrap_or_else(|| (empty(&input, [outputs, inputs], input.dtype), false));
-        let onto = if add { Onto::Add } else { Onto::Replace };
-        for (start, count, left) in runs {
-            let (grad, input) = (Operand::batched(columns_of(&grad, start, count)), Operand::flat(input.clone()));
-            let rows = view(&sum, [1, count, inputs], [0, inputs, 1], start * inputs);
-            leaving(left, || multiply(grad.transposed(), input, &rows, onto));
-        }
-        if !is_placed {
-            grads.register::<Cube>(id, sum);
-        }
-    }
-}
-
 /// The first `beside` of `all` rows, which leave multiprocessors to an exchange, and the others: start, number, what is
 /// left.
 fn in_two(all: usize, beside: usize) -> impl Iterator<Item = (usize, usize, usize)> {
     [(0, beside, LEFT), (beside, all - beside, 0)].into_iter().filter(|(_, count, _)| *count > 0)
-}
-
-/// The second factor of a product.
-pub(super) struct Factor {
-    w: Float,
-    transposed: bool,
-}
-
-impl Factor {
-    /// Columns of the product.
-    pub(super) fn columns(&self) -> usize {
-        self.w.meta.shape()[usize::from(!self.transposed)]
-    }
-
-    /// Bytes of the product with a matrix of `rows` rows.
-    fn bytes(&self, rows: usize) -> usize {
-        rows * self.columns() * self.w.dtype.size()
-    }
-
-    /// The product with a matrix of `rows` rows.
-    pub(super) fn of(&self, rows: usize) -> Product {
-        let inner = self.w.meta.shape()[usize::from(self.transposed)];
-        Product { rows, inner, columns: self.columns(), element: self.w.dtype.size() }
-    }
-
-    /// Writes `x · w`, or `x · wᵀ`, plus `bias` to `out`; both are `[batches, rows, columns]`.
-    pub(super) fn multiply(&self, x: CubeTensor, bias: Option<&Float>, out: &CubeTensor) {
-        let w = Operand::batched(shared(&self.w, x.meta.shape()[0]));
-        let w = if self.transposed { w.transposed() } else { w };
-        match bias {
-            None => multiply(Operand::batched(x), w, out, Onto::Replace),
-            Some(bias) => multiply_and_add_bias(Operand::batched(x), w, bias.clone(), out),
-        }
-    }
 }
 
 /// The whole of all members' `part`s, and its product: of each piece as soon as its rows are there.
