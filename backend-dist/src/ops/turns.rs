@@ -16,6 +16,7 @@ const TOLD: f64 = 25e-6;
 /// Bytes per second of a sum of parts.
 const SUMMED: f64 = 3.6e12;
 /// Parts are copied if they have as many bytes: below, NCCL's kernels are there sooner.
+#[cfg(feature = "cuda")]
 pub(crate) const LEAST: usize = 1 << 20;
 /// Up to as many parts all ways to join neighbours in a product are tried.
 const MANY: usize = 8;
