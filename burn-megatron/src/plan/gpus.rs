@@ -129,8 +129,8 @@ pub const FP8: f64 = 1.9;
 pub const BESIDE: f64 = 0.8;
 /// Of a link's bandwidth that copy engines have beside products: 282 of 360 GB/s (Llama 3 8B, TP4).
 pub const COPIES: f64 = 0.78;
-/// Of a link's bandwidth that tokens have on their way to experts and back, by copy engines: 236 to 289 of 360 GB/s (a Mixtral
-/// and Qwen3-MoE, EP2 and EP4).
+/// Of a link's bandwidth that tokens have on their way to experts and back, by copy engines: 236 to 289 of 360 GB/s (a
+/// Mixtral and Qwen3-MoE, EP2 and EP4).
 pub const ROUTED: f64 = 0.69;
 /// Seconds that a GPU waits in a layer of experts until the host has read how many rows go where: 0.86 to 1.03 ms per
 /// layer and micro-batch of the balanced runs of a Mixtral (bf16 and FP8) and of Qwen3-MoE, their idle share.

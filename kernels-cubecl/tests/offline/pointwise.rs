@@ -20,27 +20,14 @@ fn check(what: &str, kernel: impl CubeKernel) {
 #[test]
 fn rope_compiles() {
     for (half, head) in [(4, 8), (8, 16), (4, 24), (1, 5)] {
-        let kernel = kernel!(rope::rotate::Rotate<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), half, head));
-        check(&format!("rope {half} {head}"), kernel);
-    }
-    for (half, head, each, lines) in
-        [(8, 16, 4, true), (4, 24, 4, true), (16, 32, 4, true), (3, 6, 4, false), (4, 24, 2, false), (1, 5, 1, false)]
-    {
-        let name = format!("rope in place {half} {head} {each} {lines}");
-        let kernel = kernel!(
-            rope::rotate_in_place::RotateInPlace<bf16>,
-            settings(),
-            (b(), b(), b(), (), (), (), (), half, head, each, lines)
-        );
-        let ptx = registers_only(&name, kernel);
-        let loads = ptx.matches("ld.global").count();
-        assert_eq!(loads, each as usize * if lines { 1 } else { 2 } + 2, "{name}: loads");
-        assert_eq!(ptx.matches("st.global").count(), loads - 2, "{name}: stores");
-        // All of a unit's vectors are on their way before two of them meet.
-        if let Some(first) = ptx.find("shfl.sync") {
-            assert_eq!(ptx[..first].matches("ld.global").count(), loads, "{name}: loads behind others' arrival");
+        for (target, copies) in [(b(), true), (BufferCompilationArg { inplace: Some(0) }, false)] {
+            let kernel = kernel!(
+                rope::rotate::Rotate<bf16>,
+                settings(),
+                (b(), b(), b(), target, (), (), (), (), half, head, copies)
+            );
+            check(&format!("rope {half} {head} {copies}"), kernel);
         }
-        assert_eq!(ptx.matches("shfl.sync").count(), if lines { 16 } else { 0 }, "{name}: shuffles");
     }
 }
 
