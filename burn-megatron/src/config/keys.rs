@@ -226,7 +226,7 @@ pub const KEYS: &[Key] = {
         key("performance.deterministic", Flag, "false", "On GPUs: take every sum in one order, so that a run that goes on has the bits of one that never stopped; attention's backward pass is slower")
             .or(&["deterministic-mode"]),
         key("performance.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products"),
-        key("performance.copy-engines", Flag, "true", "On GPUs: copy engines carry the activations of tensor parallelism between GPUs of one process, without multiprocessors; otherwise NCCL's kernels"),
+        key("performance.copy-engines", Flag, "true", "On GPUs: copy engines carry the activations of tensor parallelism and routed tokens between GPUs of one process, without multiprocessors; otherwise NCCL's kernels"),
         key("performance.moe-comm-overlap", Flag, "true", "On GPUs: all-to-alls of routed tokens run beside the experts' products, where that seems quicker")
             .or(&["overlap-moe-expert-parallel-comm"]),
         key("performance.moe-comm-pieces", Count, "\"none\"", "Into how many pieces a rank's experts are cut for that, quicker or not; none: two where that seems quicker")
